@@ -1,0 +1,1 @@
+"""Root cause: numbered evidence, rules first, every claim re-evaluated by code."""

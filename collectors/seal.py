@@ -1,0 +1,177 @@
+"""Canonical JSON, hashes and signatures: one small room for audit records, plans, evidence and certificates.
+
+Canonical JSON follows RFC 8785 (JCS) for the values that we use: UTF-8, keys sorted by UTF-16 code unit, no white
+space, integers within ±2^53, finite floats in the shortest form that ECMAScript prints. A value that has no
+canonical form (NaN, infinity, a set, bytes) is refused, never guessed.
+
+Signatures are Ed25519 (RFC 8032) in a DSSE envelope (https://github.com/secure-systems-lab/dsse, protocol v1.0.2).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+_MAX_SAFE_INTEGER = 2**53
+
+
+class SealError(ValueError):
+    """A value has no canonical form, or an envelope does not verify. The message names the place."""
+
+
+def canonical_json(value: object) -> bytes:
+    """The RFC 8785 bytes of a value made of dict (text keys), list, tuple, str, int, float, bool and None."""
+    return _canonical(value, "$").encode()
+
+
+def _canonical(value: object, path: str) -> str:
+    match value:
+        case None | bool():
+            return json.dumps(value)
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise SealError(f"{path}: text with a lone surrogate has no canonical form") from error
+            return json.dumps(str(value), ensure_ascii=False)
+        case int():
+            if abs(value) > _MAX_SAFE_INTEGER:
+                raise SealError(f"{path}: integer {value} is beyond ±2^53; write it as text")
+            return str(int(value))
+        case float():
+            return _number(value, path)
+        case Mapping():
+            for key in value:
+                if not isinstance(key, str):
+                    raise SealError(f"{path}: key {key!r} is not text")
+            keys = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
+            pairs = (f"{_canonical(k, path)}:{_canonical(value[k], f'{path}.{k}')}" for k in keys)
+            return "{" + ",".join(pairs) + "}"
+        case list() | tuple():
+            return "[" + ",".join(_canonical(item, f"{path}[{i}]") for i, item in enumerate(value)) + "]"
+        case _:
+            raise SealError(f"{path}: {type(value).__name__} has no canonical form")
+
+
+def _number(value: float, path: str) -> str:
+    """ECMAScript's Number::toString (ECMA-262 §6.1.6.1.20), from Python's shortest round-trip digits."""
+    if not math.isfinite(value):
+        raise SealError(f"{path}: {value} has no canonical form; write null where a value is missing")
+    if value == 0:
+        return "0"
+    sign = "-" if value < 0 else ""
+    digits, _, exponent = repr(abs(value)).lower().partition("e")
+    whole, _, fraction = digits.partition(".")
+    point = len(whole) + int(exponent or 0)
+    figures = (whole + fraction).rstrip("0")
+    leading = len(figures) - len(figures.lstrip("0"))
+    figures, point = figures[leading:], point - leading
+    count = len(figures)
+    if count <= point <= 21:
+        return sign + figures + "0" * (point - count)
+    if 0 < point <= 21:
+        return f"{sign}{figures[:point]}.{figures[point:]}"
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{figures}"
+    power = point - 1
+    tail = f".{figures[1:]}" if count > 1 else ""
+    return f"{sign}{figures[0]}{tail}e{'+' if power >= 0 else '-'}{abs(power)}"
+
+
+def sha256_hex(data: bytes) -> str:
+    """SHA-256 of bytes as 64 lower-case hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def fingerprint(value: object) -> str:
+    """SHA-256 of a value's canonical JSON: the identity of a plan, a claim or a record."""
+    return sha256_hex(canonical_json(value))
+
+
+def _pae(payload_type: str, payload: bytes) -> bytes:
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def key_id(public: Ed25519PublicKey) -> str:
+    """SHA-256 of the raw public key: how an envelope names its signer."""
+    return sha256_hex(public.public_bytes(Encoding.Raw, PublicFormat.Raw))
+
+
+@dataclass(frozen=True)
+class Signer:
+    """An Ed25519 key that signs DSSE envelopes."""
+
+    private: Ed25519PrivateKey
+
+    @classmethod
+    def generate(cls) -> Signer:
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Signer:
+        """From the 32 raw bytes of RFC 8032's private key."""
+        if len(raw) != 32:
+            raise SealError(f"an Ed25519 private key has 32 bytes, not {len(raw)}")
+        return cls(Ed25519PrivateKey.from_private_bytes(raw))
+
+    def to_bytes(self) -> bytes:
+        return self.private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+
+    @property
+    def public(self) -> Ed25519PublicKey:
+        return self.private.public_key()
+
+    @property
+    def key_id(self) -> str:
+        return key_id(self.public)
+
+    def seal(self, payload_type: str, payload: bytes) -> dict[str, Any]:
+        """A DSSE envelope over the payload; JSON-serialisable."""
+        signature = self.private.sign(_pae(payload_type, payload))
+        return {
+            "payloadType": payload_type,
+            "payload": base64.b64encode(payload).decode(),
+            "signatures": [{"keyid": self.key_id, "sig": base64.b64encode(signature).decode()}],
+        }
+
+
+def open_envelope(
+    envelope: object, payload_type: str, trusted: Mapping[str, Ed25519PublicKey]
+) -> tuple[bytes, str]:
+    """The payload of an envelope and the id of the trusted key that signed it.
+
+    Raises SealError where the envelope is malformed, of another type, or no trusted key's signature holds. The
+    key id inside the envelope is only a hint: each trusted key is tried under its own id.
+    """
+    if not isinstance(envelope, Mapping):
+        raise SealError("envelope: not a JSON object")
+    if envelope.get("payloadType") != payload_type:
+        raise SealError(f"envelope.payloadType: {envelope.get('payloadType')!r}, expected {payload_type!r}")
+    signatures = envelope.get("signatures")
+    if not isinstance(signatures, list) or not signatures:
+        raise SealError("envelope.signatures: none")
+    try:
+        payload = base64.b64decode(envelope["payload"], validate=True)
+        found = [base64.b64decode(entry["sig"], validate=True) for entry in signatures]
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise SealError(f"envelope: malformed payload or signature ({error})") from error
+    message = _pae(payload_type, payload)
+    for name, public in trusted.items():
+        for signature in found:
+            try:
+                public.verify(signature, message)
+            except InvalidSignature:
+                continue
+            return payload, name
+    raise SealError("envelope.signatures: none is by a trusted key")

@@ -1,0 +1,1 @@
+"""One mitigation per file."""

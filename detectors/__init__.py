@@ -1,0 +1,1 @@
+"""Floor 1: frames in, findings out; one file per method."""

@@ -1,0 +1,1 @@
+"""Floor 2, beside controllers: profile, problem, generate, judge, certify, apply."""

@@ -1,0 +1,1 @@
+"""Reference problems: one operation per file."""
