@@ -1,0 +1,107 @@
+"""An incident's states and the one table of transitions between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class IncidentState(StrEnum):
+    OPEN = "open"
+    """A fault was found; its diagnosis is being made."""
+    DIAGNOSED = "diagnosed"
+    """The diagnosis is stored; a mitigation is being chosen."""
+    AWAITING_APPROVAL = "awaiting_approval"
+    APPROVED = "approved"
+    ACTING = "acting"
+    """The intent is stored; the action may be under way."""
+    CONFIRMING = "confirming"
+    UNDOING = "undoing"
+    MONITORING = "monitoring"
+    """Nothing to be done, or a person declined: watched until the detector is clear."""
+    ESCALATED = "escalated"
+    """A person has to act; says why."""
+    RESOLVED = "resolved"
+    """Confirmed: the detector that fired is clear, and stayed clear."""
+
+
+class Cause(StrEnum):
+    """Why an incident moves: the closed set that metrics and the audit log use."""
+
+    DIAGNOSIS_STORED = "diagnosis_stored"
+    PLAN_PROPOSED = "plan_proposed"
+    NO_PLAN = "no_plan"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    WORLD_CHANGED = "world_changed"
+    HALTED = "halted"
+    INTENT_STORED = "intent_stored"
+    ACTION_DONE = "action_done"
+    ACTION_FAILED = "action_failed"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    CONFIRMED = "confirmed"
+    NOT_CONFIRMED = "not_confirmed"
+    UNDONE = "undone"
+    CLEARED_BY_ITSELF = "cleared_by_itself"
+    RELAPSED = "relapsed"
+    CLOSED_BY_PERSON = "closed_by_person"
+    GUARD_REFUSED = "guard_refused"
+
+
+_S, _C = IncidentState, Cause
+
+TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
+    (_S.OPEN, _C.DIAGNOSIS_STORED): _S.DIAGNOSED,
+    (_S.DIAGNOSED, _C.PLAN_PROPOSED): _S.AWAITING_APPROVAL,
+    (_S.DIAGNOSED, _C.NO_PLAN): _S.MONITORING,
+    (_S.DIAGNOSED, _C.GUARD_REFUSED): _S.ESCALATED,
+    (_S.AWAITING_APPROVAL, _C.APPROVED): _S.APPROVED,
+    (_S.AWAITING_APPROVAL, _C.REJECTED): _S.MONITORING,
+    (_S.AWAITING_APPROVAL, _C.EXPIRED): _S.DIAGNOSED,
+    (_S.AWAITING_APPROVAL, _C.WORLD_CHANGED): _S.DIAGNOSED,
+    (_S.AWAITING_APPROVAL, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.APPROVED, _C.INTENT_STORED): _S.ACTING,
+    (_S.APPROVED, _C.WORLD_CHANGED): _S.DIAGNOSED,
+    (_S.APPROVED, _C.EXPIRED): _S.DIAGNOSED,
+    (_S.APPROVED, _C.GUARD_REFUSED): _S.ESCALATED,
+    (_S.ACTING, _C.ACTION_DONE): _S.CONFIRMING,
+    (_S.ACTING, _C.ACTION_FAILED): _S.ESCALATED,
+    (_S.ACTING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
+    (_S.CONFIRMING, _C.CONFIRMED): _S.RESOLVED,
+    (_S.CONFIRMING, _C.NOT_CONFIRMED): _S.UNDOING,
+    (_S.UNDOING, _C.UNDONE): _S.ESCALATED,
+    (_S.UNDOING, _C.ACTION_FAILED): _S.ESCALATED,
+    (_S.UNDOING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
+    (_S.MONITORING, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.ESCALATED, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.RESOLVED, _C.RELAPSED): _S.OPEN,
+    **{
+        (state, _C.CLOSED_BY_PERSON): _S.RESOLVED
+        for state in (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
+    },
+}
+
+
+class IllegalTransition(ValueError):
+    """The table has no such move; the incident stays where it is."""
+
+
+def next_state(state: IncidentState, cause: Cause) -> IncidentState:
+    """Where an incident goes from a state for a cause. Raises IllegalTransition."""
+    try:
+        return TRANSITIONS[state, cause]
+    except KeyError:
+        raise IllegalTransition(f"an incident that is {state} cannot move because {cause}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry of an incident's history."""
+
+    at_s: float
+    before: IncidentState | None
+    after: IncidentState
+    cause: str
+    by: str
+    note: str = ""

@@ -1,0 +1,103 @@
+"""Canonical metric names with units, and what DCGM, NVML, cAdvisor and node-exporter call them.
+
+Sources: DCGM field identifiers (docs.nvidia.com/datacenter/dcgm, dcgm_fields.h), NVML API reference, cAdvisor's
+and node-exporter's metric documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collectors.subject import SubjectKind
+
+
+class MetricType(StrEnum):
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`value [unit] = exported × scale`, where `exported` is the series named in `dcgm` or `exported_as`."""
+
+    name: str
+    kind: SubjectKind
+    unit: str
+    type: MetricType
+    help: str
+    exported_as: str
+    scale: float = 1.0
+    nvml: str | None = None
+
+
+_G, _C = MetricType.GAUGE, MetricType.COUNTER
+_GPU, _BOX, _NODE = SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE
+_MIB = float(2**20)
+
+METRICS: tuple[Metric, ...] = (
+    Metric("gpu_memory_used_bytes", _GPU, "bytes", _G, "Framebuffer in use", "DCGM_FI_DEV_FB_USED", _MIB),
+    Metric("gpu_memory_free_bytes", _GPU, "bytes", _G, "Framebuffer free", "DCGM_FI_DEV_FB_FREE", _MIB),
+    Metric("gpu_power_w", _GPU, "W", _G, "Board draw", "DCGM_FI_DEV_POWER_USAGE"),
+    Metric("gpu_power_limit_w", _GPU, "W", _G, "Enforced power limit", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
+    Metric("gpu_energy_j", _GPU, "J", _C, "Energy since boot", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1e-3),
+    Metric("gpu_temperature_c", _GPU, "°C", _G, "GPU temperature", "DCGM_FI_DEV_GPU_TEMP"),
+    Metric("gpu_memory_temperature_c", _GPU, "°C", _G, "HBM temperature", "DCGM_FI_DEV_MEMORY_TEMP"),
+    Metric("gpu_sm_clock_mhz", _GPU, "MHz", _G, "SM clock", "DCGM_FI_DEV_SM_CLOCK"),
+    Metric("gpu_memory_clock_mhz", _GPU, "MHz", _G, "Memory clock", "DCGM_FI_DEV_MEM_CLOCK"),
+    Metric("gpu_utilization_percent", _GPU, "%", _G, "Time with a kernel running", "DCGM_FI_DEV_GPU_UTIL"),
+    Metric("gpu_memory_utilization_percent", _GPU, "%", _G, "Memory busy", "DCGM_FI_DEV_MEM_COPY_UTIL"),
+    Metric(
+        "gpu_throttle_reasons", _GPU, "bit mask", _G, "Clock event reasons", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
+    ),
+    Metric("gpu_xid_last", _GPU, "code", _G, "Last Xid; never clears", "DCGM_FI_DEV_XID_ERRORS"),
+    Metric("gpu_ecc_sbe_total", _GPU, "errors", _C, "Corrected, volatile", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"),
+    Metric("gpu_ecc_dbe_total", _GPU, "errors", _C, "Uncorrected, volatile", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
+    Metric(
+        "gpu_remapped_rows_correctable",
+        _GPU,
+        "rows",
+        _C,
+        "Rows remapped after corrected errors",
+        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+    ),
+    Metric(
+        "gpu_remapped_rows_uncorrectable",
+        _GPU,
+        "rows",
+        _C,
+        "Rows remapped after uncorrected errors",
+        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+    ),
+    Metric("gpu_row_remap_failure", _GPU, "bool", _G, "A remap failed", "DCGM_FI_DEV_ROW_REMAP_FAILURE"),
+    Metric("gpu_row_remap_pending", _GPU, "bool", _G, "A remap waits for a reset", "DCGM_FI_DEV_ROW_REMAP_PENDING"),
+    Metric("gpu_pcie_replay_total", _GPU, "events", _C, "PCIe replays", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"),
+    Metric(
+        "gpu_nvlink_crc_errors_total",
+        _GPU,
+        "errors",
+        _C,
+        "NVLink flit CRC errors",
+        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+    ),
+    Metric("gpu_sm_active_ratio", _GPU, "ratio", _G, "SM activity", "DCGM_FI_PROF_SM_ACTIVE"),
+    Metric("gpu_tensor_active_ratio", _GPU, "ratio", _G, "Tensor activity", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
+    Metric("gpu_dram_active_ratio", _GPU, "ratio", _G, "HBM activity", "DCGM_FI_PROF_DRAM_ACTIVE"),
+    Metric("gpu_engine_active_ratio", _GPU, "ratio", _G, "Graphics engine", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"),
+    Metric(
+        "container_memory_working_set_bytes",
+        _BOX,
+        "bytes",
+        _G,
+        "Memory that cannot be evicted",
+        "container_memory_working_set_bytes",
+    ),
+    Metric("container_memory_anonymous_bytes", _BOX, "bytes", _G, "Anonymous memory", "container_memory_rss"),
+    Metric("container_memory_cache_bytes", _BOX, "bytes", _G, "Page cache", "container_memory_cache"),
+    Metric("container_memory_limit_bytes", _BOX, "bytes", _G, "Memory limit", "container_spec_memory_limit_bytes"),
+    Metric("container_oom_events_total", _BOX, "events", _C, "OOM kills", "container_oom_events_total"),
+    Metric("node_memory_total_bytes", _NODE, "bytes", _G, "Host memory", "node_memory_MemTotal_bytes"),
+    Metric("node_memory_available_bytes", _NODE, "bytes", _G, "Host memory left", "node_memory_MemAvailable_bytes"),
+)
+BY_NAME = {metric.name: metric for metric in METRICS}
+BY_EXPORTED = {metric.exported_as: metric for metric in METRICS}

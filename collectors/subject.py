@@ -1,0 +1,188 @@
+"""What a signal is about, and who held what when.
+
+A `Subject` is an identity that outlives its labels: a GPU is its UUID, not its index. The `Inventory` keeps the
+relations between subjects with validity intervals, because the pod that held a GPU is gone by the time its fault is
+explained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+MAX_NAME_CHARS = 512
+
+
+class SubjectKind(StrEnum):
+    CLUSTER = "cluster"
+    RACK = "rack"
+    NVLINK_DOMAIN = "nvlink_domain"
+    NODE = "node"
+    GPU = "gpu"
+    MIG = "mig"
+    LINK = "link"
+    POD = "pod"
+    CONTAINER = "container"
+    JOB = "job"
+    RANK = "rank"
+    SOURCE = "source"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Subject:
+    """An identity, unique within its kind in one cluster.
+
+    Names: GPU its UUID; node its name; pod `namespace/pod`; container `namespace/pod/container`; job
+    `namespace/job`; rank `namespace/job#3`; MIG the instance's UUID; link `<GPU UUID>/link3`; source the
+    collector's name and place, such as `dcgm_exporter http://n1:9400/metrics`.
+    """
+
+    kind: SubjectKind
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > MAX_NAME_CHARS:
+            raise ValueError(f"{self.kind} name has {len(self.name)} characters, not 1 to {MAX_NAME_CHARS}")
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Subject:
+        kind, separator, name = text.partition(":")
+        if not separator:
+            raise ValueError(f"subject {text!r} is not kind:name")
+        return cls(SubjectKind(kind), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """`child` belonged to `parent` from `since_s` until `until_s` (Unix time; inf: still, as far as was seen)."""
+
+    child: Subject
+    parent: Subject
+    since_s: float
+    until_s: float = math.inf
+
+    def covers(self, at_s: float) -> bool:
+        return self.since_s <= at_s < self.until_s
+
+
+class Inventory:
+    """Relations between subjects over time: GPU → node, pod, rank; pod → node, job; rank → pod, job; node → rack.
+
+    `exclusive` relations replace each other: a GPU on another node has left the first. A relation's kinds decide:
+    every pair of kinds holds one parent at a time, except GPU → pod (time-sliced GPUs are shared).
+    """
+
+    _SHARED = frozenset({(SubjectKind.GPU, SubjectKind.POD), (SubjectKind.GPU, SubjectKind.RANK)})
+
+    def __init__(self, cluster: str = "cluster") -> None:
+        self.cluster = Subject(SubjectKind.CLUSTER, cluster)
+        self._up: dict[Subject, list[Membership]] = defaultdict(list)
+        self._down: dict[Subject, set[Subject]] = defaultdict(set)
+        self._facts: dict[Subject, dict[str, str]] = defaultdict(dict)
+
+    def observe(self, child: Subject, parent: Subject, at_s: float) -> None:
+        """Records that the relation holds at this time; ends the one that it replaces."""
+        memberships = self._up[child]
+        for position, known in enumerate(memberships):
+            if known.until_s != math.inf or known.parent.kind is not parent.kind:
+                continue
+            if known.parent == parent:
+                if at_s < known.since_s:
+                    memberships[position] = replace(known, since_s=at_s)
+                return
+            if (child.kind, parent.kind) not in self._SHARED:
+                memberships[position] = replace(known, until_s=max(at_s, known.since_s))
+        memberships.append(Membership(child, parent, at_s))
+        self._down[parent].add(child)
+
+    def end(self, child: Subject, parent: Subject, at_s: float) -> None:
+        """Records that the relation no longer holds; unknown relations are left alone."""
+        memberships = self._up.get(child, [])
+        for position, known in enumerate(memberships):
+            if known.parent == parent and known.until_s == math.inf:
+                memberships[position] = replace(known, until_s=max(at_s, known.since_s))
+
+    def describe(self, subject: Subject, **facts: str) -> None:
+        """Keeps display facts of a subject, such as a GPU's index or model; the newest wins."""
+        self._facts[subject].update(facts)
+
+    def fact(self, subject: Subject, key: str) -> str | None:
+        return self._facts.get(subject, {}).get(key)
+
+    def parents(self, child: Subject, at_s: float, kind: SubjectKind | None = None) -> list[Subject]:
+        return [
+            m.parent for m in self._up.get(child, ()) if m.covers(at_s) and (kind is None or m.parent.kind is kind)
+        ]
+
+    def children(self, parent: Subject, at_s: float, kind: SubjectKind | None = None) -> list[Subject]:
+        return sorted(
+            child
+            for child in self._down.get(parent, ())
+            if (kind is None or child.kind is kind) and parent in self.parents(child, at_s)
+        )
+
+    def ancestors(self, subject: Subject, at_s: float) -> dict[Subject, int]:
+        """Everything above a subject with its distance in relations; the subject itself at 0."""
+        found = {subject: 0}
+        frontier = [subject]
+        while frontier:
+            nearest = frontier.pop(0)
+            for parent in self.parents(nearest, at_s):
+                if parent not in found:
+                    found[parent] = found[nearest] + 1
+                    frontier.append(parent)
+        return found
+
+    def above(self, subject: Subject, kind: SubjectKind, at_s: float) -> Subject | None:
+        """The nearest subject of that kind at or above this one, or None where it is not known."""
+        matches = [(d, s) for s, d in self.ancestors(subject, at_s).items() if s.kind is kind]
+        return min(matches)[1] if matches else None
+
+    def below(self, subject: Subject, kind: SubjectKind, at_s: float) -> list[Subject]:
+        """Every subject of that kind at or under this one."""
+        found, frontier = {subject}, [subject]
+        while frontier:
+            for child in self.children(frontier.pop(), at_s):
+                if child not in found:
+                    found.add(child)
+                    frontier.append(child)
+        return sorted(s for s in found if s.kind is kind)
+
+    def gpus(self, subject: Subject, at_s: float) -> list[Subject]:
+        """The GPUs that a subject is, holds, or (for a rank or pod) ran on at that time."""
+        return self.below(subject, SubjectKind.GPU, at_s)
+
+    def subjects(self, kind: SubjectKind, at_s: float) -> list[Subject]:
+        """Every subject of that kind that had, or was, a parent at that time."""
+        named = (s for s in set(self._up) | set(self._down) if s.kind is kind)
+        return sorted(s for s in named if self.parents(s, at_s) or self.children(s, at_s))
+
+    def memberships(self) -> Iterator[Membership]:
+        for memberships in self._up.values():
+            yield from memberships
+
+    def load(self, memberships: Iterable[Membership]) -> None:
+        """Adds stored relations as they were, without replacing any."""
+        for membership in memberships:
+            self._up[membership.child].append(membership)
+            self._down[membership.parent].add(membership.child)
+
+    def prune(self, before_s: float) -> int:
+        """Forgets relations that ended before a time; returns how many."""
+        dropped = 0
+        for child in list(self._up):
+            kept = [m for m in self._up[child] if m.until_s >= before_s]
+            dropped += len(self._up[child]) - len(kept)
+            for gone in {m.parent for m in self._up[child]} - {m.parent for m in kept}:
+                self._down[gone].discard(child)
+            if kept:
+                self._up[child] = kept
+            else:
+                del self._up[child]
+        return dropped

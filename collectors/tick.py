@@ -1,0 +1,33 @@
+"""What one collector brings back, and all collectors' answers of one moment joined: what detectors are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from collectors.frame import Frame, LogRecord, SourceStatus, StepSeries
+from collectors.kernel_event import KernelEvent
+from collectors.subject import SubjectKind
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What one collector brought back in one tick: the status of each of its sources, and what they said."""
+
+    sources: Sequence[SourceStatus]
+    frames: Sequence[Frame] = ()
+    steps: Sequence[StepSeries] = ()
+    logs: Sequence[LogRecord] = ()
+    events: Sequence[KernelEvent] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Tick:
+    """One moment of the fleet. A kind of subject without a frame was not observed at all in this tick."""
+
+    at_s: float
+    frames: Mapping[SubjectKind, Frame] = field(default_factory=dict)
+    steps: Sequence[StepSeries] = ()
+    logs: Sequence[LogRecord] = ()
+    events: Sequence[KernelEvent] = ()
+    sources: Sequence[SourceStatus] = ()

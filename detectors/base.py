@@ -1,0 +1,153 @@
+"""The contract of every detector: a tick in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from collectors.frame import Instant, LogRecord
+from collectors.seal import fingerprint
+from collectors.subject import Inventory, Subject
+from collectors.tick import Tick
+
+
+class State(StrEnum):
+    FIRING = "firing"
+    CLEAR = "clear"
+    NO_DATA = "no_data"
+    """The signal went away while firing: never read as clear."""
+
+
+class Fault(StrEnum):
+    """What a finding claims: the closed vocabulary that correlation, rules and playbooks speak."""
+
+    GPU_MEMORY_LEAK = "gpu_memory_leak"
+    HOST_MEMORY_LEAK = "host_memory_leak"
+    LOSS_DIVERGED = "loss_diverged"
+    LOSS_NONFINITE = "loss_nonfinite"
+    DATA_STALL = "data_stall"
+    HANG = "hang"
+    STRAGGLER = "straggler"
+    HBM_IMMINENT = "hbm_imminent"
+    HBM_DEGRADED = "hbm_degraded"
+    XID = "xid"
+    GPU_LOST = "gpu_lost"
+    NVLINK_DEGRADED = "nvlink_degraded"
+    PCIE_DEGRADED = "pcie_degraded"
+    THROTTLE = "throttle"
+    OOM_KILL = "oom_kill"
+    SOURCE_LOST = "source_lost"
+    ANOMALY = "anomaly"
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesExhibit:
+    """A stretch of a signal that shows the alarm: parallel t_s (Unix s) and values; `reference` is what it left."""
+
+    subject: Subject
+    metric: str
+    unit: str
+    t_s: tuple[float, ...]
+    values: tuple[float, ...]
+    reference: float | None
+    source: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogExhibit:
+    """A line that shows the alarm."""
+
+    record: LogRecord
+    note: str = ""
+
+
+Exhibit = SeriesExhibit | LogExhibit
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A detector's word on one subject at one moment.
+
+    score is on the detector's own scale and fires above `threshold`; `p_value` where the method has one.
+    `budget_cost` is the expected number of false alarms that this alarm was allowed to be (of the false-alarm
+    budget); event rules cost their base rate. `facts` are figures for people and rules, such as `eta_s`.
+    """
+
+    detector: str
+    fault: Fault
+    subject: Subject
+    state: State
+    since: Instant
+    at: Instant
+    severity: Severity
+    summary: str
+    score: float
+    threshold: float
+    p_value: float | None = None
+    budget_cost: float = 0.0
+    evidence: tuple[Exhibit, ...] = ()
+    facts: Mapping[str, float | str] = field(default_factory=dict)
+
+    @property
+    def episode(self) -> str:
+        """Names this alarm over all its updates: same detector, fault, subject and onset."""
+        return fingerprint([self.detector, self.fault, str(self.subject), repr(self.since.t_s)])[:32]
+
+
+class RateBasis(StrEnum):
+    STATISTICAL = "statistical"
+    """Calibrated: the detector holds this rate on healthy telemetry."""
+    EVENT = "event"
+    """An event is an event: the rate is how often it happens without a fault behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedRate:
+    """The false-alarm rate that a detector promises, per 1,000 series-days, and where the figure comes from."""
+
+    per_1000_series_days: float
+    basis: RateBasis
+    source: str
+
+
+class SnapshotError(ValueError):
+    """A saved state cannot be used; the detector starts fresh and says so."""
+
+
+@runtime_checkable
+class Detector(Protocol):
+    """Decides purely: the same ticks give the same findings. One instance serves the whole fleet."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def faults(self) -> tuple[Fault, ...]: ...
+
+    @property
+    def stated(self) -> StatedRate: ...
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        """Every episode that is firing now, and each episode's one change to clear or no_data.
+
+        A firing episode is returned on every tick on which its signal was observed, with its onset unchanged.
+        An episode whose signal is missing is returned once as NO_DATA, and as FIRING or CLEAR when it is back.
+        """
+        ...
+
+    def snapshot(self) -> bytes:
+        """The whole state, versioned; JSON or NumPy's npz without objects, never a pickle."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Takes back a snapshot of this or the previous version. Raises SnapshotError and stays fresh."""
+        ...
