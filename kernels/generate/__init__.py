@@ -1,0 +1,1 @@
+"""Generators of candidate kernels behind one protocol: templates, models, searches."""
