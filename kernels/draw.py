@@ -1,0 +1,201 @@
+"""Values for a kernel's inputs: a counter-based generator whose bits are the same on every device and version.
+
+torch's own generators give other numbers on CUDA than on CPU and promise nothing across releases, so a
+certificate's anchors could not be re-checked elsewhere. Here every element is a hash of (seed, stream, index) in
+64-bit integer arithmetic, and each float is made from it by exact or correctly rounded IEEE operations only
+(+, −, ×, ÷), so the same seed gives the same bits on CPU and GPU.
+
+The hash is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014; constants of Stafford's variant 13). The
+"normal" values are the centred sum of four 16-bit uniforms (Irwin–Hall, n = 4): unit variance, |x| ≤ 3.47.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+CHUNK = 1 << 24
+"""Elements made at a time, so that a tensor of more than 2³¹ elements needs little scratch memory."""
+
+DISTRIBUTIONS: dict[str, str] = {
+    "normal": "unit variance, zero mean",
+    "uniform": "0 to 1",
+    "large_mean": "unit variance around 100, where one-pass variances cancel",
+    "heavy_tail": "ratio of a normal and a uniform: a few values ≈ 1,000 times the typical one",
+    "wide": "magnitudes from 2⁻¹² to 2¹² at random signs",
+    "ties": "five values only, so that maxima and ranks tie",
+    "near_constant": "one value per tensor plus 2⁻⁸ noise: almost no variance",
+    "tiny": "subnormal in float16, below 2⁻¹⁴ elsewhere",
+    "zeros": "all zero, with random signs",
+    "masked": "a quarter −inf, never a whole row",
+    "infinite": "a few +inf and −inf",
+    "nan": "a few NaN",
+}
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift of int64 (torch's own is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def hash64(index: torch.Tensor, key: int) -> torch.Tensor:
+    """SplitMix64's output number `index` (int64, any shape) of the stream that `key` (64 bits) names."""
+    z = index * _GOLDEN + _signed(key & (1 << 64) - 1)
+    z = (z ^ _shift_right(z, 30)) * _MIX_1
+    z = (z ^ _shift_right(z, 27)) * _MIX_2
+    return z ^ _shift_right(z, 31)
+
+
+def mix(*parts: int) -> int:
+    """One 64-bit key out of several integers (the scalar twin of `hash64`, chained)."""
+    mask = (1 << 64) - 1
+    state = 0
+    for part in parts:
+        state = (state ^ (part & mask)) + 0x9E3779B97F4A7C15 & mask
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & mask
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & mask
+        state ^= state >> 31
+    return state
+
+
+def _unit(bits: torch.Tensor) -> torch.Tensor:
+    """Float32 uniforms in [0, 1) from 24 bits, exactly."""
+    return (bits & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def _normal(bits: torch.Tensor) -> torch.Tensor:
+    """Float32, unit variance: the sum of four 16-bit pieces, centred, times sqrt(3)."""
+    total = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + _shift_right(bits, 48)
+    return (total.to(torch.float32) - 131070.0) * (1.7320508 / 65536.0)
+
+
+def _sign(bits: torch.Tensor) -> torch.Tensor:
+    return 1.0 - 2.0 * (bits >> 60 & 1).to(torch.float32)
+
+
+def _make(distribution: str, bits: torch.Tensor, index: torch.Tensor, key: int) -> torch.Tensor:
+    match distribution:
+        case "normal":
+            return _normal(bits)
+        case "uniform":
+            return _unit(bits)
+        case "large_mean":
+            return _normal(bits) + 100.0
+        case "heavy_tail":
+            return _normal(bits) / (_unit(hash64(index, mix(key, 1))) + 2.0**-10)
+        case "wide":
+            powers = torch.tensor([2.0**e for e in range(-12, 12)], device=bits.device)
+            scale = powers[(bits >> 32 & 0xFFFFFFFF) % 24]
+            return _sign(bits) * scale * (1.0 + _unit(bits))
+        case "ties":
+            return ((bits >> 20 & 0xFFFF) % 5 - 2).to(torch.float32) * 0.5
+        case "near_constant":
+            base = 0.5 + (mix(key, 2) & 0xFF) * 2.0**-8
+            return base + _normal(bits) * 2.0**-8
+        case "tiny":
+            return _normal(bits) * 2.0**-16
+        case "zeros":
+            return _sign(bits) * 0.0
+        case _:
+            raise ValueError(f"distribution: {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
+
+
+_SPECIAL = {"masked": (float("-inf"),), "infinite": (float("inf"), float("-inf")), "nan": (float("nan"),)}
+
+
+class Draw:
+    """Deterministic inputs: each call takes the next stream of one (seed, distribution) on one device."""
+
+    def __init__(self, seed: int, distribution: str, device: torch.device | str) -> None:
+        if distribution not in DISTRIBUTIONS:
+            raise ValueError(f"distribution: {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
+        self.seed = seed
+        self.distribution = distribution
+        self.device = torch.device(device)
+        self._streams = 0
+
+    def _key(self) -> int:
+        self._streams += 1
+        return mix(self.seed, self._streams)
+
+    def _chunks(self, count: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        for start in range(0, count, CHUNK):
+            stop = min(count, start + CHUNK)
+            yield start, stop, torch.arange(start, stop, dtype=torch.int64, device=self.device)
+
+    def _fill(
+        self, shape: Sequence[int], dtype: torch.dtype, make: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        out = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        flat = out.view(-1)
+        for start, stop, index in self._chunks(out.numel()):
+            flat[start:stop] = make(index).to(dtype)
+        return out
+
+    def values(self, shape: Sequence[int], dtype: torch.dtype, distribution: str | None = None) -> torch.Tensor:
+        """Data of the draw's distribution (or of a named one), rounded once to `dtype`."""
+        name = distribution or self.distribution
+        key = self._key()
+        special = _SPECIAL.get(name, ())
+        columns = int(shape[-1]) if len(shape) else 1
+
+        def make(index: torch.Tensor) -> torch.Tensor:
+            bits = hash64(index, key)
+            out = _make("normal" if special else name, bits, index, key)
+            if special:
+                spot = _shift_right(hash64(index, mix(key, 3)), 1)
+                out = _place(out, spot, index, name, columns)
+            return out
+
+        return self._fill(shape, dtype, make)
+
+    def weights(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Non-trivial affine weights in [0.5, 1.5) with random signs: ignoring them cannot pass."""
+        key = self._key()
+
+        def make(index: torch.Tensor) -> torch.Tensor:
+            bits = hash64(index, key)
+            return _sign(bits) * (0.5 + _unit(bits))
+
+        return self._fill(shape, dtype, make)
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+        """Normal values whatever the distribution: for matrices and gradients, which specials would swamp."""
+        key = self._key()
+        return self._fill(shape, dtype, lambda index: _normal(hash64(index, key)) * scale)
+
+    def uniform(
+        self, shape: Sequence[int], dtype: torch.dtype, low: float = 0.0, high: float = 1.0
+    ) -> torch.Tensor:
+        key = self._key()
+        return self._fill(shape, dtype, lambda index: low + _unit(hash64(index, key)) * (high - low))
+
+    def integers(self, shape: Sequence[int], high: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Integers in [0, high). With the distribution "ties" only three values occur."""
+        key = self._key()
+        span = min(high, 3) if self.distribution == "ties" else high
+        return self._fill(shape, dtype, lambda index: _shift_right(hash64(index, key), 1) % max(1, span))
+
+    def integer(self, low: int, high: int) -> int:
+        """A Python integer in [low, high)."""
+        return low + self._key() % (high - low)
+
+
+def _place(out: torch.Tensor, spot: torch.Tensor, index: torch.Tensor, name: str, columns: int) -> torch.Tensor:
+    """Special values at hashed places; column 0 of each row stays finite where a row must not be masked whole."""
+    if name == "masked":
+        return torch.where((spot % 4 == 0) & (index % max(1, columns) != 0), float("-inf"), out)
+    hit = spot % 61 == 0
+    if name == "nan":
+        return torch.where(hit, float("nan"), out)
+    return torch.where(hit, torch.where(spot % 2 == 0, float("inf"), float("-inf")), out)

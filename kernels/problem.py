@@ -1,0 +1,162 @@
+"""A problem: what a kernel must compute, on which shapes, and what it must at least move and calculate.
+
+The reference is the torch code that users write today ("eager"); run on float64 copies of the same inputs it is
+the oracle. Nothing here knows who competes. Every input comes from `kernels.draw`, so that a seed names the same
+bits on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernels.draw import Draw
+
+Input = torch.Tensor | float | int | bool
+Inputs = tuple[Input, ...]
+Outputs = tuple[torch.Tensor, ...]
+
+DTYPES: dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int8": torch.int8,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+
+
+class ProblemError(ValueError):
+    """A problem, case or suite is malformed. The message names the place."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a problem's domain. `params` are sorted (name, value) pairs; read them with `case["n"]`."""
+
+    params: tuple[tuple[str, int], ...]
+    dtype: str
+    layout: str = "contiguous"
+
+    @classmethod
+    def of(cls, dtype: str, layout: str = "contiguous", **params: int) -> Case:
+        if dtype not in DTYPES:
+            raise ProblemError(f"dtype: {dtype!r} is none of {', '.join(DTYPES)}")
+        return cls(tuple(sorted(params.items())), dtype, layout)
+
+    def __getitem__(self, name: str) -> int:
+        for key, value in self.params:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.params)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def element_bytes(self) -> int:
+        return self.torch_dtype.itemsize
+
+    def with_(self, dtype: str | None = None, layout: str | None = None, **params: int) -> Case:
+        return Case.of(dtype or self.dtype, layout or self.layout, **{**self.sizes, **params})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"params": self.sizes, "dtype": self.dtype, "layout": self.layout}
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{name}={value}" for name, value in self.params)
+        return f"{sizes} {self.dtype}" + ("" if self.layout == "contiguous" else f" {self.layout}")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How the shape sweep varies one parameter: fixed edge values, and random multiples in [low, high]."""
+
+    name: str
+    edges: tuple[int, ...]
+    low: int
+    high: int
+    multiple: int = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An operation and everything needed to judge a kernel for it.
+
+    reference: torch code on `make_inputs`'s tuple; a tensor or a tuple of tensors. For an operation that changes
+      its inputs it returns their new values, in the order of `mutates`, and leaves the inputs alone.
+    oracle: the same in float64, where the reference itself would not compute in float64; default: the reference.
+    exact: outputs must match the reference bit for bit.
+    gradients: positions of the inputs that the operation is differentiated in; empty: forward only.
+    flops, compulsory_bytes: what any implementation must calculate and move to or from memory once, per case.
+    libraries: named baselines beside eager and torch.compile; each takes the same inputs.
+    """
+
+    name: str
+    family: str
+    reference: Callable[..., Any]
+    make_inputs: Callable[[Case, Draw], Inputs]
+    cases: tuple[Case, ...]
+    axes: tuple[Axis, ...]
+    compulsory_bytes: Callable[[Case], int]
+    flops: Callable[[Case], int]
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
+    distributions: tuple[str, ...] = ("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "nan")
+    layouts: tuple[str, ...] = ("contiguous", "padded", "transposed", "offset")
+    smallest: Mapping[str, int] = field(default_factory=dict)
+    oracle: Callable[..., Any] | None = None
+    exact: bool = False
+    mutates: tuple[int, ...] = ()
+    gradients: tuple[int, ...] = ()
+    libraries: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    constraint: Callable[[Case], bool] = lambda case: True
+    source: str = ""
+
+    def inputs(self, case: Case, distribution: str, seed: int, device: torch.device | str) -> Inputs:
+        """Contiguous inputs; the same bits for the same (case, distribution, seed) on every device."""
+        return self.make_inputs(case, Draw(seed, distribution, device))
+
+    def eager(self, inputs: Inputs) -> Outputs:
+        return as_outputs(self.reference(*inputs))
+
+    def truth(self, inputs: Inputs) -> Outputs:
+        """The float64 oracle's outputs (or, for an exact problem, the reference's own)."""
+        if self.exact:
+            return self.eager(inputs)
+        doubles = tuple(
+            x.to(torch.float64) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs
+        )
+        return as_outputs((self.oracle or self.reference)(*doubles))
+
+
+def as_outputs(result: Any) -> Outputs:
+    """A tensor or a sequence of tensors as a tuple. Raises ProblemError on anything else."""
+    if isinstance(result, torch.Tensor):
+        return (result,)
+    if isinstance(result, tuple | list) and all(isinstance(item, torch.Tensor) for item in result):
+        return tuple(result)
+    raise ProblemError(f"outputs: expected a tensor or a tuple of tensors, found {type(result).__name__}")
+
+
+def gradients_of(
+    function: Callable[..., Any], inputs: Inputs, positions: tuple[int, ...], grad_outputs: Outputs
+) -> Outputs:
+    """Gradients of sum(output · grad_output) in the inputs at `positions`, through autograd."""
+    leaves = list(inputs)
+    for position in positions:
+        value = inputs[position]
+        if not isinstance(value, torch.Tensor):
+            raise ProblemError(f"gradients: input {position} is not a tensor")
+        leaves[position] = value.detach().clone(memory_format=torch.preserve_format).requires_grad_(True)
+    outputs = as_outputs(function(*leaves))
+    wanted = [leaf for leaf in (leaves[p] for p in positions) if isinstance(leaf, torch.Tensor)]
+    return torch.autograd.grad(outputs, wanted, [g.to(o.dtype) for g, o in zip(grad_outputs, outputs, strict=True)])

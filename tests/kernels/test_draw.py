@@ -1,0 +1,48 @@
+"""Inputs: reproducible, of the promised shape in value, and the same however they are chunked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernels.draw as draw_module
+from kernels.draw import DISTRIBUTIONS, Draw, hash64, mix
+
+
+def test_hash64_is_splitmix64() -> None:
+    """SplitMix64 seeded with 0 yields e220a8397b1dcdaf, 6e789e6aa1b965f4 (reference implementation by Vigna)."""
+    got = hash64(torch.tensor([1, 2]), 0)
+    assert [x & (1 << 64) - 1 for x in got.tolist()] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+
+
+@pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
+def test_the_same_seed_gives_the_same_bits_in_chunks_of_any_size(
+    distribution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Draw(7, distribution, "cpu").values((37, 29), torch.float16)
+    monkeypatch.setattr(draw_module, "CHUNK", 100)
+    parts = Draw(7, distribution, "cpu").values((37, 29), torch.float16)
+    assert torch.equal(whole.view(torch.int16), parts.view(torch.int16))
+
+
+def test_other_seeds_and_streams_give_other_values() -> None:
+    draw = Draw(1, "normal", "cpu")
+    first, second = draw.values((1000,), torch.float32), draw.values((1000,), torch.float32)
+    other = Draw(2, "normal", "cpu").values((1000,), torch.float32)
+    assert abs(float(torch.corrcoef(torch.stack([first, second, other]))[0, 1:].abs().max())) < 0.15
+
+
+def test_normal_values_have_zero_mean_and_unit_variance() -> None:
+    x = Draw(3, "normal", "cpu").values((1 << 18,), torch.float64)
+    assert abs(float(x.mean())) < 0.01
+    assert abs(float(x.var()) - 1) < 0.01
+
+
+def test_a_masked_row_always_keeps_a_finite_value() -> None:
+    x = Draw(3, "masked", "cpu").values((4096, 3), torch.float32)
+    assert bool(torch.isinf(x).any())
+    assert bool(torch.isfinite(x).any(dim=1).all())
+
+
+def test_mix_separates_neighbouring_seeds() -> None:
+    assert len({mix(seed, stream) for seed in range(100) for stream in range(100)}) == 10_000
