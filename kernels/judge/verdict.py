@@ -219,7 +219,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for canonical JSON: NaN becomes null, enums their words."""
-        return _plain(asdict(self))
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
 
 _REFUSED = frozenset(
