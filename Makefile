@@ -1,0 +1,44 @@
+# One command each: `make demo`, `make test`. Everything lands in .venv/ and artefacts/; nothing else is touched.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup setup-test demo test test-full lint docs clean
+.DEFAULT_GOAL := setup
+
+setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test tools
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(PIP) -e .
+	@touch $@
+
+setup-test: $(VENV)/.test  ## the same with what the tests need, and Debian packages where we may install them
+	@.ci/debian-packages
+
+$(VENV)/.test: $(VENV)/.core
+	$(PIP) -e '.[test,kernels]'
+	@touch $@
+
+demo: $(VENV)/.core  ## four simulated nodes, real faults; ONCE=1 runs unattended, SEED=n redraws the faults
+	@$(BIN)/python -m examples.demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint  ## what every merge must pass
+	$(BIN)/python -m pytest -m 'not full' -n 2 $(ARGS)
+
+test-full: setup-test  ## soak, storm and seed sweeps
+	$(BIN)/python -m pytest -m full $(ARGS)
+
+clean:
+	rm -rf $(VENV) artefacts build *.egg-info

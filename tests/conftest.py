@@ -1,0 +1,188 @@
+"""Real parts for tests: PostgreSQL, Prometheus and Chromium, each started here and thrown away afterwards.
+
+A part that is not installed skips its tests with a reason, and fails them where the environment sets CI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+
+READY_S = 20.0
+_NUMBER = itertools.count()
+
+
+def absent(part: str) -> NoReturn:
+    """Ends the test because a real part is missing: a skip for a person, a failure in CI."""
+    message = f"{part} is not installed (.ci/debian-packages installs it as root)"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Gives loopback ports that nothing listens on now."""
+
+    def choose() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return choose
+
+
+def _postgres_commands() -> Path:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4]))
+    if not found:
+        absent("PostgreSQL")
+    return found[-1].parent
+
+
+@pytest.fixture(scope="session")
+def postgres_server(free_port: Callable[[], int]) -> Iterator[str]:
+    """A PostgreSQL of our own on loopback: `postgresql+psycopg://…` without a database at its end."""
+    commands = _postgres_commands()
+    home = Path(tempfile.mkdtemp(prefix="nightshift-pg-"))
+    run_as: dict[str, Any] = {}
+    if os.getuid() == 0:  # PostgreSQL refuses to run as root
+        account = pwd.getpwnam("postgres")
+        os.chown(home, account.pw_uid, account.pw_gid)
+        run_as = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+    port, data = free_port(), home / "data"
+
+    def call(*command: str | Path) -> None:
+        # into a file, not a pipe: the server inherits pg_ctl's output and a pipe would never close
+        with (home / "log").open("w+") as output:
+            done = subprocess.run(command, check=False, cwd=home, stdout=output, stderr=output, **run_as)
+            output.seek(0)
+            assert done.returncode == 0, f"{command[0]}: {output.read()}"
+
+    call(commands / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync", "--no-locale", "-E", "UTF8")
+    options = f"-h 127.0.0.1 -p {port} -k {home} -F -c max_connections=60"
+    try:
+        call(commands / "pg_ctl", "-D", data, "-w", "-o", options, "-l", home / "server.log", "start")
+        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(AssertionError):
+            call(commands / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """An empty database of its own for each test, on one server for the session."""
+    name = f"t{os.getpid()}_{next(_NUMBER)}"
+    admin = postgres_server.replace("+psycopg", "") + "/postgres"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[arg-type]  # a name we made
+    yield f"{postgres_server}/{name}"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')  # type: ignore[arg-type]
+
+
+@dataclass
+class PrometheusServer:
+    """A running Prometheus. `stop` and `start` keep its data; `reload` reads the configuration again."""
+
+    url: str
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"prometheus ended with {self.process.returncode}"
+            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                if urllib.request.urlopen(f"{self.url}/-/ready", timeout=1).status == 200:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"prometheus was not ready within {READY_S} s")
+
+    def reload(self) -> None:
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/-/reload", method="POST"), timeout=5)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+
+PrometheusFactory = Callable[[str], PrometheusServer]
+
+
+@pytest.fixture
+def prometheus_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[PrometheusFactory]:
+    """Starts a real Prometheus per call with the given configuration (YAML text)."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        absent("Prometheus")
+    servers: list[PrometheusServer] = []
+
+    def start(configuration: str) -> PrometheusServer:
+        home = tmp_path / f"prometheus{len(servers)}"
+        home.mkdir()
+        (home / "prometheus.yml").write_text(configuration)
+        url = f"127.0.0.1:{free_port()}"
+        command = [
+            binary,
+            f"--config.file={home}/prometheus.yml",
+            f"--storage.tsdb.path={home}/data",
+            f"--web.listen-address={url}",
+            "--web.enable-lifecycle",
+            "--log.level=error",
+        ]
+        server = PrometheusServer(f"http://{url}", command)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def chromium_path() -> str:
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        absent("Chromium")
+    return path
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args() -> dict[str, Any]:
+    """Makes pytest-playwright's `page` use the system's Chromium; as root it has no sandbox to offer."""
+    return {
+        "executable_path": chromium_path(),
+        "args": ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"],
+        "headless": True,
+    }
+
+
+@pytest.fixture(scope="session")
+def base_url() -> str:
+    """Each test names its own server. Stands in for pytest-base-url's fixture, which pytest deprecates."""
+    return ""
