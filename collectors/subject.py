@@ -8,6 +8,7 @@ explained.
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -76,6 +77,8 @@ class Inventory:
 
     `exclusive` relations replace each other: a GPU on another node has left the first. A relation's kinds decide:
     every pair of kinds holds one parent at a time, except GPU → pod (time-sliced GPUs are shared).
+
+    Collectors observe from several threads while others read: writers hold the lock, readers iterate over copies.
     """
 
     _SHARED = frozenset({(SubjectKind.GPU, SubjectKind.POD), (SubjectKind.GPU, SubjectKind.RANK)})
@@ -85,9 +88,14 @@ class Inventory:
         self._up: dict[Subject, list[Membership]] = defaultdict(list)
         self._down: dict[Subject, set[Subject]] = defaultdict(set)
         self._facts: dict[Subject, dict[str, str]] = defaultdict(dict)
+        self._lock = threading.RLock()
 
     def observe(self, child: Subject, parent: Subject, at_s: float) -> None:
         """Records that the relation holds at this time; ends the one that it replaces."""
+        with self._lock:
+            self._observe(child, parent, at_s)
+
+    def _observe(self, child: Subject, parent: Subject, at_s: float) -> None:
         memberships = self._up[child]
         for position, known in enumerate(memberships):
             if known.until_s != math.inf or known.parent.kind is not parent.kind:
@@ -103,27 +111,31 @@ class Inventory:
 
     def end(self, child: Subject, parent: Subject, at_s: float) -> None:
         """Records that the relation no longer holds; unknown relations are left alone."""
-        memberships = self._up.get(child, [])
-        for position, known in enumerate(memberships):
-            if known.parent == parent and known.until_s == math.inf:
-                memberships[position] = replace(known, until_s=max(at_s, known.since_s))
+        with self._lock:
+            memberships = self._up.get(child, [])
+            for position, known in enumerate(memberships):
+                if known.parent == parent and known.until_s == math.inf:
+                    memberships[position] = replace(known, until_s=max(at_s, known.since_s))
 
     def describe(self, subject: Subject, **facts: str) -> None:
         """Keeps display facts of a subject, such as a GPU's index or model; the newest wins."""
-        self._facts[subject].update(facts)
+        with self._lock:
+            self._facts[subject].update(facts)
 
     def fact(self, subject: Subject, key: str) -> str | None:
         return self._facts.get(subject, {}).get(key)
 
     def parents(self, child: Subject, at_s: float, kind: SubjectKind | None = None) -> list[Subject]:
         return [
-            m.parent for m in self._up.get(child, ()) if m.covers(at_s) and (kind is None or m.parent.kind is kind)
+            m.parent
+            for m in tuple(self._up.get(child, ()))
+            if m.covers(at_s) and (kind is None or m.parent.kind is kind)
         ]
 
     def children(self, parent: Subject, at_s: float, kind: SubjectKind | None = None) -> list[Subject]:
         return sorted(
             child
-            for child in self._down.get(parent, ())
+            for child in tuple(self._down.get(parent, ()))
             if (kind is None or child.kind is kind) and parent in self.parents(child, at_s)
         )
 
@@ -164,17 +176,22 @@ class Inventory:
         return sorted(s for s in named if self.parents(s, at_s) or self.children(s, at_s))
 
     def memberships(self) -> Iterator[Membership]:
-        for memberships in self._up.values():
-            yield from memberships
+        for memberships in list(self._up.values()):
+            yield from tuple(memberships)
 
     def load(self, memberships: Iterable[Membership]) -> None:
         """Adds stored relations as they were, without replacing any."""
-        for membership in memberships:
-            self._up[membership.child].append(membership)
-            self._down[membership.parent].add(membership.child)
+        with self._lock:
+            for membership in memberships:
+                self._up[membership.child].append(membership)
+                self._down[membership.parent].add(membership.child)
 
     def prune(self, before_s: float) -> int:
         """Forgets relations that ended before a time; returns how many."""
+        with self._lock:
+            return self._prune(before_s)
+
+    def _prune(self, before_s: float) -> int:
         dropped = 0
         for child in list(self._up):
             kept = [m for m in self._up[child] if m.until_s >= before_s]
