@@ -1,0 +1,104 @@
+"""Joins all collectors' answers of one moment into the Tick that detectors are given.
+
+Two sources may know the same GPU (its exporter page and a Prometheus that scrapes it): cell by cell the newer
+observation wins, a missing value never hides a known one. Row order is kept from tick to tick while membership is
+unchanged, so that `frame.index is previous.index` holds above.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from collectors.frame import Frame, SeriesIndex, SourceStatus
+from collectors.kernel_event import KernelEvent
+from collectors.pci import gpu_at
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Batch, Tick
+
+
+class Merger:
+    """Keeps the joined indices between ticks; otherwise without state."""
+
+    def __init__(self) -> None:
+        self._joined: dict[tuple[int, ...], tuple[tuple[SeriesIndex, ...], SeriesIndex]] = {}
+
+    def merge(self, batches: Sequence[Batch], at_s: float, inventory: Inventory | None = None) -> Tick:
+        """One Tick of all batches at `at_s` (Unix s). With an inventory, kernel events that name only a PCI
+        address are given the GPU that sat there."""
+        by_kind: dict[SubjectKind, list[Frame]] = defaultdict(list)
+        for batch in batches:
+            for frame in batch.frames:
+                if len(frame.index):
+                    by_kind[frame.kind].append(frame)
+        events = [event for batch in batches for event in batch.events]
+        if inventory is not None:
+            events = [_with_gpu(event, inventory) for event in events]
+        live = set()
+        frames = {}
+        for kind, parts in by_kind.items():
+            frames[kind], key = self._join(parts, at_s)
+            live.add(key)
+        self._joined = {key: joined for key, joined in self._joined.items() if key in live}
+        return Tick(
+            at_s,
+            frames,
+            tuple(steps for batch in batches for steps in batch.steps),
+            tuple(record for batch in batches for record in batch.logs),
+            tuple(sorted(events, key=lambda event: event.record.at.t_s)),
+            _one_status_each([status for batch in batches for status in batch.sources]),
+        )
+
+    def _join(self, parts: Sequence[Frame], at_s: float) -> tuple[Frame, tuple[int, ...]]:
+        key = tuple(id(part.index) for part in parts)
+        if len(parts) == 1:
+            return parts[0], key
+        index = self._joined_index(parts, key)
+        names = list(dict.fromkeys(name for part in parts for name in part.metrics))
+        at_column = {name: column for column, name in enumerate(names)}
+        values = np.full((len(index), len(names)), np.nan)
+        observed = np.full(values.shape, np.nan)
+        epoch = np.zeros(len(index), dtype=np.int64)
+        for part in parts:
+            rows = np.fromiter((index.rows[s] for s in part.index.subjects), np.int64, len(part.index))
+            cells = np.ix_(rows, np.array([at_column[name] for name in part.metrics], dtype=np.int64))
+            when = np.broadcast_to(part.observed_at_s, part.values.shape)
+            known, known_at = values[cells], observed[cells]
+            newer = ~np.isnan(part.values) & (np.isnan(known) | ~(known_at >= when))
+            values[cells] = np.where(newer, part.values, known)
+            observed[cells] = np.where(newer | np.isnan(known_at), when, known_at)
+            epoch[rows] += part.epoch
+        return Frame(at_s, index, tuple(names), values, observed, epoch), key
+
+    def _joined_index(self, parts: Sequence[Frame], key: tuple[int, ...]) -> SeriesIndex:
+        """The union of the parts' rows. The parts' indices are kept beside it, so that their ids stay theirs."""
+        if key not in self._joined:
+            union: dict[Subject, None] = {}
+            for part in parts:
+                union.update(dict.fromkeys(part.index.subjects))
+            self._joined[key] = (tuple(p.index for p in parts), SeriesIndex(parts[0].kind, tuple(union)))
+        return self._joined[key][1]
+
+
+def merge(batches: Sequence[Batch], at_s: float, inventory: Inventory | None = None) -> Tick:
+    """`Merger.merge` for one moment alone; a loop keeps one `Merger`, so that joined rows stay in place."""
+    return Merger().merge(batches, at_s, inventory)
+
+
+def _with_gpu(event: KernelEvent, inventory: Inventory) -> KernelEvent:
+    if event.gpu is not None or event.pci_address is None:
+        return event
+    return replace(event, gpu=gpu_at(inventory, event.node, event.pci_address, event.record.at.t_s))
+
+
+def _one_status_each(statuses: Sequence[SourceStatus]) -> tuple[SourceStatus, ...]:
+    """One status per source: where two entries read the same place, a failure is not hidden by a success."""
+    found: dict[Subject, SourceStatus] = {}
+    for status in statuses:
+        known = found.get(status.source)
+        if known is None or (known.ok and not status.ok):
+            found[status.source] = status
+    return tuple(found.values())
