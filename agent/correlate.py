@@ -1,0 +1,386 @@
+"""One fault, one incident: decides what each finding of a tick means for the incidents that are known.
+
+Pure: the same findings, incidents and inventory give the same decisions in whatever order they are handed over.
+Findings of one kin that touch the same place within a stated window are one fault (`agent.kinship.SAME`); a finding
+that another explains joins that one's incident as a symptom (`EFFECTS`); a fault that comes back soon after its
+incident was resolved re-opens it; the same fault in many places at once is one storm.
+
+Limits: two incidents that are open already are never merged, even when a later finding explains both; the finding
+then joins the one that opened first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agent.incident import IncidentState
+from agent.kinship import EFFECTS, SAME, STAGE, STORMY, Effect, Kin, Places, Same, kin_of
+from collectors.subject import Inventory, Subject, SubjectKind
+from detectors.base import Finding, Severity, State
+
+_Rule = TypeVar("_Rule", Same, Effect)
+_WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
+
+
+class Settings(BaseModel):
+    """How findings are joined into incidents."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slack_s: float = Field(default=60.0, ge=0, description="An effect may be dated this much before its cause (s)")
+    relapse_s: float = Field(
+        default=1800.0, ge=0, description="A fault that returns within this time re-opens its incident"
+    )
+    settle_s: float = Field(
+        default=600.0, ge=0, description="A stop of a job this long after our action belongs to it (s)"
+    )
+    refresh_s: float = Field(
+        default=60.0, gt=0, description="A finding that goes on is written again this often (s)"
+    )
+    storm_s: float = Field(default=120.0, ge=0, description="Onsets within this time can be one storm (s)")
+    storm_faults: int = Field(
+        default=4, ge=2, description="From this many places in one rack or NVLink domain on: a storm"
+    )
+    storm_cluster: int = Field(default=8, ge=2, description="From this many places in the cluster on: a storm")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the correlator needs of a stored incident: its findings as last stored (cleared ones too), when it was
+    resolved and by whom, and when our action on it began (Unix s; None = not)."""
+
+    id: str
+    state: IncidentState
+    findings: tuple[Finding, ...]
+    opened_s: float
+    resolved_s: float | None = None
+    acted_s: float | None = None
+
+    @property
+    def resolved(self) -> bool:
+        return self.state is IncidentState.RESOLVED
+
+
+class Verb(StrEnum):
+    OPEN = "open"
+    ATTACH = "attach"
+    REOPEN = "reopen"
+    UPDATE = "update"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do with findings, and why. `incident_id` is None for OPEN and IGNORE. `cause` is the first cause of
+    these findings; `new_cause` says that an incident's first cause is now another than its diagnosis says."""
+
+    verb: Verb
+    findings: tuple[Finding, ...]
+    reason: str
+    incident_id: str | None = None
+    new_cause: bool = False
+
+    @property
+    def cause(self) -> Finding:
+        return first_cause(self.findings)
+
+    @property
+    def severity(self) -> Severity:
+        order = tuple(Severity)
+        return max((f.severity for f in self.findings), key=order.index)
+
+
+def first_cause(findings: Iterable[Finding]) -> Finding:
+    """The earliest stage of the causal order; within it the more severe, then the earlier onset."""
+    return min(findings, key=_causal_key)
+
+
+def correlate(
+    findings: Iterable[Finding],
+    known: Iterable[Known],
+    inventory: Inventory,
+    at_s: float,
+    settings: Settings | None = None,
+) -> list[Decision]:
+    """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`."""
+    return _Correlation(list(known), inventory, at_s, settings or Settings()).decide(_latest(findings))
+
+
+def _key(finding: Finding) -> tuple[float, str, str, str]:
+    return (finding.since.t_s, finding.fault, str(finding.subject), finding.detector)
+
+
+def _causal_key(finding: Finding) -> tuple[int, int, tuple[float, str, str, str]]:
+    return (STAGE[kin_of(finding)], -tuple(Severity).index(finding.severity), _key(finding))
+
+
+def _latest(findings: Iterable[Finding]) -> list[Finding]:
+    newest: dict[str, Finding] = {}
+    for finding in findings:
+        held = newest.get(finding.episode)
+        if held is None or (finding.at.t_s, finding.state, finding.summary) > (
+            held.at.t_s,
+            held.state,
+            held.summary,
+        ):
+            newest[finding.episode] = finding
+    return sorted(newest.values(), key=_key)
+
+
+@dataclass
+class _Group:
+    """Findings of one fault on their way to an incident: a known one, or a new one (`incident` None)."""
+
+    findings: list[Finding]
+    incident: Known | None = None
+    reason: str = ""
+
+    @property
+    def stage(self) -> int:
+        return min(STAGE[kin_of(f)] for f in self.findings)
+
+
+class _Correlation:
+    def __init__(self, known: list[Known], inventory: Inventory, at_s: float, settings: Settings) -> None:
+        self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
+        self._at_s = at_s
+        self._settings = settings
+        self._places = Places(inventory)
+        self._live: dict[Subject, list[tuple[Known, Finding]]] = defaultdict(list)
+        for incident in self._known:
+            for finding in incident.findings:
+                for place in self._near(finding):
+                    self._live[place].append((incident, finding))
+
+    def _near(self, finding: Finding) -> list[Subject]:
+        return [place for place in self._places.of(finding) if place.kind not in _WIDE]
+
+    def decide(self, findings: list[Finding]) -> list[Decision]:
+        members = {f.episode: (incident, f) for incident in self._known for f in incident.findings}
+        decisions: list[Decision] = []
+        fresh: list[Finding] = []
+        for finding in findings:
+            if finding.episode in members:
+                decisions += self._update(finding, *members[finding.episode])
+            elif finding.state is State.FIRING:
+                fresh.append(finding)
+            else:
+                decisions.append(Decision(Verb.IGNORE, (finding,), f"{finding.state} of an alarm that is not ours"))
+        return decisions + self._place(fresh)
+
+    def _update(self, finding: Finding, incident: Known, stored: Finding) -> list[Decision]:
+        if finding.at.t_s < stored.at.t_s:
+            return [Decision(Verb.IGNORE, (finding,), "older than what is stored", incident.id)]
+        if finding.state is stored.state:
+            due = finding.at.t_s - stored.at.t_s >= self._settings.refresh_s or finding.severity != stored.severity
+            return [Decision(Verb.UPDATE, (finding,), "goes on", incident.id)] if due else []
+        if incident.resolved and finding.state is State.FIRING:
+            return [
+                Decision(Verb.REOPEN, (finding,), f"{finding.fault} fires again on {finding.subject}", incident.id)
+            ]
+        return [Decision(Verb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)]
+
+    def _place(self, fresh: list[Finding]) -> list[Decision]:
+        groups = sorted(self._same(fresh), key=lambda g: (g.stage, _key(g.findings[0])))
+        homes: list[_Group] = []
+        placed: dict[Subject, list[tuple[_Group, Finding]]] = defaultdict(list)
+        for group in groups:
+            home = self._home(group) or self._new_home(group, placed)
+            if home is None:
+                group.reason = f"{group.findings[0].fault} on {group.findings[0].subject}"
+                homes.append(home := group)
+            elif home is not group:
+                home.findings += group.findings
+            else:
+                homes.append(group)
+            for finding in group.findings:
+                for place in self._near(finding):
+                    placed[place].append((home, finding))
+        return [self._decision(home) for home in self._storms(homes)]
+
+    def _same(self, fresh: list[Finding]) -> list[_Group]:
+        """Joins findings that `SAME` calls one fault: single linkage in order of onset, per rule and place."""
+        parent = list(range(len(fresh)))
+
+        def root(i: int) -> int:
+            while parent[i] != i:
+                parent[i] = i = parent[parent[i]]
+            return i
+
+        buckets: dict[tuple[int, object], list[int]] = defaultdict(list)
+        for i, finding in enumerate(fresh):
+            kin = kin_of(finding)
+            buckets[-1, (finding.subject, finding.fault, kin)].append(i)
+            for number, rule in enumerate(SAME):
+                if kin in rule.kin:
+                    for place in self._places.scoped(finding, rule.scope):
+                        buckets[number, place].append(i)
+        for (number, _), rows in buckets.items():
+            longest = rows[0]
+            for row in rows[1:]:
+                alike = SAME[number] if number >= 0 else None
+                if alike is None or _gap(fresh[longest], fresh[row], alike.ongoing) <= alike.window_s:
+                    parent[max(root(longest), root(row))] = min(root(longest), root(row))
+                if alike is None or not alike.ongoing or fresh[row].at.t_s > fresh[longest].at.t_s:
+                    longest = row
+        groups: dict[int, list[Finding]] = defaultdict(list)
+        for i, finding in enumerate(fresh):
+            groups[root(i)].append(finding)
+        return [_Group(found) for found in groups.values()]
+
+    def _home(self, group: _Group) -> _Group | None:
+        """The known incident that the group belongs to: `group` itself with its incident set, or None."""
+        best: tuple[int, float, str] | None = None
+        for finding in group.findings:
+            near = {(id(i), id(m)): (i, m) for p in self._near(finding) for i, m in self._live.get(p, ())}
+            for incident, member in near.values():
+                verdict = self._relation(finding, incident, member)
+                if verdict is not None:
+                    rank, reason = verdict
+                    if best is None or (rank, incident.opened_s, incident.id) < best:
+                        best = (rank, incident.opened_s, incident.id)
+                        group.incident, group.reason = incident, reason
+        return None if best is None else group
+
+    def _relation(self, new: Finding, incident: Known, member: Finding) -> tuple[int, str] | None:
+        """How a new finding relates to a known incident's finding: (rank, why), the lowest rank the closest."""
+        same = self._matching(SAME, lambda r: {kin_of(new), kin_of(member)} <= r.kin, new, member)
+        identical = (new.fault, kin_of(new), new.subject) == (member.fault, kin_of(member), member.subject)
+        if incident.resolved:
+            if incident.resolved_s is None or self._at_s - incident.resolved_s > self._settings.relapse_s:
+                return None
+            alike = new.fault is member.fault and any(
+                self._places.scoped(new, rule.scope) & self._places.scoped(member, rule.scope)
+                for rule in SAME
+                if kin_of(new) in rule.kin and rule.scope in (SubjectKind.JOB, SubjectKind.GPU)
+            )
+            return (1, f"{new.fault} is back on {new.subject}") if identical or alike else None
+        if identical:
+            return 0, f"{new.fault} on {new.subject} again"
+        if any(_gap(*_ordered(new, member), rule.ongoing) <= rule.window_s for rule in same):
+            return 2, f"the same fault as {member.fault} on {member.subject}"
+        for effect in self._matching(EFFECTS, lambda r: kin_of(member) in r.causes, member, new):
+            if kin_of(new) in effect.effects and self._follows(member, new, effect):
+                return 3, f"follows from {member.fault} on {member.subject}: {effect.why}"
+        for effect in self._matching(EFFECTS, lambda r: kin_of(new) in r.causes, new, member):
+            if kin_of(member) in effect.effects and self._follows(new, member, effect):
+                return 4, f"explains {member.fault} on {member.subject}: {effect.why}"
+        if self._our_doing(new, incident, member):
+            return 5, "our own action stopped it"
+        return None
+
+    def _matching(
+        self, rules: Sequence[_Rule], wanted: Callable[[_Rule], bool], one: Finding, other: Finding
+    ) -> list[_Rule]:
+        found = [rule for rule in rules if wanted(rule)]
+        return [r for r in found if self._places.scoped(one, r.scope) & self._places.scoped(other, r.scope)]
+
+    def _follows(self, cause: Finding, effect: Finding, rule: Effect) -> bool:
+        slack_s = self._settings.slack_s + cause.since.uncertainty_s + effect.since.uncertainty_s
+        if effect.since.t_s < cause.since.t_s - slack_s:
+            return False
+        return _gap(cause, effect, rule.ongoing) <= rule.window_s
+
+    def _our_doing(self, new: Finding, incident: Known, member: Finding) -> bool:
+        if incident.acted_s is None or kin_of(new) not in (Kin.HANG, Kin.FOLLOWER, Kin.SOURCE, Kin.GONE):
+            return False
+        if not 0 <= new.since.t_s - incident.acted_s <= self._settings.settle_s:
+            return False
+        return any(
+            s.kind in (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.GPU)
+            for s in self._places.of(new) & self._places.of(member)
+        )
+
+    def _new_home(self, group: _Group, placed: dict[Subject, list[tuple[_Group, Finding]]]) -> _Group | None:
+        """The home among this tick's earlier groups whose finding explains this one; the earliest cause wins."""
+        found: list[tuple[tuple[int, int, tuple[float, str, str, str]], _Group]] = []
+        for finding in group.findings:
+            near = {id(m): (h, m) for p in self._near(finding) for h, m in placed.get(p, ())}
+            for home, member in near.values():
+                rules = self._matching(EFFECTS, lambda r, m=member: kin_of(m) in r.causes, member, finding)  # type: ignore[misc]
+                if any(kin_of(finding) in r.effects and self._follows(member, finding, r) for r in rules):
+                    found.append((_causal_key(member), home))
+        return min(found, key=lambda pair: pair[0])[1] if found else None
+
+    def _storms(self, homes: list[_Group]) -> list[_Group]:
+        """Merges new incidents of one stormy kin under one rack, NVLink domain or cluster into one."""
+        for scope, least in (
+            (SubjectKind.NVLINK_DOMAIN, self._settings.storm_faults),
+            (SubjectKind.RACK, self._settings.storm_faults),
+            (SubjectKind.CLUSTER, self._settings.storm_cluster),
+        ):
+            buckets: dict[tuple[Kin, Subject | None], list[_Group]] = defaultdict(list)
+            for home in homes:
+                cause = first_cause(home.findings)
+                if home.incident is None and kin_of(cause) in STORMY:
+                    for place in self._storm_places(cause, scope):
+                        buckets[kin_of(cause), place].append(home)
+            merged: set[int] = set()
+            for (kin, place), found in sorted(buckets.items(), key=lambda item: (item[0][0], str(item[0][1]))):
+                alive = [h for h in found if id(h) not in merged]
+                for burst in self._bursts(alive):
+                    standing = self._standing_storm(kin, place, scope, least, burst)
+                    if len(burst) < least and standing is None:
+                        continue
+                    head, *rest = [*(h for h in homes if standing and h.incident is standing), *burst]
+                    head.incident = standing
+                    head.reason = f"storm: {kin} in {len(burst)} places of {place or scope}"
+                    for home in rest:
+                        head.findings += home.findings
+                        merged.add(id(home))
+            homes = [home for home in homes if id(home) not in merged]
+        return homes
+
+    def _storm_places(self, finding: Finding, scope: SubjectKind) -> list[Subject | None]:
+        if scope is SubjectKind.CLUSTER:
+            return [None]
+        return [s for s in self._places.of(finding) if s.kind is scope]
+
+    def _bursts(self, homes: list[_Group]) -> list[list[_Group]]:
+        ordered = sorted(homes, key=lambda h: _key(first_cause(h.findings)))
+        bursts: list[list[_Group]] = []
+        last_s = -math.inf
+        for home in ordered:
+            since_s = first_cause(home.findings).since.t_s
+            if since_s - last_s > self._settings.storm_s:
+                bursts.append([])
+            bursts[-1].append(home)
+            last_s = since_s
+        return bursts
+
+    def _standing_storm(
+        self, kin: Kin, place: Subject | None, scope: SubjectKind, least: int, burst: list[_Group]
+    ) -> Known | None:
+        """An open incident that is this storm already: enough subjects of that kin at that place, near in time."""
+        since_s = first_cause(burst[0].findings).since.t_s
+        for incident in self._known:
+            alike = [f for f in incident.findings if kin_of(f) is kin and place in self._storm_places(f, scope)]
+            recent = [f for f in alike if abs(since_s - f.since.t_s) <= self._settings.storm_s]
+            if not incident.resolved and recent and len({f.subject for f in alike}) >= least:
+                return incident
+        return None
+
+    def _decision(self, home: _Group) -> Decision:
+        found = tuple(sorted(home.findings, key=_key))
+        if home.incident is None:
+            return Decision(Verb.OPEN, found, home.reason)
+        new_cause = _causal_key(first_cause(found))[0] < _causal_key(first_cause(home.incident.findings))[0]
+        verb = Verb.REOPEN if home.incident.resolved else Verb.ATTACH
+        return Decision(verb, found, home.reason, home.incident.id, new_cause)
+
+
+def _ordered(one: Finding, other: Finding) -> tuple[Finding, Finding]:
+    return (one, other) if _key(one) <= _key(other) else (other, one)
+
+
+def _gap(earlier: Finding, later: Finding, ongoing: bool) -> float:
+    """Seconds between two findings' onsets, or from the last sight of one that goes on to the other's onset."""
+    reach_s = earlier.at.t_s if ongoing else earlier.since.t_s
+    return max(0.0, later.since.t_s - reach_s)

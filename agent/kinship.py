@@ -1,0 +1,244 @@
+"""Which findings speak of one fault: the tables behind correlation and the causal order of the rules.
+
+A finding belongs to a `Kin` (what physically is wrong, rather than which detector spoke). `SAME` says when two
+findings of one kin are one fault; `EFFECTS` says which kin can follow from which, where, and for how long. Effects
+run strictly from a lower to a higher `STAGE`, so a chain of causes never closes on itself.
+
+Xid classes follow NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors); 43, 45 and 154 only ever accompany
+another error, so they are followers and never first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collectors.subject import Inventory, Subject, SubjectKind
+from detectors.base import Fault, Finding
+
+MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
+BUS_XIDS = frozenset({54, 79, 167})
+LINK_XIDS = frozenset({74, 121, 136, 137, *range(144, 151), 155})
+APPLICATION_XIDS = frozenset({8, 13, 31, 32, 44, 68, 69, 80})
+FOLLOWER_XIDS = frozenset({43, 45, 154})
+
+
+class Kin(StrEnum):
+    MEMORY = "memory"
+    BUS = "bus"
+    LINK = "link"
+    FIRMWARE = "firmware"
+    THROTTLE = "throttle"
+    GPU_LEAK = "gpu_leak"
+    HOST_LEAK = "host_leak"
+    APPLICATION = "application"
+    OOM = "oom"
+    STALL = "stall"
+    LOSS = "loss"
+    STRAGGLER = "straggler"
+    SOURCE = "source"
+    GONE = "gone"
+    HANG = "hang"
+    FOLLOWER = "follower"
+    ANOMALY = "anomaly"
+
+
+STAGE: dict[Kin, int] = {
+    Kin.MEMORY: 0,
+    Kin.BUS: 0,
+    Kin.LINK: 0,
+    Kin.FIRMWARE: 0,
+    Kin.THROTTLE: 0,
+    Kin.GPU_LEAK: 1,
+    Kin.HOST_LEAK: 1,
+    Kin.APPLICATION: 2,
+    Kin.OOM: 3,
+    Kin.STALL: 4,
+    Kin.LOSS: 4,
+    Kin.STRAGGLER: 5,
+    Kin.SOURCE: 6,
+    Kin.GONE: 7,
+    Kin.HANG: 8,
+    Kin.FOLLOWER: 9,
+    Kin.ANOMALY: 10,
+}
+"""The causal order: of findings that belong together, the one of the lowest stage is the first cause."""
+
+_BY_FAULT = {
+    Fault.GPU_MEMORY_LEAK: Kin.GPU_LEAK,
+    Fault.HOST_MEMORY_LEAK: Kin.HOST_LEAK,
+    Fault.LOSS_DIVERGED: Kin.LOSS,
+    Fault.LOSS_NONFINITE: Kin.LOSS,
+    Fault.DATA_STALL: Kin.STALL,
+    Fault.HANG: Kin.HANG,
+    Fault.STRAGGLER: Kin.STRAGGLER,
+    Fault.HBM_IMMINENT: Kin.MEMORY,
+    Fault.HBM_DEGRADED: Kin.MEMORY,
+    Fault.GPU_LOST: Kin.GONE,
+    Fault.NVLINK_DEGRADED: Kin.LINK,
+    Fault.PCIE_DEGRADED: Kin.LINK,
+    Fault.THROTTLE: Kin.THROTTLE,
+    Fault.OOM_KILL: Kin.OOM,
+    Fault.SOURCE_LOST: Kin.SOURCE,
+    Fault.ANOMALY: Kin.ANOMALY,
+}
+
+
+def xid_of(finding: Finding) -> int | None:
+    """The Xid code that a finding speaks of, or None."""
+    code = finding.facts.get("xid", finding.facts.get("code"))
+    try:
+        return None if code is None else int(float(code))
+    except (ValueError, OverflowError):
+        return None
+
+
+def kin_of(finding: Finding) -> Kin:
+    if finding.fault is not Fault.XID:
+        return _BY_FAULT[finding.fault]
+    code = xid_of(finding)
+    classes = (
+        (MEMORY_XIDS, Kin.MEMORY),
+        (BUS_XIDS, Kin.BUS),
+        (LINK_XIDS, Kin.LINK),
+        (APPLICATION_XIDS, Kin.APPLICATION),
+        (FOLLOWER_XIDS, Kin.FOLLOWER),
+    )
+    return next((kin for codes, kin in classes if code in codes), Kin.FIRMWARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Findings of these kin under one `scope` are one fault if the later began within `window_s` of the earlier's
+    onset, or, where `ongoing`, of the last time that the earlier was seen."""
+
+    kin: frozenset[Kin]
+    scope: SubjectKind
+    window_s: float
+    ongoing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """`effects` under one `scope` follow from `causes`; the window is counted as in `Same`."""
+
+    causes: frozenset[Kin]
+    effects: frozenset[Kin]
+    scope: SubjectKind
+    window_s: float
+    ongoing: bool
+    why: str
+
+
+_GPU, _NODE, _JOB, _POD = SubjectKind.GPU, SubjectKind.NODE, SubjectKind.JOB, SubjectKind.POD
+_DAY_S = 86_400.0
+HARDWARE = frozenset({Kin.MEMORY, Kin.BUS, Kin.LINK, Kin.FIRMWARE})
+
+SAME: tuple[Same, ...] = (
+    Same(frozenset({Kin.MEMORY}), _GPU, _DAY_S, ongoing=True),
+    Same(HARDWARE, _GPU, 300.0),
+    Same(frozenset({Kin.BUS, Kin.GONE}), _NODE, 120.0),
+    Same(frozenset({Kin.LINK}), SubjectKind.NVLINK_DOMAIN, 120.0),
+    Same(frozenset({Kin.LINK}), _NODE, 120.0),
+    Same(frozenset({Kin.THROTTLE}), _NODE, 600.0, ongoing=True),
+    Same(frozenset({Kin.GPU_LEAK}), _JOB, 1800.0),
+    Same(frozenset({Kin.HOST_LEAK}), _JOB, 1800.0),
+    Same(frozenset({Kin.APPLICATION}), _JOB, 300.0),
+    Same(frozenset({Kin.OOM}), _JOB, 300.0),
+    Same(frozenset({Kin.STALL}), _JOB, 1800.0, ongoing=True),
+    Same(frozenset({Kin.LOSS}), _JOB, 1800.0, ongoing=True),
+    Same(frozenset({Kin.HANG}), _JOB, 1800.0, ongoing=True),
+    Same(frozenset({Kin.STRAGGLER}), SubjectKind.RANK, 1800.0, ongoing=True),
+    Same(frozenset({Kin.SOURCE}), _NODE, 120.0, ongoing=True),
+    Same(frozenset({Kin.FOLLOWER}), _JOB, 300.0),
+    Same(frozenset({Kin.ANOMALY}), _GPU, 600.0, ongoing=True),
+)
+
+_STOPS = frozenset({Kin.HANG, Kin.FOLLOWER})
+EFFECTS: tuple[Effect, ...] = (
+    Effect(HARDWARE, frozenset({Kin.APPLICATION}), _GPU, 120.0, False, "the GPU's error killed its process"),
+    Effect(HARDWARE, frozenset({Kin.GONE, Kin.FOLLOWER}), _GPU, 600.0, False, "the GPU went down with its error"),
+    Effect(HARDWARE, frozenset({Kin.SOURCE}), _NODE, 300.0, False, "the driver stopped answering after it"),
+    Effect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
+    Effect(frozenset({Kin.GONE}), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
+    Effect(HARDWARE | {Kin.THROTTLE}, frozenset({Kin.STRAGGLER}), _JOB, 600.0, True, "its GPU runs slower"),
+    Effect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _POD, 600.0, True, "the leak reached the limit"),
+    Effect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _NODE, 600.0, True, "the leak filled the host"),
+    Effect(frozenset({Kin.HOST_LEAK}), _STOPS, _JOB, 600.0, True, "the leak stopped a rank"),
+    Effect(
+        frozenset({Kin.GPU_LEAK}), _STOPS | {Kin.APPLICATION}, _JOB, 600.0, True, "a rank ran out of GPU memory"
+    ),
+    Effect(frozenset({Kin.APPLICATION}), _STOPS, _JOB, 600.0, False, "a rank crashed"),
+    Effect(frozenset({Kin.APPLICATION}), _STOPS, _GPU, 600.0, False, "its process crashed"),
+    Effect(frozenset({Kin.OOM}), _STOPS, _JOB, 600.0, False, "a rank was killed"),
+    Effect(
+        frozenset({Kin.STALL}), frozenset({Kin.STRAGGLER, Kin.HANG}), _JOB, 600.0, True, "the step waits for data"
+    ),
+    Effect(frozenset({Kin.STRAGGLER}), frozenset({Kin.HANG}), _JOB, 600.0, True, "one rank holds the others up"),
+    Effect(frozenset({Kin.SOURCE}), frozenset({Kin.GONE, Kin.HANG}), _NODE, 600.0, True, "nobody can see it"),
+    Effect(frozenset({Kin.SOURCE}), frozenset({Kin.HANG}), _JOB, 600.0, True, "nobody can see its steps"),
+    *(
+        Effect(
+            frozenset(set(Kin) - {Kin.ANOMALY}), frozenset({Kin.ANOMALY}), scope, 900.0, True, "it disturbs this"
+        )
+        for scope in (_GPU, _JOB)
+    ),
+)
+
+STORMY = frozenset(
+    {
+        *HARDWARE,
+        Kin.THROTTLE,
+        Kin.SOURCE,
+        Kin.GONE,
+        Kin.STALL,
+        Kin.HANG,
+        Kin.STRAGGLER,
+        Kin.FOLLOWER,
+        Kin.ANOMALY,
+    }
+)
+"""Kin that something shared (a switch, cooling, storage, Prometheus) causes in many places at once."""
+
+
+class Places:
+    """Where findings stand: the subjects of each kind that a finding touches, by inventory at its onset (or, where
+    the inventory did not reach back so far, when it was last seen). Remembers its answers; one per call."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._known: dict[tuple[Subject, float, float, str], frozenset[Subject]] = {}
+
+    def of(self, finding: Finding) -> frozenset[Subject]:
+        covers = str(finding.facts.get("covers", ""))
+        key = (finding.subject, finding.since.t_s, finding.at.t_s, covers)
+        if key not in self._known:
+            found = self._touched(finding.subject, finding.since.t_s, finding.at.t_s)
+            for text in filter(None, (part.strip() for part in covers.split(","))):
+                try:
+                    found |= self._touched(Subject.parse(text), finding.since.t_s, finding.at.t_s)
+                except ValueError:
+                    continue  # not a subject's name: the detector's free text covers nothing that we know
+            self._known[key] = frozenset(found)
+        return self._known[key]
+
+    def scoped(self, finding: Finding, scope: SubjectKind) -> frozenset[Subject]:
+        """The subjects of that kind that the finding touches; its own subject where none is known."""
+        return frozenset(s for s in self.of(finding) if s.kind is scope) or frozenset({finding.subject})
+
+    def _touched(self, subject: Subject, *times_s: float) -> set[Subject]:
+        for at_s in times_s:
+            found = set(self._inventory.ancestors(subject, at_s))
+            if subject.kind in _HOLDERS:
+                pods = {subject, *found, *self._inventory.below(subject, SubjectKind.POD, at_s)}
+                held = {gpu for s in pods if s.kind in _HOLDERS[:3] for gpu in self._inventory.gpus(s, at_s)}
+                found |= held | {s for s in pods if s.kind is SubjectKind.POD}
+                for child in found & (held | pods):
+                    found |= {s for s in self._inventory.ancestors(child, at_s) if s.kind in _HOUSING}
+            if len(found) > 1:
+                return found
+        return {subject}
+
+
+_HOLDERS = (SubjectKind.POD, SubjectKind.RANK, SubjectKind.CONTAINER, SubjectKind.JOB)
+_HOUSING = (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.NVLINK_DOMAIN)
