@@ -1,0 +1,126 @@
+"""Asks every collector at once and waits for none of them longer than was agreed.
+
+A collector keeps its own timeout. One that breaks that promise must not stop the fleet's tick: its sources are
+reported as timed out, it is not asked again while it is still busy, and what it brings late joins the next tick, so
+that no line or step is lost. Threads are daemons, so that a stuck collector cannot hold up a shutdown either.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+
+from collectors.base import Collector
+from collectors.frame import Reason, SourceStatus
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Batch
+
+_GRACE_S = 0.25
+"""Beyond the timeout that a collector was given, for it to say so itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    now_s: float
+    inventory: Inventory
+    timeout_s: float
+
+
+class _Worker:
+    """One collector and the daemon thread that asks it."""
+
+    def __init__(self, collector: Collector, place: str) -> None:
+        self.collector = collector
+        self.busy = False
+        self._place = Subject(SubjectKind.SOURCE, f"{collector.name} {place}")
+        self._known: tuple[SourceStatus, ...] = ()
+        self._questions: SimpleQueue[_Question | None] = SimpleQueue()
+        self._answers: SimpleQueue[Batch] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"collect-{place}", daemon=True)
+        self._thread.start()
+
+    def ask(self, question: _Question) -> None:
+        self.busy = True
+        self._questions.put(question)
+
+    def answer(self, wait_s: float) -> Batch | None:
+        """What it brought, or None where it is still busy."""
+        try:
+            batch = self._answers.get(timeout=wait_s) if wait_s > 0 else self._answers.get_nowait()
+        except Empty:
+            return None
+        self.busy = False
+        self._known = tuple(batch.sources) or self._known
+        return batch
+
+    def overdue(self, now_s: float, waited_s: float) -> Batch:
+        """Every source it is known to read, as timed out."""
+        detail = f"{self.collector.name} has not answered for {waited_s:.1f} s; it is not asked again until it does"
+        known = self._known or (SourceStatus(self._place, now_s, ok=False),)
+        return Batch(
+            [
+                replace(s, at_s=now_s, ok=False, reason=Reason.TIMEOUT, detail=detail, samples=0, took_s=waited_s)
+                for s in known
+            ]
+        )
+
+    def stop(self, wait_s: float) -> None:
+        """Ends the thread if it is idle and closes the collector; a busy one closes when it comes back."""
+        self._questions.put(None)
+        self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while (question := self._questions.get()) is not None:
+            self._answers.put(self._collect(question))
+        self.collector.close()
+
+    def _collect(self, question: _Question) -> Batch:
+        began_s = time.monotonic()
+        try:
+            return self.collector.collect(question.now_s, question.inventory, question.timeout_s)
+        except Exception as error:  # noqa: BLE001  a broken collector is a source without data, by name
+            detail = f"{type(error).__name__}: {error}"
+            took_s = time.monotonic() - began_s
+            known = self._known or (SourceStatus(self._place, question.now_s, ok=False),)
+            return Batch(
+                [
+                    replace(s, at_s=question.now_s, ok=False, reason=Reason.INTERNAL, detail=detail, took_s=took_s)
+                    for s in known
+                ]
+            )
+
+
+class Collection:
+    """All configured collectors. `collect` is called from one thread."""
+
+    def __init__(self, collectors: Sequence[Collector], timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._workers = [_Worker(collector, f"sources[{i}]") for i, collector in enumerate(collectors)]
+        self._asked_s: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def collect(self, now_s: float, inventory: Inventory) -> list[Batch]:
+        """One batch per collector, in the order of the settings, plus what late ones bring; within the timeout."""
+        batches = []
+        began_s = time.monotonic()
+        for number, worker in enumerate(self._workers):
+            if worker.busy and (late := worker.answer(0)) is not None:
+                batches.append(Batch((), late.frames, late.steps, late.logs, late.events))
+            if not worker.busy:
+                worker.ask(_Question(now_s, inventory, self._timeout_s))
+                self._asked_s[number] = began_s
+        for number, worker in enumerate(self._workers):
+            left_s = self._asked_s[number] + self._timeout_s + _GRACE_S - time.monotonic()
+            answer = worker.answer(left_s)
+            batches.append(answer or worker.overdue(now_s, time.monotonic() - self._asked_s[number]))
+        return batches
+
+    def close(self) -> None:
+        """Closes every collector; those that are stuck are left to their daemon threads."""
+        for worker in self._workers:
+            worker.stop(1.0 if not worker.busy else 0.0)

@@ -1,0 +1,126 @@
+"""What the daemon says about itself, in Prometheus' conventions (prometheus.io/docs/practices/naming).
+
+Each App has its own registry, so two in one process do not meet. Labels are bounded: collector and detector names,
+closed reason sets, incident states; never a URL, pod or GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from agent.incident import IncidentState
+from collectors.tick import Tick
+from detectors.base import Finding, State
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The daemon's instruments. Names and meanings are documented in docs/reference/metrics.md from here."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        build = Info("nightshift_build", "Version of the daemon.", registry=registry)
+        build.info({"version": version})
+        self.ticks = Counter("nightshift_ticks", "Looks at the fleet since the start.", registry=registry)
+        self.last_tick = Gauge(
+            "nightshift_last_tick_timestamp_seconds", "When the newest look at the fleet began.", registry=registry
+        )
+        self.tick_seconds = Histogram(
+            "nightshift_tick_duration_seconds",
+            "Collecting, detecting and correlating, per look.",
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+            registry=registry,
+        )
+        self.skipped = Counter(
+            "nightshift_ticks_skipped", "Looks left out because the one before took too long.", registry=registry
+        )
+        self.sources = Gauge(
+            "nightshift_sources", "Sources by whether the newest look could use them.", ["state"], registry=registry
+        )
+        self.source_failures = Counter(
+            "nightshift_source_failures",
+            "Answers of a source that could not be used, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.rejected = Counter(
+            "nightshift_samples_rejected",
+            "Samples and lines refused while the rest of an answer was used, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.samples = Counter("nightshift_samples", "Samples and lines read from all sources.", registry=registry)
+        self.series = Gauge(
+            "nightshift_subjects", "Subjects in the newest frame, by kind.", ["kind"], registry=registry
+        )
+        self.findings = Gauge(
+            "nightshift_findings", "Alarms by detector and state.", ["detector", "state"], registry=registry
+        )
+        self.detector_seconds = Counter(
+            "nightshift_detector_duration_seconds", "Time spent in each detector.", ["detector"], registry=registry
+        )
+        self.detector_failures = Counter(
+            "nightshift_detector_failures",
+            "Looks in which a detector raised an error and its findings are missing.",
+            ["detector"],
+            registry=registry,
+        )
+        self.incidents = Gauge(
+            "nightshift_incidents", "Incidents by state; resolved ones are left out.", ["state"], registry=registry
+        )
+        self.stage_failures = Counter(
+            "nightshift_stage_failures",
+            "Times that correlating, storing or advancing incidents failed and was put off to the next look.",
+            ["stage"],
+            registry=registry,
+        )
+        self.halted = Gauge(
+            "nightshift_halted", "1 while the emergency stop holds every action.", registry=registry
+        )
+        self.reload_ok = Gauge(
+            "nightshift_config_last_reload_successful", "0 while a refused configuration waits.", registry=registry
+        )
+        self.reload_at = Gauge(
+            "nightshift_config_last_reload_success_timestamp_seconds",
+            "When the configuration in use was loaded.",
+            registry=registry,
+        )
+        self.reload_ok.set(1)
+
+    def observe_tick(self, tick: Tick) -> None:
+        """Counts what one tick brought."""
+        self.ticks.inc()
+        self.last_tick.set(tick.at_s)
+        good = sum(status.ok for status in tick.sources)
+        self.sources.labels("up").set(good)
+        self.sources.labels("down").set(len(tick.sources) - good)
+        for status in tick.sources:
+            self.samples.inc(status.samples)
+            if not status.ok:
+                self.source_failures.labels(status.reason or "unknown").inc()
+            for reason, count in status.rejected.items():
+                self.rejected.labels(reason).inc(count)
+        self.series.clear()
+        for kind, frame in tick.frames.items():
+            self.series.labels(kind).set(len(frame.index))
+
+    def observe_findings(self, detector: str, findings: Iterable[Finding]) -> None:
+        counts = Tally(finding.state for finding in findings)
+        for state in (State.FIRING, State.NO_DATA):
+            self.findings.labels(detector, state).set(counts[state])
+
+    def observe_incidents(self, states: Iterable[IncidentState]) -> None:
+        counts = Tally(states)
+        for state in IncidentState:
+            if state is not IncidentState.RESOLVED:
+                self.incidents.labels(state).set(counts[state])
+
+    def page(self) -> bytes:
+        """The exposition text of `/metrics`."""
+        return generate_latest(self.registry)
