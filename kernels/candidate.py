@@ -26,7 +26,9 @@ Language = Literal["triton", "cuda", "python"]
 Kind = Literal["own_kernel", "library", "in_place"]
 Determinism = Literal["bitwise", "run_to_run", "none"]
 
-LAYOUTS = ("contiguous", "padded", "transposed", "offset", "broadcast")
+LAYOUTS = ("contiguous", "padded", "transposed", "offset")
+"""How inputs may lie in memory; `kernels.judge.inputs.place` says what each means."""
+
 MAX_SOURCE_BYTES = 1 << 20
 
 

@@ -99,6 +99,9 @@ class Problem:
     gradients: positions of the inputs that the operation is differentiated in; empty: forward only.
     flops, compulsory_bytes: what any implementation must calculate and move to or from memory once, per case.
     libraries: named baselines beside eager and torch.compile; each takes the same inputs.
+    huge: cases with more than 2³¹ elements; their outputs are compared on sampled rows, which needs `row_inputs`:
+      the positions of the inputs whose first dimension is the outputs' (the others are shared by all rows).
+    signed_zero: whether an exact operation must also tell +0 from −0.
     """
 
     name: str
@@ -112,14 +115,15 @@ class Problem:
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
     distributions: tuple[str, ...] = ("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "nan")
     layouts: tuple[str, ...] = ("contiguous", "padded", "transposed", "offset")
-    smallest: Mapping[str, int] = field(default_factory=dict)
     oracle: Callable[..., Any] | None = None
     exact: bool = False
     mutates: tuple[int, ...] = ()
     gradients: tuple[int, ...] = ()
     libraries: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     constraint: Callable[[Case], bool] = lambda case: True
-    source: str = ""
+    huge: tuple[Case, ...] = ()
+    row_inputs: tuple[int, ...] = ()
+    signed_zero: bool = True
 
     def inputs(self, case: Case, distribution: str, seed: int, device: torch.device | str) -> Inputs:
         """Contiguous inputs; the same bits for the same (case, distribution, seed) on every device."""

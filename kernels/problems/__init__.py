@@ -1,1 +1,65 @@
-"""Reference problems: one operation per file."""
+"""Reference problems: one operation per file, the benchmarked shapes with it.
+
+A problem file holds the torch code that users write (the reference), the input generator, the shapes and what the
+operation must at least move and calculate. A new one is a file and a line in `ALL`.
+"""
+
+from __future__ import annotations
+
+from kernels.problem import Problem, ProblemError
+from kernels.problems import (
+    adamw,
+    copies,
+    cross_entropy,
+    dropout_add,
+    embedding_gradient,
+    flash_attention,
+    fused_mlp,
+    gated,
+    layernorm,
+    matmul,
+    particle_weights,
+    quantise,
+    reductions,
+    rmsnorm,
+    rotary,
+    softmax,
+    stencil,
+)
+
+ALL: tuple[Problem, ...] = (
+    adamw.ADAMW,
+    copies.COPY,
+    copies.PERMUTE,
+    cross_entropy.CROSS_ENTROPY,
+    dropout_add.DROPOUT_ADD,
+    embedding_gradient.EMBEDDING_GRADIENT,
+    flash_attention.FLASH_ATTENTION,
+    fused_mlp.FUSED_MLP,
+    gated.SWIGLU,
+    gated.GEGLU,
+    layernorm.LAYERNORM,
+    matmul.MATMUL,
+    particle_weights.PARTICLE_WEIGHTS,
+    quantise.QUANTISE,
+    quantise.DEQUANTISE,
+    reductions.REDUCE_SUM,
+    reductions.MAX,
+    rmsnorm.RMSNORM,
+    rmsnorm.RMSNORM_RESIDUAL,
+    rotary.ROTARY_INTERLEAVED,
+    rotary.ROTARY_HALF,
+    softmax.SOFTMAX,
+    stencil.STENCIL_3X3,
+    stencil.STENCIL_5X5,
+)
+
+BY_NAME: dict[str, Problem] = {problem.name: problem for problem in ALL}
+
+
+def named(name: str) -> Problem:
+    """The problem of that name. Raises ProblemError that lists the names."""
+    try:
+        return BY_NAME[name]
+    except KeyError:
+        raise ProblemError(f"problem: {name!r} is none of {', '.join(sorted(BY_NAME))}") from None

@@ -1,0 +1,411 @@
+"""Is an output right? Pure functions over tensors that the parent holds; no candidate code, no clock, no process.
+
+A fixed tolerance is no oracle: it passes a softmax with a constant denominator wherever the outputs are small. Here
+an output is compared with a float64 oracle, and its error with the error that torch's own eager result makes on
+the same problem: RMSE(candidate) ≤ m · RMSE(eager), m = 3 for float16 and bfloat16 and 2 for float32, the rule of
+`torch._dynamo.utils.same` (PyTorch 2.11), made stricter: per row and per element as well as in the mean, with the
+placement of NaN and ±inf, and bit for bit where the operation is exact.
+
+Two things keep the rule fair. A correctly rounded result is off by up to half a unit in the last place (ULP), so
+no allowance is below that; and eager's error on a handful of elements is a matter of luck, so for small outputs it
+is pooled over further draws of the same case (`Allowance`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.draw import Draw, mix
+from kernels.judge.inputs import Probe, laid_out
+from kernels.judge.verdict import Reason
+from kernels.problem import Inputs, Outputs, Problem, gradients_of
+
+POOL_ELEMENTS = 4096
+POOL_DRAWS = 8
+_CHUNK = 1 << 25
+
+RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
+"""m of `torch._dynamo.utils.same`."""
+ELEMENT_FACTOR = 4.0
+"""Allowed multiple, beyond m, of eager's worst element: extremes of two equally good results differ that much.
+An RMSE over n elements gets 1 + 3/√n, which is the same for one element and nothing for many."""
+FLOOR_ULP = 0.5
+"""RMS error always allowed, in ULP of the output; correct rounding makes 0.29."""
+ELEMENT_FLOOR_ULP = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 128.0, torch.float64: 128.0}
+"""One element's error always allowed, in ULP. For float32 it is what rounding the argument of exp costs in the far
+tail of a softmax: |x · log₂e| ≤ 126 at 2⁻²⁴ each, where libm's expf (eager) splits the argument in two."""
+CANCELLING_ULP = 16.0
+"""Where eager's own worst element is beyond this, outputs near zero come from cancellation and ULP say little: the
+element is then held against the RMS of eager's error in its row (six standard deviations in 10⁹ elements)."""
+SHORT_ROW = 8
+"""Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The comparison of one output: reason is None where it passed. Ratios are to the allowance (≤ 1 passes)."""
+
+    reason: Reason | None
+    detail: str
+    rmse_ratio: float = 0.0
+    row_ratio: float = 0.0
+    element_ratio: float = 0.0
+    max_ulp: float = 0.0
+    rmse_to_eager: float = 0.0
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What eager's own errors permit for one output: absolute RMSE, worst row (absolute and relative to the row's
+    RMS), worst element in ULP. Pooled: the largest, or the root mean square, over draws."""
+
+    rmse: float
+    row: float
+    row_relative: float
+    ulp: float
+    eager_rmse: float
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the parent holds a call's outputs against. rows: indices compared, or None for all."""
+
+    truth: Outputs
+    eager: Outputs
+    allowances: tuple[Allowance, ...]
+    rows: torch.Tensor | None
+    exact: bool
+    signed_zero: bool
+    gradients: bool
+
+
+def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """One unit in the last place of `dtype` at |value| (float64 in and out).
+
+    Below the smallest normal number it is that of the smallest subnormal for float16; for float32 and bfloat16,
+    whose subnormals GPUs may flush to zero (PTX ISA, .ftz), the smallest normal number.
+    """
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(value.abs().clamp(min=info.tiny, max=info.max))
+    unit = torch.pow(2.0, (exponent - 1).to(torch.float64)) * info.eps
+    if dtype in (torch.float32, torch.bfloat16):
+        return torch.where(value.abs() < info.tiny, info.tiny, unit)
+    return unit
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Two dimensions: rows and columns. One-dimensional outputs are one element a row."""
+    if tensor.dim() <= 1:
+        return tensor.reshape(-1, 1)
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Row chunks in float64, so that a large output needs little more memory than it has."""
+    flat = [_rows(t) for t in tensors]
+    step = max(1, _CHUNK // max(1, flat[0].shape[1]))
+    for start in range(0, flat[0].shape[0], step):
+        yield tuple(t[start : start + step].to(torch.float64) for t in flat)
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Root mean squares of the error: total, per row; the same of the floor; and the worst element in ULP."""
+
+    rmse: float
+    floor: float
+    rows: torch.Tensor
+    row_floors: torch.Tensor
+    row_scales: torch.Tensor
+    worst_ulp: float
+
+
+def _errors(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Tensor]) -> _Errors:
+    dtype = got.dtype
+    rows, floors, scales = [], [], []
+    total = floor = 0.0
+    count, worst = 0, 0.0
+    for values, exact, *rest in _parts(got, truth, *others):
+        mask = torch.isfinite(values) & torch.isfinite(exact)
+        for other in rest:
+            mask &= torch.isfinite(other)
+        true = torch.where(mask, exact, 0.0)
+        error = torch.where(mask, values - true, 0.0)
+        unit = ulp(true, dtype)
+        weight = mask.sum(dim=1).clamp(min=1)
+        rows.append((error.square().sum(dim=1) / weight).sqrt())
+        floors.append((torch.where(mask, unit, 0.0).square().sum(dim=1) / weight).sqrt() * FLOOR_ULP)
+        scales.append((true.square().sum(dim=1) / weight).sqrt())
+        total += float(error.square().sum())
+        floor += float(torch.where(mask, unit, 0.0).square().sum())
+        count += int(mask.sum())
+        if error.numel():
+            worst = max(worst, float((error.abs() / unit).max()))
+    empty = torch.zeros(0, dtype=torch.float64, device=got.device)
+    count = max(count, 1)
+    return _Errors(
+        (total / count) ** 0.5,
+        FLOOR_ULP * (floor / count) ** 0.5,
+        torch.cat(rows) if rows else empty,
+        torch.cat(floors) if floors else empty,
+        torch.cat(scales) if scales else empty,
+        worst,
+    )
+
+
+def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
+    """From (eager, truth) pairs of one output over one or more draws of the same case."""
+    measured = [_errors(eager, truth, ()) for eager, truth in draws]
+    return Allowance(
+        rmse=max(max(e.rmse, e.floor) for e in measured),
+        row=max((float(e.rows.max()) for e in measured if len(e.rows)), default=0.0),
+        row_relative=max(
+            (float((e.rows / _positive(e.row_scales)).max()) for e in measured if len(e.rows)), default=0.0
+        ),
+        ulp=max(e.worst_ulp for e in measured),
+        eager_rmse=measured[0].rmse,
+    )
+
+
+def _positive(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expected:
+    """Oracle, eager result and allowance for one call of a probe; `inputs` are the call's, in their layout.
+
+    For a small output eager's errors are pooled over further draws. With `probe.rows`, everything is computed on
+    sampled rows only, the first, the last and those around element 2³¹ among them.
+    """
+    rows = None
+    if probe.rows:
+        inputs, rows = _sample(problem, probe, seed, inputs)
+    truth, eager = _pair(problem, probe, seed, inputs)
+    if problem.exact and not probe.backward:
+        return Expected(truth, eager, (), rows, True, problem.signed_zero, False)
+    draws = [(eager, truth)]
+    if not probe.rows and min((t.numel() for t in truth), default=0) < POOL_ELEMENTS:
+        device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
+        for i in range(1, POOL_DRAWS):
+            other = mix(seed, i, 0x9001)
+            again = laid_out(problem.inputs(probe.case, probe.distribution, other, device), probe.case.layout)
+            truth_again, eager_again = _pair(problem, probe, other, again)
+            draws.append((eager_again, truth_again))
+    allowances = tuple(
+        _integer_allowance(draws, i)
+        if not e.is_floating_point()
+        else allowance([(d[0][i], d[1][i]) for d in draws])
+        for i, e in enumerate(eager)
+    )
+    return Expected(truth, eager, allowances, rows, False, problem.signed_zero, probe.backward)
+
+
+def _integer_allowance(draws: Sequence[tuple[Outputs, Outputs]], i: int) -> Allowance:
+    """Rounded integers against an unrounded oracle: eager's largest distance, and a hair for another rounding."""
+    worst = max(float((e[i].double() - t[i].double()).abs().max()) if e[i].numel() else 0.0 for e, t in draws)
+    return Allowance(worst + 2.0**-10, worst, worst, worst, worst)
+
+
+def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int) -> Outputs:
+    """The outputs' gradients of a backward probe: normal values from the probe's seed."""
+    made = []
+    for i, out in enumerate(outputs):
+        device = out.device
+        made.append(Draw(mix(seed, i, 0x67), "normal", device).normal(out.shape, out.dtype))
+    return tuple(made)
+
+
+def _pair(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Outputs, Outputs]:
+    """(truth, eager): outputs, or gradients for a backward probe."""
+    if not probe.backward:
+        return problem.truth(inputs), problem.eager(inputs)
+    grads = gradient_seeds(problem.eager(inputs), seed)
+    doubles = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
+    wide = tuple(g.double() for g in grads)
+    truth = gradients_of(problem.oracle or problem.reference, doubles, problem.gradients, wide)
+    return truth, gradients_of(problem.reference, inputs, problem.gradients, grads)
+
+
+def _sample(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Inputs, torch.Tensor]:
+    leading = inputs[problem.row_inputs[0]]
+    if not isinstance(leading, torch.Tensor):
+        raise TypeError(f"{problem.name}: row_inputs name a number, not a tensor")
+    count = leading.shape[0]
+    width = max(1, leading.numel() // max(1, count))
+    edges = [0, count - 1, *(row + d for row in ((1 << 31) // width, (1 << 32) // width) for d in (-1, 0, 1))]
+    picks = [mix(seed, i, 0x20) % count for i in range(probe.rows)]
+    rows = torch.tensor(sorted({r for r in (*edges, *picks) if 0 <= r < count}), device=leading.device)
+    taken = tuple(
+        x.index_select(0, rows) if i in problem.row_inputs and isinstance(x, torch.Tensor) else x
+        for i, x in enumerate(inputs)
+    )
+    return taken, rows
+
+
+def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
+    """The first output that fails, or the worst ratios of those that pass."""
+    if len(outputs) != len(expected.eager):
+        return Finding(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(expected.eager)}")
+    worst = Finding(None, "")
+    for i, (output, truth, eager) in enumerate(zip(outputs, expected.truth, expected.eager, strict=True)):
+        rows = expected.rows
+        found = _one(expected, i, output if rows is None else output.index_select(0, rows), truth, eager)
+        if found.reason is not None:
+            reason = Reason.gradient if expected.gradients else found.reason
+            what = "gradient" if expected.gradients else "output"
+            return replace(found, reason=reason, detail=f"{what} {i}: {found.detail}")
+        worst = Finding(
+            None,
+            "",
+            max(worst.rmse_ratio, found.rmse_ratio),
+            max(worst.row_ratio, found.row_ratio),
+            max(worst.element_ratio, found.element_ratio),
+            max(worst.max_ulp, found.max_ulp),
+            max(worst.rmse_to_eager, found.rmse_to_eager),
+        )
+    return worst
+
+
+def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding:
+    if got.shape != eager.shape:
+        return Finding(Reason.wrong_shape, f"{tuple(got.shape)}, expected {tuple(eager.shape)}")
+    if got.dtype != eager.dtype:
+        return Finding(Reason.wrong_dtype, f"{got.dtype}, expected {eager.dtype}")
+    if got.device != eager.device:
+        return Finding(Reason.wrong_device, f"{got.device}, expected {eager.device}")
+    if got.numel() == 0:
+        return Finding(None, "")
+    if expected.exact:
+        return same_bits(got, eager, expected.signed_zero)
+    if not got.is_floating_point():
+        return _integers(got, truth, expected.allowances[i])
+    placed = _placement(got, truth, eager)
+    if placed is not None:
+        return placed
+    return _accuracy(got, truth, eager, expected.allowances[i])
+
+
+def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -> Finding:
+    """Bit for bit; any NaN equals any NaN (payloads are not part of IEEE 754's contract)."""
+    equal = got == want
+    if got.is_floating_point():
+        equal |= torch.isnan(got) & torch.isnan(want)
+        if signed_zero:
+            equal &= torch.isnan(got) | (torch.signbit(got) == torch.signbit(want))
+    if bool(equal.all()):
+        return Finding(None, "")
+    bad = int((~equal).sum())
+    return Finding(Reason.not_exact, f"{bad} of {got.numel()} elements differ, first at {_first(~equal)}")
+
+
+def _first(mask: torch.Tensor) -> tuple[int, ...]:
+    return _index(int(torch.argmax(mask.flatten().to(torch.int8))), mask.shape)
+
+
+def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    place = []
+    for size in reversed(shape):
+        place.append(flat % size)
+        flat //= size
+    return tuple(reversed(place))
+
+
+def _classes(x: torch.Tensor) -> torch.Tensor:
+    """0 finite, 1 NaN, 2 +inf, 3 −inf."""
+    return (
+        torch.isnan(x).to(torch.int8) + 2 * torch.isposinf(x).to(torch.int8) + 3 * torch.isneginf(x).to(torch.int8)
+    )
+
+
+def _placement(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding | None:
+    """NaN and ±inf must stand where the oracle, rounded to the output's dtype, or eager has them."""
+    seen = _classes(got)
+    wrong = (seen != _classes(truth.to(got.dtype))) & (seen != _classes(eager))
+    if not bool(wrong.any()):
+        return None
+    at = _first(wrong)
+    names = ("finite", "NaN", "+inf", "-inf")
+    was, should = names[int(seen[at])], names[int(_classes(truth.to(got.dtype))[at])]
+    return Finding(Reason.nan_placement, f"{int(wrong.sum())} elements, first at {at}: {was}, expected {should}")
+
+
+def _integers(got: torch.Tensor, truth: torch.Tensor, allowed: Allowance) -> Finding:
+    distance = (got.double() - truth.double()).abs()
+    worst = float(distance.max())
+    ratio = worst / allowed.rmse
+    if ratio > 1:
+        at = _first(distance == worst)
+        return Finding(
+            Reason.not_exact, f"off by {worst:.4g} at {at}, allowed {allowed.rmse:.4g}", element_ratio=ratio
+        )
+    return Finding(None, "", element_ratio=ratio)
+
+
+def _luck(count: int) -> float:
+    return 1.0 + (ELEMENT_FACTOR - 1.0) / math.sqrt(max(1, count))
+
+
+def _accuracy(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, allowed: Allowance) -> Finding:
+    factor = RMSE_FACTOR[got.dtype]
+    columns = _rows(got).shape[1]
+    mine = _errors(got, truth, (eager,))
+    own = _errors(eager, truth, (got,))
+    limit = factor * _luck(got.numel()) * max(allowed.rmse, own.rmse, own.floor, torch.finfo(torch.float64).tiny)
+    rmse_ratio = mine.rmse / limit
+    beside = torch.maximum(own.rows, own.row_floors)
+    pooled = torch.full_like(beside, allowed.row)
+    if columns >= SHORT_ROW:
+        pooled = torch.minimum(pooled, mine.row_scales * allowed.row_relative)
+    row_limits = factor * _luck(columns) * torch.maximum(beside, pooled)
+    row_ratio, row = (mine.rows / _positive(row_limits)).max(dim=0)
+    eager_ulp = max(allowed.ulp, own.worst_ulp)
+    ulp_limit = max(ELEMENT_FLOOR_ULP[got.dtype], factor * ELEMENT_FACTOR * min(eager_ulp, CANCELLING_ULP))
+    rows = torch.maximum(beside, pooled) if eager_ulp > CANCELLING_ULP else torch.zeros_like(beside)
+    element_ratio, at = _worst_element(got, truth, eager, ulp_limit, factor * ELEMENT_FACTOR * rows)
+    figures = (rmse_ratio, float(row_ratio), element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))
+    if rmse_ratio > 1:
+        told = f"RMSE {mine.rmse:.3g}, allowed {limit:.3g} (eager {own.rmse:.3g})"
+        return Finding(Reason.rmse, told, *figures)
+    if float(row_ratio) > 1:
+        told = f"row {int(row)}: RMSE {float(mine.rows[row]):.3g}, allowed {float(row_limits[row]):.3g}"
+        return Finding(Reason.worst_row, told, *figures)
+    if element_ratio > 1:
+        told = f"{element_ratio:.3g} times the allowed error at {_index(at, got.shape)} ({ulp_limit:.3g} ULP)"
+        return Finding(Reason.max_ulp, told, *figures)
+    return Finding(None, "", *figures)
+
+
+def _worst_element(
+    got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, ulp_limit: float, row_limits: torch.Tensor
+) -> tuple[float, int]:
+    """The largest ratio of an element's error to its allowance, and its flat index."""
+    worst, worst_at, start = 0.0, 0, 0
+    for values, exact, beside in _parts(got, truth, eager):
+        mask = torch.isfinite(values) & torch.isfinite(exact) & torch.isfinite(beside)
+        true = torch.where(mask, exact, 0.0)
+        limits = torch.maximum(ulp(true, got.dtype) * ulp_limit, row_limits[start : start + len(values), None])
+        ratio = torch.where(mask, values - true, 0.0).abs() / limits
+        if ratio.numel():
+            high, at = ratio.flatten().max(dim=0)
+            if float(high) > worst:
+                worst, worst_at = float(high), start * values.shape[1] + int(at)
+        start += len(values)
+    return worst, worst_at
+
+
+def repeats_agree(first: Sequence[torch.Tensor], again: Sequence[torch.Tensor]) -> bool:
+    """Whether two calls on the same inputs gave the same bits (NaN equals NaN)."""
+    return len(first) == len(again) and all(
+        a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b).reason is None
+        for a, b in zip(first, again, strict=True)
+    )
+
+
+def eager_is_deterministic(problem: Problem, inputs: Inputs, runs: int = 3) -> bool:
+    """Whether eager itself repeats bit for bit: a candidate may not be worse than this, whatever it declares."""
+    first = problem.eager(inputs)
+    return all(repeats_agree(first, problem.eager(inputs)) for _ in range(runs - 1))

@@ -1,0 +1,242 @@
+"""What a candidate will be asked: the staged plan of probes, as data, and how tensors are laid out in memory.
+
+A plan is drawn from a secret, so a candidate cannot know its shapes, values, order or count. Edge cases are always
+in it (size 1, primes, sizes beside a power of two, empty, non-contiguous, misaligned); the rest is random inside
+the candidate's declared domain. Stages are ordered by cost: the first failure ends the judging.
+
+A probe's `seeds` are calls made one after the other in the same buffers, with fresh values each: a repeated seed
+must give the same output again (determinism, no state kept), and every output is held against its own oracle.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from kernels.candidate import Candidate, Domain
+from kernels.draw import mix
+from kernels.problem import Axis, Case, Inputs, Problem
+
+Stage = Literal["smoke", "sweep", "values", "determinism", "accuracy", "integrity"]
+STAGES: tuple[Stage, ...] = ("smoke", "sweep", "values", "determinism", "accuracy", "integrity")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Calls to make and hold against the oracle.
+
+    case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
+    drawn from the seed. under_load: while other work runs on the device. rows: 0, or the number of leading rows to
+    compare (for outputs too large for a float64 oracle): see `kernels.judge.correctness.expected`.
+    """
+
+    stage: Stage
+    case: Case
+    distribution: str
+    seeds: tuple[int, ...]
+    backward: bool = False
+    under_load: bool = False
+    rows: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Seeds as text: they have 64 bits, more than JSON's numbers hold."""
+        return {
+            "stage": self.stage,
+            "case": self.case.to_json(),
+            "distribution": self.distribution,
+            "seeds": [f"{seed:016x}" for seed in self.seeds],
+            "backward": self.backward,
+            "under_load": self.under_load,
+            "rows": self.rows,
+        }
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much to ask. max_bytes bounds a swept case's compulsory traffic; benchmark: include the timed cases."""
+
+    max_bytes: int
+    sweep_random: int
+    benchmark: bool
+    huge: bool
+    repeats: int
+
+
+INTERPRETER = Scope(max_bytes=1 << 16, sweep_random=2, benchmark=False, huge=False, repeats=3)
+CPU = Scope(max_bytes=1 << 21, sweep_random=4, benchmark=False, huge=False, repeats=4)
+QUICK_GPU = Scope(max_bytes=1 << 27, sweep_random=4, benchmark=True, huge=False, repeats=4)
+FULL_GPU = Scope(max_bytes=1 << 29, sweep_random=12, benchmark=True, huge=True, repeats=16)
+
+
+def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) -> tuple[Probe, ...]:
+    """The probes in the order in which they are to be run; empty where the declared domain admits no case."""
+    rng = random.Random(secret + problem.name.encode())
+    admitted = [case for case in _sweep(problem, candidate.domain, rng, scope) if _admits(problem, candidate, case)]
+    if not admitted:
+        return ()
+    base = max(admitted, key=lambda case: min(problem.compulsory_bytes(case), 1 << 20))
+    plain = base.with_(layout="contiguous")
+    base = plain if _admits(problem, candidate, plain) else base
+    bases = [case for dtype in problem.dtypes if (case := _of_dtype(problem, candidate, base, dtype)) is not None]
+    probes = [Probe("smoke", bases[0], "normal", (_seed(rng),))]
+    probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in admitted]
+    for name in problem.distributions:
+        chosen = bases if name in ("large_mean", "nan") else [rng.choice(bases)]
+        probes += [Probe("values", case, name, (_seed(rng),)) for case in chosen]
+    seed = _seed(rng)
+    probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats))
+    probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats, under_load=True))
+    if problem.gradients and candidate.differentiable:
+        probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in bases]
+    if scope.benchmark:
+        timed = [case for case in problem.cases if _admits(problem, candidate, case)]
+        probes += [Probe("accuracy", case, "normal", (_seed(rng),)) for case in timed]
+    if scope.huge:
+        large = [case for case in problem.huge if _admits(problem, candidate, case)]
+        probes += [Probe("accuracy", case, "normal", (_seed(rng),), rows=64) for case in large]
+    for case in bases:
+        a, b, c = _seed(rng), _seed(rng), _seed(rng)
+        probes.append(Probe("integrity", case, "normal", (a, b, a, c, b, b)))
+    return tuple(probes)
+
+
+def _seed(rng: random.Random) -> int:
+    return mix(rng.getrandbits(64))
+
+
+def _admits(problem: Problem, candidate: Candidate, case: Case) -> bool:
+    return problem.constraint(case) and candidate.domain.admits(case.sizes, case.dtype, case.layout)
+
+
+def _of_dtype(problem: Problem, candidate: Candidate, case: Case, dtype: str) -> Case | None:
+    other = case.with_(dtype=dtype)
+    return other if _admits(problem, candidate, other) else None
+
+
+def _sweep(problem: Problem, domain: Domain, rng: random.Random, scope: Scope) -> Iterator[Case]:
+    """Edges of one axis at a time among random others, each with a dtype and layout in turn; then random cases."""
+    layouts = [name for name in problem.layouts if not domain.layouts or name in domain.layouts] or ["contiguous"]
+    dtypes = [name for name in problem.dtypes if not domain.dtypes or name in domain.dtypes]
+    if not dtypes:
+        return
+    limited = {axis.name: _within(axis, domain) for axis in problem.axes}
+    turn, cycle = rng.randrange(1000), math.lcm(len(dtypes), len(layouts))
+    seen: set[Case] = set()
+    for wanted, edge in _sizes(problem, limited, rng, scope):
+        sizes = _affordable(problem, limited, wanted, edge, dtypes[0], scope)
+        if sizes is None:
+            continue
+        turn += 1
+        case = Case.of(dtypes[turn % len(dtypes)], layouts[(turn + turn // cycle) % len(layouts)], **sizes)
+        if case not in seen and problem.constraint(case):
+            seen.add(case)
+            yield case
+
+
+def _within(axis: Axis, domain: Domain) -> Axis | None:
+    """The axis cut to the declared bounds, or None where nothing of it is left."""
+    low, high, multiple = axis.low, axis.high, axis.multiple
+    edges = axis.edges
+    for bound in domain.bounds:
+        if bound.name == axis.name:
+            multiple = math.lcm(multiple, bound.multiple)
+            low, high = max(low, bound.low), min(max(high, bound.low), bound.high)
+            own = (bound.low, bound.high) if bound.high < 2**53 else (bound.low,)
+            edges = tuple(edge for edge in (*edges, *own) if bound.admits(edge))
+    first = -(-low // multiple) * multiple
+    if first > high:
+        return replace(axis, edges=edges, low=edges[0], high=edges[0], multiple=1) if edges else None
+    return replace(axis, edges=edges, low=first, high=high, multiple=multiple)
+
+
+def _pick(axis: Axis, rng: random.Random) -> int:
+    """Log-uniform, so that small sizes come up as often as large ones."""
+    high = axis.high // axis.multiple
+    low = max(0, axis.low // axis.multiple)
+    value = round(math.exp(rng.uniform(math.log(low + 1), math.log(high + 1)))) - 1
+    return min(max(value, low), high) * axis.multiple
+
+
+def _sizes(
+    problem: Problem, axes: dict[str, Axis | None], rng: random.Random, scope: Scope
+) -> Iterator[tuple[dict[str, int], str]]:
+    """Parameters of a case, and the axis whose edge value they are made for ("" for a random case)."""
+    usable = [axis for axis in axes.values() if axis is not None]
+    if len(usable) < len(axes):
+        return
+    fixed = problem.cases[0].sizes
+    for axis in usable:
+        for edge in axis.edges:
+            yield {**fixed, **{other.name: _pick(other, rng) for other in usable}, axis.name: edge}, axis.name
+    for _ in range(scope.sweep_random):
+        yield {**fixed, **{axis.name: _pick(axis, rng) for axis in usable}}, ""
+
+
+def _affordable(
+    problem: Problem, axes: dict[str, Axis | None], sizes: dict[str, int], edge: str, dtype: str, scope: Scope
+) -> dict[str, int] | None:
+    """The sizes, with all but the edge shrunk until the case fits the scope; None where even that does not."""
+    sizes = dict(sizes)
+    while max(axis.low for axis in axes.values() if axis is not None) <= scope.max_bytes:
+        case = Case.of(dtype, "contiguous", **sizes)
+        if problem.compulsory_bytes(case) <= scope.max_bytes and problem.flops(case) <= 200 * scope.max_bytes:
+            return sizes
+        room = [a for a in axes.values() if a is not None and a.name != edge and sizes[a.name] > a.low]
+        if not room:
+            return None
+        axis = max(room, key=lambda a: sizes[a.name])
+        sizes[axis.name] = max(axis.low, sizes[axis.name] // 2 // axis.multiple * axis.multiple)
+    return None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How one tensor lies in a buffer of `elements`: as_strided's size, stride and offset, in elements."""
+
+    elements: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+def place(shape: Sequence[int], layout: str) -> Placement:
+    """Where a tensor of this shape goes. Every layout addresses each element once, so a copy into it is exact.
+
+    contiguous; padded: rows lie 3 elements further apart than needed; transposed: the last two dimensions swapped
+    in memory; offset: contiguous, but one element past the buffer's start, so that wide loads are misaligned.
+    """
+    sizes = tuple(int(n) for n in shape)
+    if layout == "padded" and sizes:
+        strides = _dense((*sizes[:-1], sizes[-1] + 3))
+        return Placement(math.prod((*sizes[:-1], sizes[-1] + 3)), sizes, strides, 0)
+    if layout == "transposed" and len(sizes) >= 2:
+        inner = _dense((*sizes[:-2], sizes[-1], sizes[-2]))
+        return Placement(math.prod(sizes), sizes, (*inner[:-2], inner[-1], inner[-2]), 0)
+    offset = 1 if layout == "offset" else 0
+    return Placement(math.prod(sizes) + offset, sizes, _dense(sizes), offset)
+
+
+def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(sizes)
+    for i in range(len(sizes) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(1, sizes[i + 1])
+    return tuple(strides)
+
+
+def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """A copy of the tensor with the layout's strides, in memory of its own; NaN (or −1) in the gaps."""
+    where = place(tensor.shape, layout)
+    gap = float("nan") if tensor.is_floating_point() else -1
+    buffer = torch.full((max(1, where.elements),), gap, dtype=tensor.dtype, device=tensor.device)
+    view = buffer.as_strided(where.shape, where.strides, where.offset)
+    return view.copy_(tensor)
+
+
+def laid_out(inputs: Inputs, layout: str) -> Inputs:
+    """All tensors of a problem's inputs in one layout; numbers unchanged."""
+    return tuple(lay_out(x, layout) if isinstance(x, torch.Tensor) else x for x in inputs)

@@ -1,0 +1,68 @@
+"""Dropout and a residual addition, with the mask fixed by a seed so that it can be checked.
+
+The mask is Philox4x32-10 (Salmon et al., SC'11) at counter = element index and key = seed, turned into a float32
+uniform as Triton's `tl.rand` does (triton/language/random.py); an element is kept where the uniform is > p.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+_WORD = 0xFFFFFFFF
+
+
+def _product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of unsigned 32-bit products (int64 in and out; the 64-bit product may wrap)."""
+    low_part = (a & 0xFFFF) * b
+    high_part = (a >> 16) * b + (low_part >> 16)
+    return high_part >> 16, ((high_part & 0xFFFF) << 16) | (low_part & 0xFFFF)
+
+
+def philox(seed: int, counter: torch.Tensor) -> torch.Tensor:
+    """First 32-bit word (as int64) of Philox4x32-10 for each 64-bit counter."""
+    c0, c1 = counter & _WORD, counter >> 32 & _WORD
+    c2 = c3 = torch.zeros_like(counter)
+    k0, k1 = seed & _WORD, seed >> 32 & _WORD
+    for _ in range(10):
+        high0, low0 = _product(c0, 0xD2511F53)
+        high2, low2 = _product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
+        k0, k1 = k0 + 0x9E3779B9 & _WORD, k1 + 0xBB67AE85 & _WORD
+    return c0
+
+
+def uniform(seed: int, counter: torch.Tensor) -> torch.Tensor:
+    """Float32 in [0, 1), as `tl.rand(seed, offset)`."""
+    word = philox(seed, counter)
+    signed = torch.where(word >= 1 << 31, word - (1 << 32), word)
+    return torch.where(signed < 0, -signed - 1, signed).to(torch.float32) * 4.6566127342e-10
+
+
+def reference(x: torch.Tensor, residual: torch.Tensor, p: float, seed: int) -> torch.Tensor:
+    """x, residual: (m, n) → residual + mask · x / (1 − p); element (i, j) uses counter i · n + j."""
+    counter = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    kept = uniform(seed, counter) > p
+    return torch.where(kept, x / (1.0 - p), 0.0) + residual
+
+
+def make_inputs(case: Case, draw: Draw) -> Inputs:
+    shape = (case["m"], case["n"])
+    x, residual = draw.values(shape, case.torch_dtype), draw.normal(shape, case.torch_dtype)
+    return x, residual, 0.25, draw.integer(1, 1 << 30)
+
+
+DROPOUT_ADD = Problem(
+    name="dropout_add",
+    family="dropout_add",
+    reference=reference,
+    make_inputs=make_inputs,
+    cases=(Case.of("bfloat16", m=16384, n=4096),),
+    axes=(Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 257, 1021, 4096), 1, 8192)),
+    compulsory_bytes=lambda case: 3 * case["m"] * case["n"] * case.element_bytes,
+    flops=lambda case: 90 * case["m"] * case["n"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "infinite"),
+    gradients=(0, 1),
+)

@@ -1,0 +1,73 @@
+"""Gated activations of transformer feed-forward blocks: SwiGLU and GEGLU (Shazeer, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+
+def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gate, up: (m, n) → silu(gate) · up."""
+    return F.silu(gate) * up
+
+
+def geglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gate, up: (m, n) → gelu(gate) · up, gelu in the tanh form (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def make_inputs(case: Case, draw: Draw) -> Inputs:
+    shape = (case["m"], case["n"])
+    return draw.values(shape, case.torch_dtype), draw.normal(shape, case.torch_dtype)
+
+
+def _liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    from liger_kernel.transformers.functional import liger_swiglu
+
+    return liger_swiglu(gate, up)
+
+
+def _liger_geglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    from liger_kernel.transformers.functional import liger_geglu
+
+    return liger_geglu(gate, up)
+
+
+_AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 16384))
+_DISTRIBUTIONS = ("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "infinite", "nan")
+
+SWIGLU = Problem(
+    name="swiglu",
+    family="swiglu",
+    reference=swiglu_reference,
+    make_inputs=make_inputs,
+    cases=(Case.of("bfloat16", m=16384, n=14336),),
+    axes=_AXES,
+    compulsory_bytes=lambda case: 3 * case["m"] * case["n"] * case.element_bytes,
+    flops=lambda case: 5 * case["m"] * case["n"],
+    distributions=_DISTRIBUTIONS,
+    gradients=(0, 1),
+    libraries={"liger": _liger_swiglu},
+    huge=(Case.of("float16", m=69632, n=32768),),
+    row_inputs=(0, 1),
+)
+
+GEGLU = Problem(
+    name="geglu",
+    family="swiglu",
+    reference=geglu_reference,
+    make_inputs=make_inputs,
+    cases=(Case.of("bfloat16", m=16384, n=14336),),
+    axes=_AXES,
+    compulsory_bytes=lambda case: 3 * case["m"] * case["n"] * case.element_bytes,
+    flops=lambda case: 10 * case["m"] * case["n"],
+    distributions=_DISTRIBUTIONS,
+    gradients=(0, 1),
+    libraries={"liger": _liger_geglu},
+    row_inputs=(0, 1),
+)

@@ -1,0 +1,46 @@
+"""The weight update of a particle filter with range sensors (Gordon, Salmond and Smith 1993), in logarithms.
+
+Each particle's log weight gains the Gaussian log likelihood of the ranges to k landmarks; the weights are then
+normalised by their log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+SIGMA = 0.5
+
+
+def reference(
+    position: torch.Tensor, log_weight: torch.Tensor, landmark: torch.Tensor, distance: torch.Tensor, sigma: float
+) -> torch.Tensor:
+    """position: (m, 2); log_weight: (m,); landmark: (k, 2); distance: (k,) → normalised log weights (m,)."""
+    apart = (position[:, None, :] - landmark[None, :, :]).square().sum(-1).sqrt()
+    likelihood = -0.5 * ((apart - distance) / sigma).square().sum(-1)
+    updated = log_weight + likelihood
+    return updated - torch.logsumexp(updated, dim=0)
+
+
+def make_inputs(case: Case, draw: Draw) -> Inputs:
+    m, k = case["m"], case["k"]
+    position = draw.values((m, 2), case.torch_dtype)
+    log_weight = draw.uniform((m,), case.torch_dtype, -4.0, 0.0)
+    landmark = draw.normal((k, 2), case.torch_dtype, 3.0)
+    return position, log_weight, landmark, draw.uniform((k,), case.torch_dtype, 0.5, 4.0), SIGMA
+
+
+PARTICLE_WEIGHTS = Problem(
+    name="particle_weights",
+    family="particle_weights",
+    reference=reference,
+    make_inputs=make_inputs,
+    cases=(Case.of("float32", m=4 << 20, k=8),),
+    axes=(Axis("m", (1, 7, 1021, 4096), 1, 1 << 20), Axis("k", (1, 3, 8), 1, 32)),
+    compulsory_bytes=lambda case: (4 * case["m"] + 3 * case["k"]) * case.element_bytes,
+    flops=lambda case: 9 * case["m"] * case["k"],
+    dtypes=("float32",),
+    distributions=("normal", "large_mean", "ties", "near_constant", "tiny"),
+)

@@ -1,0 +1,63 @@
+"""Row reductions: the sum (rounded once, in float32 accumulators) and the maximum (exact)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+
+def sum_reference(x: torch.Tensor) -> torch.Tensor:
+    """x: (m, n) → (m,)."""
+    return x.sum(dim=-1)
+
+
+def max_reference(x: torch.Tensor) -> torch.Tensor:
+    """x: (m, n), n ≥ 1 → (m,); a NaN in a row is that row's maximum (IEEE 754-2019 maximum)."""
+    return x.amax(dim=-1)
+
+
+def make_inputs(case: Case, draw: Draw) -> Inputs:
+    if case.dtype.startswith("int"):
+        return (draw.integers((case["m"], case["n"]), 1 << 30, case.torch_dtype) - (1 << 29),)
+    return (draw.values((case["m"], case["n"]), case.torch_dtype),)
+
+
+_CASES = (Case.of("float16", m=8192, n=8192), Case.of("bfloat16", m=1024, n=32768))
+_AXES = (
+    Axis("m", (0, 1, 7, 257), 1, 4096),
+    Axis("n", (1, 2, 31, 128, 257, 1000, 1021, 4096), 1, 32768),
+)
+
+REDUCE_SUM = Problem(
+    name="reduce_sum",
+    family="reduce",
+    reference=sum_reference,
+    make_inputs=make_inputs,
+    cases=_CASES,
+    axes=_AXES,
+    compulsory_bytes=lambda case: case["m"] * (case["n"] + 1) * case.element_bytes,
+    flops=lambda case: case["m"] * case["n"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "infinite", "nan"),
+    gradients=(0,),
+    huge=(Case.of("float16", m=69632, n=32768),),
+    row_inputs=(0,),
+)
+
+MAX = Problem(
+    name="max",
+    family="reduce",
+    reference=max_reference,
+    make_inputs=make_inputs,
+    cases=_CASES,
+    axes=_AXES,
+    compulsory_bytes=lambda case: case["m"] * (case["n"] + 1) * case.element_bytes,
+    flops=lambda case: case["m"] * case["n"],
+    dtypes=("float16", "bfloat16", "float32", "int32"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "masked", "infinite", "nan"),
+    exact=True,
+    signed_zero=False,
+    huge=(Case.of("float16", m=69632, n=32768),),
+    row_inputs=(0,),
+)

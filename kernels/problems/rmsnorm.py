@@ -1,0 +1,73 @@
+"""Root-mean-square normalisation (Zhang and Sennrich, arXiv 1910.07467), alone and after a residual addition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+EPS = 1e-6
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x: (m, n); weight: (n,) → (m, n)."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def residual_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x, residual: (m, n); weight: (n,) → (normalised sum, sum), both (m, n)."""
+    total = x + residual
+    return F.rms_norm(total, (x.shape[-1],), weight, eps), total
+
+
+def make_inputs(case: Case, draw: Draw) -> Inputs:
+    return draw.values((case["m"], case["n"]), case.torch_dtype), draw.weights((case["n"],), case.torch_dtype), EPS
+
+
+def make_residual_inputs(case: Case, draw: Draw) -> Inputs:
+    shape = (case["m"], case["n"])
+    x, residual = draw.values(shape, case.torch_dtype), draw.normal(shape, case.torch_dtype)
+    return x, residual, draw.weights((case["n"],), case.torch_dtype), EPS
+
+
+def _liger(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+    from liger_kernel.transformers.functional import liger_rms_norm
+
+    return liger_rms_norm(x, weight, eps, in_place=False)
+
+
+_AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 16384))
+
+RMSNORM = Problem(
+    name="rmsnorm",
+    family="rmsnorm",
+    reference=reference,
+    make_inputs=make_inputs,
+    cases=(Case.of("float16", m=4096, n=4096), Case.of("bfloat16", m=16384, n=4096)),
+    axes=_AXES,
+    compulsory_bytes=lambda case: (2 * case["m"] + 1) * case["n"] * case.element_bytes,
+    flops=lambda case: 4 * case["m"] * case["n"],
+    gradients=(0, 1),
+    libraries={"liger": _liger},
+    huge=(Case.of("float16", m=69632, n=32768),),
+    row_inputs=(0,),
+)
+
+RMSNORM_RESIDUAL = Problem(
+    name="rmsnorm_residual",
+    family="rmsnorm",
+    reference=residual_reference,
+    make_inputs=make_residual_inputs,
+    cases=(Case.of("bfloat16", m=16384, n=4096),),
+    axes=_AXES,
+    compulsory_bytes=lambda case: (4 * case["m"] + 1) * case["n"] * case.element_bytes,
+    flops=lambda case: 5 * case["m"] * case["n"],
+    gradients=(0, 1, 2),
+    row_inputs=(0, 1),
+)

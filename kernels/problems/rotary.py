@@ -1,0 +1,104 @@
+"""Rotary position embedding (Su et al., arXiv 2104.09864): interleaved pairs, and halves as in Llama."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+
+def interleaved_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x: (b, h, s, d); cos, sin: (s, d/2) → (b, h, s, d), rotating the pairs (0, 1), (2, 3)…"""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def half_reference(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q: (b, h, s, d); k: (b, g, s, d); cos, sin: (s, d) → rotated (q, k), pairing element i with i + d/2."""
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        low, high = x.chunk(2, dim=-1)
+        return torch.cat((-high, low), dim=-1)
+
+    return q * cos + rotated(q) * sin, k * cos + rotated(k) * sin
+
+
+def _angles(case: Case, draw: Draw) -> torch.Tensor:
+    return draw.uniform((case["s"], case["d"] // 2), torch.float32, -3.1415925, 3.1415925)
+
+
+def make_interleaved(case: Case, draw: Draw) -> Inputs:
+    """Cosines and sines of random angles, each in the case's dtype (taken on the CPU: libm differs on GPUs)."""
+    x = draw.values((case["b"], case["h"], case["s"], case["d"]), case.torch_dtype)
+    angle = _angles(case, draw).cpu().double()
+    cos, sin = (f.to(case.torch_dtype).to(draw.device) for f in (angle.cos(), angle.sin()))
+    return x, cos, sin
+
+
+def make_half(case: Case, draw: Draw) -> Inputs:
+    q = draw.values((case["b"], case["h"], case["s"], case["d"]), case.torch_dtype)
+    k = draw.values((case["b"], case["g"], case["s"], case["d"]), case.torch_dtype)
+    angle = _angles(case, draw).cpu().double()
+    angle = torch.cat((angle, angle), dim=-1)
+    cos, sin = (f.to(case.torch_dtype).to(draw.device) for f in (angle.cos(), angle.sin()))
+    return q, k, cos, sin
+
+
+def _liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+    """Liger's rotary writes into q and k, so it is timed in place; its outputs are its inputs."""
+    from liger_kernel.transformers.functional import liger_rope
+
+    return liger_rope(q, k, cos.unsqueeze(0), sin.unsqueeze(0))
+
+
+def _tables(case: Case, width: int) -> int:
+    return 2 * case["s"] * width * case.element_bytes
+
+
+ROTARY_INTERLEAVED = Problem(
+    name="rotary_interleaved",
+    family="rotary",
+    reference=interleaved_reference,
+    make_inputs=make_interleaved,
+    cases=(Case.of("float16", b=2, h=32, s=1024, d=128), Case.of("bfloat16", b=1, h=32, s=8192, d=128)),
+    axes=(
+        Axis("b", (1, 3), 1, 4),
+        Axis("h", (1, 5), 1, 32),
+        Axis("s", (0, 1, 7, 127), 1, 2048),
+        Axis("d", (2, 6, 64, 96, 128), 2, 256, 2),
+    ),
+    compulsory_bytes=lambda case: (
+        2 * case["b"] * case["h"] * case["s"] * case["d"] * case.element_bytes + _tables(case, case["d"] // 2)
+    ),
+    flops=lambda case: 3 * case["b"] * case["h"] * case["s"] * case["d"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
+    gradients=(0,),
+)
+
+ROTARY_HALF = Problem(
+    name="rotary_half",
+    family="rotary",
+    reference=half_reference,
+    make_inputs=make_half,
+    cases=(Case.of("bfloat16", b=1, h=32, g=8, s=8192, d=128),),
+    axes=(
+        Axis("b", (1, 3), 1, 4),
+        Axis("h", (1, 5), 1, 32),
+        Axis("g", (1, 3), 1, 8),
+        Axis("s", (0, 1, 7, 127), 1, 2048),
+        Axis("d", (2, 6, 64, 96, 128), 2, 256, 2),
+    ),
+    compulsory_bytes=lambda case: (
+        2 * case["b"] * (case["h"] + case["g"]) * case["s"] * case["d"] * case.element_bytes
+        + _tables(case, case["d"])
+    ),
+    flops=lambda case: 3 * case["b"] * (case["h"] + case["g"]) * case["s"] * case["d"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
+    gradients=(0, 1),
+    libraries={"liger": _liger},
+)

@@ -1,0 +1,271 @@
+"""The comparison with the oracle: refuses what a fixed tolerance passes, and lets good results through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.judge.correctness import (
+    Expected,
+    Finding,
+    allowance,
+    compare,
+    eager_is_deterministic,
+    expected,
+    repeats_agree,
+    same_bits,
+    ulp,
+)
+from kernels.judge.inputs import Probe, laid_out
+from kernels.judge.verdict import Reason
+from kernels.problem import Case, Inputs, Outputs, Problem
+from kernels.problems import named
+
+Kernel = Callable[..., torch.Tensor]
+
+
+def _judge(problem: Problem, case: Case, kernel: Kernel, distribution: str = "normal", seed: int = 5) -> Finding:
+    probe = Probe("accuracy", case, distribution, (seed,))
+    inputs = laid_out(problem.inputs(case, distribution, seed, "cpu"), case.layout)
+    return compare(expected(problem, probe, seed, inputs), (kernel(*inputs),))
+
+
+def _unnormalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * weight
+
+
+def _constant_denominator(x: torch.Tensor) -> torch.Tensor:
+    return ((x.float() - x.float().amax(-1, keepdim=True)).exp() / (x.shape[-1] * 0.03)).to(x.dtype)
+
+
+def _log_v(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.full((logits.shape[0],), math.log(logits.shape[1]) + 0.5, dtype=logits.dtype)
+
+
+def _no_affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.layer_norm(x, (x.shape[-1],), None, None, eps)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "cheat"),
+    [
+        ("rmsnorm", Case.of("bfloat16", m=64, n=1024), _unnormalised),
+        ("rmsnorm", Case.of("bfloat16", m=64, n=4096), _unnormalised),
+        ("softmax", Case.of("bfloat16", m=64, n=4096), _constant_denominator),
+        ("softmax", Case.of("float16", m=64, n=16384), _constant_denominator),
+        ("cross_entropy", Case.of("float16", m=64, v=32000), _log_v),
+        ("layernorm", Case.of("float16", m=64, n=2048), _no_affine),
+    ],
+)
+def test_what_a_fixed_tolerance_passes_is_refused(name: str, case: Case, cheat: Kernel) -> None:
+    """An RMSNorm that does not normalise, a softmax with a constant denominator, a constant cross-entropy and a
+    layernorm without weight and bias: all four pass AutoKernel's tolerances on its inputs."""
+    found = _judge(named(name), case, cheat)
+    assert found.reason in (Reason.rmse, Reason.worst_row, Reason.max_ulp), found
+
+
+def _one_pass(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    mean = wide.mean(-1, keepdim=True)
+    variance = (wide.square().mean(-1, keepdim=True) - mean.square()).clamp(min=0)
+    return ((wide - mean) * (variance + eps).rsqrt() * weight.float() + bias.float()).to(x.dtype)
+
+
+def _two_pass(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (centred * scale * weight.float() + bias.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("distribution", named("layernorm").distributions)
+def test_a_two_pass_layernorm_is_accepted_on_every_distribution(dtype: str, distribution: str) -> None:
+    assert _judge(named("layernorm"), Case.of(dtype, m=33, n=1021), _two_pass, distribution).reason is None
+
+
+def test_a_one_pass_variance_is_refused_where_the_mean_is_large() -> None:
+    assert _judge(named("layernorm"), Case.of("float32", m=33, n=1021), _one_pass, "large_mean").reason is not None
+
+
+def test_a_precision_downgrade_is_refused() -> None:
+    """A float32 product computed in bfloat16 or TF32-like precision has errors far above eager's."""
+
+    def low(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a.bfloat16() @ b.bfloat16()).float()
+
+    def tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        def cut(x: torch.Tensor) -> torch.Tensor:
+            return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+        return cut(a) @ cut(b)
+
+    for kernel in (low, tf32):
+        assert _judge(named("matmul"), Case.of("float32", m=33, n=65, k=129), kernel).reason is Reason.rmse
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("chunk", [32, 256, 1024])
+@pytest.mark.parametrize("seed", range(4))
+def test_another_order_of_summation_is_accepted(dtype: str, chunk: int, seed: int) -> None:
+    def blocked(x: torch.Tensor) -> torch.Tensor:
+        wide = F.pad(x.float(), (0, -x.shape[1] % chunk)).reshape(x.shape[0], -1, chunk)
+        lanes = torch.zeros_like(wide[:, 0])
+        for block in wide.unbind(1):
+            lanes = lanes + block
+        return lanes.sum(-1).to(x.dtype)
+
+    problem = named("reduce_sum")
+    for rows in (1, 3, 64):
+        for distribution in ("normal", "wide", "large_mean", "heavy_tail"):
+            found = _judge(problem, Case.of(dtype, m=rows, n=4097), blocked, distribution, seed)
+            assert found.reason is None, (rows, distribution, found)
+
+
+def test_one_wrong_row_among_many_is_found() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        out = F.softmax(x, -1)
+        out[17] = out[17].roll(1)
+        return out
+
+    found = _judge(named("softmax"), Case.of("float16", m=4096, n=256), kernel)
+    assert found.reason in (Reason.rmse, Reason.worst_row)
+
+
+def test_one_wrong_element_among_a_million_is_found() -> None:
+    def kernel(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        out = F.silu(gate) * up
+        out[500, 500] *= 1.1
+        return out
+
+    found = _judge(named("swiglu"), Case.of("bfloat16", m=1024, n=1024), kernel)
+    assert found.reason in (Reason.max_ulp, Reason.worst_row)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_value_is_no_wildcard(value: float) -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        out = F.softmax(x, -1)
+        out[0, 0] = value
+        return out
+
+    assert _judge(named("softmax"), Case.of("float32", m=8, n=64), kernel).reason is Reason.nan_placement
+
+
+def test_a_missing_nan_is_refused() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x.nan_to_num(), -1)
+
+    assert _judge(named("softmax"), Case.of("float32", m=8, n=640), kernel, "nan").reason is Reason.nan_placement
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (lambda x: x[:1].sum(-1), Reason.wrong_shape),
+        (lambda x: x.sum(-1, keepdim=True), Reason.wrong_shape),
+        (lambda x: x.sum(-1).double(), Reason.wrong_dtype),
+        (lambda x: torch.zeros(0), Reason.wrong_shape),
+    ],
+)
+def test_another_shape_or_dtype_is_refused(kernel: Kernel, reason: Reason) -> None:
+    assert _judge(named("reduce_sum"), Case.of("float32", m=8, n=64), kernel).reason is reason
+
+
+def test_an_exact_operation_must_match_in_every_bit() -> None:
+    case = Case.of("float32", m=8, n=64)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + 2**-23)
+
+    def unsigned(x: torch.Tensor) -> torch.Tensor:
+        return x + 0.0
+
+    assert _judge(named("copy"), case, rounded).reason is Reason.not_exact
+    assert _judge(named("copy"), case, unsigned, "zeros").reason is Reason.not_exact
+    assert _judge(named("copy"), case, torch.clone, "nan").reason is None
+    assert _judge(named("max"), case, lambda x: torch.nan_to_num(x).amax(-1), "nan").reason is Reason.not_exact
+
+
+def _quantise(offset: float) -> Callable[[torch.Tensor], Outputs]:
+    def kernel(x: torch.Tensor) -> Outputs:
+        scale = x.float().abs().amax(-1).clamp(min=1e-10) / 127.0
+        code = torch.floor(x.float() / scale[:, None] + offset)
+        return code.clamp(-127, 127).to(torch.int8), scale
+
+    return kernel
+
+
+def _judge_codes(offset: float) -> Finding:
+    problem, case = named("quantise"), Case.of("float32", m=64, n=256)
+    inputs = problem.inputs(case, "normal", 3, "cpu")
+    want = expected(problem, Probe("accuracy", case, "normal", (3,)), 3, inputs)
+    return compare(want, _quantise(offset)(*(x for x in inputs if isinstance(x, torch.Tensor))))
+
+
+def test_codes_may_differ_from_eager_only_at_ties() -> None:
+    assert _judge_codes(0.5).reason is None
+    assert _judge_codes(0.0).reason is Reason.not_exact
+    assert _judge_codes(0.45).reason is Reason.not_exact
+
+
+def test_gradients_are_held_to_the_float64_gradient() -> None:
+    problem, case = named("rmsnorm"), Case.of("bfloat16", m=32, n=512)
+    probe = Probe("accuracy", case, "normal", (4,), backward=True)
+    inputs = problem.inputs(case, "normal", 4, "cpu")
+    want = expected(problem, probe, 4, inputs)
+    assert compare(want, want.eager).reason is None
+    halved = (want.eager[0], want.eager[1] / 2)
+    assert compare(want, halved).reason is Reason.gradient
+    assert compare(want, want.eager[:1]).reason is Reason.wrong_type
+
+
+def test_sampled_rows_find_what_lies_there() -> None:
+    """A huge output is compared on its first, last and random rows, without a float64 copy of the whole."""
+    problem, case = named("softmax"), Case.of("float32", m=512, n=16)
+    probe = Probe("accuracy", case, "normal", (4,), rows=32)
+    inputs: Inputs = problem.inputs(case, "normal", 4, "cpu")
+    want = expected(problem, probe, 4, inputs)
+    assert want.rows is not None
+    out = problem.eager(inputs)[0]
+    assert compare(want, (out,)).reason is None
+    out[-1] = 0
+    assert compare(want, (out,)).reason is not None
+
+
+def test_ulp_is_the_spacing_of_the_format() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        x = torch.tensor([1.0, 1.5, 2.0, 3.0, 1000.0], dtype=dtype)
+        up = torch.nextafter(x, torch.tensor(torch.inf, dtype=dtype))
+        assert torch.equal(ulp(x.double(), dtype), up.double() - x.double())
+
+
+def test_an_allowance_pools_over_draws() -> None:
+    """One lucky draw of a single element must not set the bar for the next candidate."""
+    truth = torch.tensor([100.0], dtype=torch.float64)
+    lucky, typical = torch.tensor([100.0]), torch.tensor([100.0 + 2**-14])
+    assert allowance([(lucky, truth), (typical, truth)]).rmse == pytest.approx(2**-14)
+
+
+def test_repeats_agree_only_bit_for_bit() -> None:
+    x = torch.tensor([1.0, math.nan])
+    assert repeats_agree((x,), (x.clone(),))
+    assert not repeats_agree((x,), (x * (1 + 2**-23),))
+    assert not repeats_agree((x,), ())
+    assert same_bits(torch.tensor([0.0]), torch.tensor([-0.0])).reason is Reason.not_exact
+
+
+def test_eager_repeats_on_the_cpu() -> None:
+    problem = named("softmax")
+    assert eager_is_deterministic(problem, problem.inputs(Case.of("float16", m=4, n=64), "normal", 1, "cpu"))
+
+
+def test_no_outputs_of_an_empty_case_are_needed() -> None:
+    found = _judge(named("softmax"), Case.of("float16", m=0, n=64), lambda x: F.softmax(x, -1))
+    assert found == Finding(None, "")
+    assert isinstance(found, Finding)
+    assert Expected.__dataclass_params__.frozen  # type: ignore[attr-defined]
