@@ -1,9 +1,14 @@
-"""An incident's states and the one table of transitions between them."""
+"""An incident: its states, the one table of transitions between them, and what is stored of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from agent.rca.diagnosis import Diagnosis
+from collectors.subject import Subject
+from controllers.action import Action, ActionKind
+from detectors.base import Fault, Finding, Severity, State
 
 
 class IncidentState(StrEnum):
@@ -47,19 +52,29 @@ class Cause(StrEnum):
     RELAPSED = "relapsed"
     CLOSED_BY_PERSON = "closed_by_person"
     GUARD_REFUSED = "guard_refused"
+    NEW_EVIDENCE = "new_evidence"
+    """A fault was attached that the diagnosis has not seen."""
+    CONTAINMENT_KEPT = "containment_kept"
+    """Not confirmed, but taking the action back would put the fault back to work: a person decides."""
+    STAGE_FAILED = "stage_failed"
+    """A stage failed in a way that trying again does not help, or too often."""
 
 
 _S, _C = IncidentState, Cause
 
 TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.OPEN, _C.DIAGNOSIS_STORED): _S.DIAGNOSED,
+    (_S.OPEN, _C.STAGE_FAILED): _S.ESCALATED,
     (_S.DIAGNOSED, _C.PLAN_PROPOSED): _S.AWAITING_APPROVAL,
     (_S.DIAGNOSED, _C.NO_PLAN): _S.MONITORING,
     (_S.DIAGNOSED, _C.GUARD_REFUSED): _S.ESCALATED,
+    (_S.DIAGNOSED, _C.STAGE_FAILED): _S.ESCALATED,
+    (_S.DIAGNOSED, _C.NEW_EVIDENCE): _S.OPEN,
     (_S.AWAITING_APPROVAL, _C.APPROVED): _S.APPROVED,
     (_S.AWAITING_APPROVAL, _C.REJECTED): _S.MONITORING,
     (_S.AWAITING_APPROVAL, _C.EXPIRED): _S.DIAGNOSED,
     (_S.AWAITING_APPROVAL, _C.WORLD_CHANGED): _S.DIAGNOSED,
+    (_S.AWAITING_APPROVAL, _C.NEW_EVIDENCE): _S.OPEN,
     (_S.AWAITING_APPROVAL, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
     (_S.APPROVED, _C.INTENT_STORED): _S.ACTING,
     (_S.APPROVED, _C.WORLD_CHANGED): _S.DIAGNOSED,
@@ -68,12 +83,16 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.ACTING, _C.ACTION_DONE): _S.CONFIRMING,
     (_S.ACTING, _C.ACTION_FAILED): _S.ESCALATED,
     (_S.ACTING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
+    (_S.ACTING, _C.EXPIRED): _S.DIAGNOSED,
+    (_S.ACTING, _C.WORLD_CHANGED): _S.DIAGNOSED,
     (_S.CONFIRMING, _C.CONFIRMED): _S.RESOLVED,
     (_S.CONFIRMING, _C.NOT_CONFIRMED): _S.UNDOING,
+    (_S.CONFIRMING, _C.CONTAINMENT_KEPT): _S.ESCALATED,
     (_S.UNDOING, _C.UNDONE): _S.ESCALATED,
     (_S.UNDOING, _C.ACTION_FAILED): _S.ESCALATED,
     (_S.UNDOING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
     (_S.MONITORING, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.MONITORING, _C.NEW_EVIDENCE): _S.OPEN,
     (_S.ESCALATED, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
     (_S.RESOLVED, _C.RELAPSED): _S.OPEN,
     **{
@@ -105,3 +124,84 @@ class Step:
     cause: str
     by: str
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFinding:
+    """A finding of an incident: its newest firing form with exhibits, and how it stands now."""
+
+    finding: Finding
+    state: State
+    last_seen_s: float
+    changed_s: float
+
+    @property
+    def episode(self) -> str:
+        return self.finding.episode
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Everything that is stored of one fault. `version` rises with every change of state.
+
+    `attempt` counts plans. `clear_since_s` is when the last finding became clear, None while one fires or has no
+    data. `action` is the current plan with `plan_reason`, whether or not it was carried out.
+    """
+
+    id: str
+    state: IncidentState
+    title: str
+    severity: Severity
+    opened_s: float
+    updated_s: float
+    entered_s: float
+    findings: tuple[StoredFinding, ...]
+    diagnosis: Diagnosis | None
+    action: Action | None
+    plan_reason: str
+    attempt: int
+    clear_since_s: float | None
+    history: tuple[Step, ...]
+    version: int
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        return tuple(dict.fromkeys(stored.finding.subject for stored in self.findings))
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is not IncidentState.RESOLVED
+
+
+@dataclass(frozen=True, slots=True)
+class FindingSummary:
+    """A finding without its exhibits."""
+
+    episode: str
+    detector: str
+    fault: Fault
+    subject: Subject
+    severity: Severity
+    state: State
+    since_s: float
+    last_seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentSummary:
+    """An incident without diagnosis text, evidence and history: for lists and for correlation."""
+
+    id: str
+    state: IncidentState
+    title: str
+    severity: Severity
+    opened_s: float
+    updated_s: float
+    clear_since_s: float | None
+    attempt: int
+    version: int
+    cause: Fault | None
+    action_kind: ActionKind | None
+    plan_sha256: str | None
+    expires_s: float | None
+    findings: tuple[FindingSummary, ...]

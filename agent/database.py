@@ -1,0 +1,178 @@
+"""One database, SQLite or PostgreSQL: engine, transactions, migrations, and what its errors mean to a person.
+
+SQLite writes begin IMMEDIATE, so that a transaction that will write waits for the lock at its start (busy timeout)
+and never fails half-way; the journal is WAL with `synchronous=FULL`, because an intent must be on disk before the
+world is changed. On PostgreSQL the ordinary READ COMMITTED with compare-and-set updates is enough.
+
+    Temporary    StoreBusy (locked, unreachable, deadlock), StoreFull (disk)
+    Permanent    StoreUnusable (read-only, damaged, wrong password, newer schema)
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from collectors.base import Permanent, Temporary
+
+BUSY_TIMEOUT_S = 5.0
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK = 7_411_001
+"""Any fixed number: the PostgreSQL advisory lock under which one process at a time migrates."""
+
+
+class StoreBusy(Temporary):
+    """The database is locked or cannot be reached now; nothing was written."""
+
+
+class StoreFull(Temporary):
+    """The disk is full; nothing was written. A person makes room, and the next try goes through."""
+
+
+class StoreUnusable(Permanent):
+    """The database cannot be used until a person changes something."""
+
+
+def parse_url(url: str) -> URL:
+    """The SQLAlchemy URL of `sqlite:///FILE`, `postgresql://…` or `postgresql+psycopg://…`."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreUnusable(f"store.url: not a database URL (sqlite:///FILE or postgresql://…): {error}") from error
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if parsed.database in (None, "", ":memory:"):
+            raise StoreUnusable("store.url: SQLite in memory loses every incident; name a file: sqlite:///FILE")
+        return parsed.set(drivername="sqlite+pysqlite")
+    raise StoreUnusable(f"store.url: {parsed.drivername} is not supported; use sqlite:///FILE or postgresql://…")
+
+
+class Database:
+    """An engine with the two kinds of transaction that the house uses. Thread-safe."""
+
+    def __init__(self, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
+        self.url = parse_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.where = self.url.render_as_string(hide_password=True)
+        self.engine = self._engine(busy_timeout_s)
+        with self._said_clearly():
+            self._migrate()
+
+    def _engine(self, busy_timeout_s: float) -> Engine:
+        if not self.is_sqlite:
+            arguments = {
+                "connect_timeout": max(2, round(busy_timeout_s)),
+                "options": f"-c lock_timeout={round(busy_timeout_s * 1000)}",
+                "keepalives_idle": 5,
+                "keepalives_interval": 2,
+                "keepalives_count": 3,
+            }
+            return sa.create_engine(
+                self.url, pool_size=5, max_overflow=5, pool_pre_ping=True, pool_timeout=30, connect_args=arguments
+            )
+        path = Path(str(self.url.database))
+        if not path.parent.is_dir():
+            raise StoreUnusable(f"store.url: the folder {path.parent} does not exist")
+        engine = sa.create_engine(self.url, connect_args={"timeout": busy_timeout_s, "check_same_thread": False})
+
+        @event.listens_for(engine, "connect")
+        def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
+            connection.isolation_level = None  # we say BEGIN ourselves
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}").close()
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            writes = connection.get_execution_options().get("writes", False)
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+        return engine
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction: everything inside it is stored, or nothing is."""
+        with self._said_clearly(), self.engine.connect() as bare:
+            connection = bare.execution_options(writes=True)
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Reads what is committed, as of the first statement: all statements see the same moment."""
+        with self._said_clearly(), self.engine.connect() as bare:
+            snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+            connection = bare.execution_options(**snapshot)
+            with connection.begin():
+                yield connection
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def _said_clearly(self) -> Iterator[None]:
+        try:
+            yield
+        except PoolTimeout as error:
+            raise StoreBusy(f"{self.where}: no connection became free ({error})") from error
+        except (DBAPIError, sqlite3.Error, psycopg.Error) as error:
+            raise self._meaning(error) from error
+        except SQLAlchemyError as error:
+            raise StoreUnusable(f"{self.where}: {error}") from error
+
+    def _meaning(self, error: Exception) -> Exception:
+        cause = getattr(error, "orig", None) or error
+        text = " ".join(str(cause).split()) or type(cause).__name__
+        if isinstance(cause, sqlite3.Error):
+            code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_FULL:
+                return StoreFull(f"{self.where}: the disk is full; nothing was written, make room and it goes on")
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return StoreBusy(f"{self.where}: another process holds the database's lock ({text})", 1.0)
+            if code == sqlite3.SQLITE_IOERR:
+                return StoreFull(f"{self.where}: the disk fails or is full ({text}); nothing was written")
+            return StoreUnusable(f"{self.where}: {text}")
+        state = getattr(cause, "sqlstate", None) or ""
+        if state == "53100":
+            return StoreFull(f"{self.where}: the database server's disk is full; nothing was written")
+        if isinstance(cause, psycopg.OperationalError) and not state.startswith(("28", "3D")):
+            if not state and ("authentication" in text or "does not exist" in text):
+                return StoreUnusable(f"{self.where}: {text}")
+            return StoreBusy(f"{self.where}: {text}", 1.0)
+        if state[:2] in ("08", "40", "53", "55", "57"):
+            return StoreBusy(f"{self.where}: {text}", 1.0)
+        return StoreUnusable(f"{self.where}: {text}")
+
+    def _migrate(self) -> None:
+        """Brings the schema to the newest version; one process at a time. A newer schema than ours is refused."""
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        script = ScriptDirectory.from_config(config)
+        with self.engine.connect() as bare:
+            connection = bare.execution_options(writes=True)
+            with connection.begin():
+                if not self.is_sqlite:
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+                current = MigrationContext.configure(connection).get_current_revision()
+                if current == script.get_current_head():
+                    return
+                if current is not None and current not in {entry.revision for entry in script.walk_revisions()}:
+                    raise StoreUnusable(
+                        f"{self.where}: its schema ({current}) is newer than this program; upgrade nightshift"
+                    )
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")

@@ -1,0 +1,499 @@
+"""Incidents in the database: opened, fed with findings, moved by compare-and-set, each with its audit record.
+
+Every public method is one transaction. A move goes through the one table of `agent.incident` and through the
+version that its caller saw, so that of two movers one wins and the other is told. Readers never block writers.
+Writers lock the incident's row first and the audit log's head last, so that they never wait in a ring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from agent import audit
+from agent.database import Database
+from agent.incident import (
+    Cause,
+    FindingSummary,
+    Incident,
+    IncidentState,
+    IncidentSummary,
+    Step,
+    StoredFinding,
+    next_state,
+)
+from agent.rca.diagnosis import Diagnosis
+from agent.records import dump, load
+from agent.tables import diagnoses, findings, incidents, kept, memberships, plans, steps
+from collectors.base import Permanent, Temporary
+from collectors.subject import Membership, Subject
+from controllers.action import Action, ActionKind
+from detectors.base import Fault, Finding, Severity, State
+
+_SEVERITIES = list(Severity)
+_CLOSED = IncidentState.RESOLVED
+
+
+class Clock(Protocol):
+    """The daemon's clock."""
+
+    def now_s(self) -> float: ...
+
+
+class NoSuchIncident(Permanent):
+    """There is no incident of that name."""
+
+
+class Conflict(Temporary):
+    """Somebody else moved the incident first; read it again. Nothing was written."""
+
+
+class FaultPoint(Protocol):
+    """Where tests stop the process: called with `before STATE CAUSE` and `after STATE CAUSE` of every move."""
+
+    def __call__(self, place: str) -> None: ...
+
+
+def _pass(place: str) -> None:
+    """Production's fault point: nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A change of state to be made: for `cause`, if the incident still has `version`."""
+
+    cause: Cause
+    by: str
+    note: str
+    version: int
+
+
+def number_of(incident_id: str) -> int:
+    """7 of `INC-7`. Raises NoSuchIncident."""
+    prefix, _, digits = incident_id.strip().upper().partition("-")
+    if prefix != "INC" or not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
+        raise NoSuchIncident(f"{incident_id!r} is not an incident (INC-NUMBER)")
+    return int(digits)
+
+
+def name_of(number: int) -> str:
+    return f"INC-{number}"
+
+
+class Store:
+    """Incidents, and what the daemon keeps across restarts. Threads and processes may share one database."""
+
+    def __init__(self, url: str | Database, clock: Clock, *, fault_point: FaultPoint = _pass) -> None:
+        self.database = url if isinstance(url, Database) else Database(url)
+        self.audit = audit.AuditLog(self.database)
+        self._clock = clock
+        self._fault_point = fault_point
+
+    def close(self) -> None:
+        self.database.close()
+
+    # Findings in ------------------------------------------------------------------------------------------------
+
+    def open_incident(self, title: str, found: Sequence[Finding], *, by: str = "nightshift", note: str = "") -> str:
+        """Opens an incident for findings of one fault; returns its id."""
+        if not found:
+            raise ValueError("an incident needs at least one finding")
+        now = self._clock.now_s()
+        severity = max((finding.severity for finding in found), key=_SEVERITIES.index)
+        with self.database.write() as connection:
+            row = {
+                "state": IncidentState.OPEN,
+                "title": title,
+                "severity": severity,
+                "opened_s": now,
+                "updated_s": now,
+                "entered_s": now,
+                "news": 0,
+                "attempt": 0,
+                "version": 1,
+                "stage_tries": 0,
+            }
+            number = connection.execute(sa.insert(incidents).values(row).returning(incidents.c.number)).scalar_one()
+            for finding in found:
+                self._insert_finding(connection, number, finding, now)
+            self._refresh(connection, number)
+            self._step(connection, number, Step(now, None, IncidentState.OPEN, "opened", by, note))
+            body = {"title": title, "severity": severity, "episodes": [f.episode for f in found], "note": note}
+            audit.append(connection, at_s=now, kind="opened", by=by, incident=number, body=body)
+            self._fault_point("before none opened")
+        self._fault_point("after none opened")
+        return name_of(number)
+
+    def attach(self, incident_id: str, finding: Finding, *, by: str = "nightshift", note: str = "") -> None:
+        """Adds a finding to an incident, or renews one that it has; a resolved incident relapses to open.
+
+        A fault that the current diagnosis has not seen is news: the lifecycle diagnoses again.
+        """
+        number, now = number_of(incident_id), self._clock.now_s()
+        cause = None
+        with self.database.write() as connection:
+            row = self._row(connection, number, lock=True)
+            is_new = self._insert_finding(connection, number, finding, now)
+            values: dict[str, Any] = {"updated_s": now}
+            if _SEVERITIES.index(finding.severity) > _SEVERITIES.index(Severity(row.severity)):
+                values["severity"] = finding.severity
+            connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
+            self._refresh(connection, number)
+            if is_new:
+                body = {"episode": finding.episode, "summary": finding.summary, "note": note}
+                audit.append(connection, at_s=now, kind="attached", by=by, incident=number, body=body)
+            if row.state == _CLOSED and finding.state is State.FIRING:
+                cause = Cause.RELAPSED
+                move = Move(cause, by, finding.summary, row.version)
+                self._move(connection, number, move)
+        if cause is not None:
+            self._fault_point(f"after {row.state} {cause}")
+
+    def update_finding(self, incident_id: str, finding: Finding) -> None:
+        """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached."""
+        number, now = number_of(incident_id), self._clock.now_s()
+        with self.database.read() as connection:
+            state = connection.execute(
+                sa.select(findings.c.state, incidents.c.state)
+                .join(incidents, incidents.c.number == findings.c.incident)
+                .where(findings.c.incident == number, findings.c.episode == finding.episode)
+            ).one_or_none()
+        if state is None or (state[1] == _CLOSED and finding.state is State.FIRING):
+            self.attach(incident_id, finding)
+            return
+        with self.database.write() as connection:
+            self._insert_finding(connection, number, finding, now)
+            if state[0] != finding.state:
+                connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=now))
+            self._refresh(connection, number)
+
+    def _insert_finding(self, connection: Connection, number: int, finding: Finding, now: float) -> bool:
+        """Inserts, or renews, one finding; True where it is new. Clear and no_data keep the firing form."""
+        mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
+        old = connection.execute(sa.select(findings.c.state, findings.c.changed_s).where(mine)).one_or_none()
+        values: dict[str, Any] = {
+            "state": finding.state,
+            "severity": finding.severity,
+            "last_seen_s": finding.at.t_s,
+            "changed_s": now if old is None or old.state != finding.state else old.changed_s,
+        }
+        if old is None or finding.state is State.FIRING:
+            values["body"] = dump(finding)
+        if old is not None:
+            connection.execute(sa.update(findings).where(mine).values(values))
+            return False
+        values |= {
+            "incident": number,
+            "episode": finding.episode,
+            "detector": finding.detector,
+            "fault": finding.fault,
+            "subject": str(finding.subject),
+            "since_s": finding.since.t_s,
+            "diagnosed": 0,
+        }
+        connection.execute(sa.insert(findings).values(values))
+        return True
+
+    def _refresh(self, connection: Connection, number: int) -> None:
+        """Keeps `clear_since_s` and `news` in step with the findings."""
+        columns = (findings.c.state, findings.c.changed_s, findings.c.fault, findings.c.diagnosed)
+        rows = connection.execute(sa.select(*columns).where(findings.c.incident == number)).all()
+        clear = all(row.state == State.CLEAR for row in rows)
+        since = max(row.changed_s for row in rows) if clear else None
+        diagnosed = {row.fault for row in rows if row.diagnosed}
+        news = any(row.state == State.FIRING and row.fault not in diagnosed for row in rows)
+        connection.execute(
+            sa.update(incidents).where(incidents.c.number == number).values(clear_since_s=since, news=int(news))
+        )
+
+    # Moves ------------------------------------------------------------------------------------------------------
+
+    def move(self, incident_id: str, cause: Cause, by: str, note: str, expected_version: int) -> IncidentState:
+        """Moves an incident for a cause. Raises Conflict where its version has changed, IllegalTransition where
+        the table has no such move."""
+        return self.change(incident_id, Move(cause, by, note, expected_version))
+
+    def change(
+        self,
+        incident_id: str,
+        move: Move,
+        also: Callable[[Connection, int], None] | None = None,
+        columns: Mapping[str, Any] = MappingProxyType({}),
+    ) -> IncidentState:
+        """A move together with what belongs to it, in one transaction: `also`, then columns of the incident."""
+        number = number_of(incident_id)
+        with self.database.write() as connection:
+            self._row(connection, number, lock=True)
+            if also is not None:
+                also(connection, number)
+            before, after = self._move(connection, number, move, columns)
+        self._fault_point(f"after {before} {move.cause}")
+        return after
+
+    def _move(
+        self, connection: Connection, number: int, move: Move, columns: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[IncidentState, IncidentState]:
+        now = self._clock.now_s()
+        row = self._row(connection, number)
+        before = IncidentState(row.state)
+        if row.version != move.version:
+            raise Conflict(f"{name_of(number)} is {before} now: somebody moved it first")
+        after = next_state(before, move.cause)
+        changed = connection.execute(
+            sa.update(incidents)
+            .where(incidents.c.number == number, incidents.c.version == move.version)
+            .values(
+                state=after,
+                version=move.version + 1,
+                updated_s=now,
+                entered_s=now,
+                stage_tries=0,
+                due_s=None,
+                runner=None,
+                runner_term=None,
+                **columns,
+            )
+        )
+        if changed.rowcount != 1:
+            raise Conflict(f"{name_of(number)}: somebody moved it first")
+        self._step(connection, number, Step(now, before, after, move.cause, move.by, move.note))
+        body = {"before": before, "after": after, "cause": move.cause, "note": move.note}
+        audit.append(connection, at_s=now, kind="moved", by=move.by, incident=number, body=body)
+        self._fault_point(f"before {before} {move.cause}")
+        return before, after
+
+    def _step(self, connection: Connection, number: int, step: Step) -> None:
+        last = connection.execute(sa.select(sa.func.max(steps.c.number)).where(steps.c.incident == number)).scalar()
+        connection.execute(
+            sa.insert(steps).values(
+                incident=number,
+                number=(last or 0) + 1,
+                at_s=step.at_s,
+                before=step.before,
+                after=step.after,
+                cause=step.cause,
+                by=step.by,
+                note=step.note,
+            )
+        )
+
+    def save_diagnosis(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
+        """Stores a diagnosis of the findings that `incident` had when it was read, and moves it to diagnosed."""
+        now, body = self._clock.now_s(), dump(diagnosis)
+        stored: dict[str, Any] = {"cause": diagnosis.cause}
+
+        def keep(connection: Connection, number: int) -> None:
+            insert = sa.insert(diagnoses).values(incident=number, at_s=now, body=body)
+            stored["diagnosis"] = connection.execute(insert.returning(diagnoses.c.number)).scalar_one()
+            seen = findings.c.episode.in_([item.episode for item in incident.findings])
+            connection.execute(sa.update(findings).where(findings.c.incident == number, seen).values(diagnosed=1))
+            self._refresh(connection, number)
+            facts = {
+                "cause": diagnosis.cause,
+                "headline": diagnosis.headline,
+                "confidence": diagnosis.confidence,
+                "author": diagnosis.author,
+                "evidence": {item.id: item.sha256 for item in diagnosis.evidence},
+            }
+            audit.append(connection, at_s=now, kind="diagnosis", by=by, incident=number, body=facts)
+
+        move = Move(Cause.DIAGNOSIS_STORED, by, diagnosis.headline, incident.version)
+        self.change(incident.id, move, keep, stored)
+
+    def save_plan(self, incident: Incident, action: Action, reason: str, *, by: str) -> None:
+        """Stores a proposed action and moves the incident to awaiting approval."""
+        now = self._clock.now_s()
+        columns = {
+            "plan_sha256": action.plan_sha256,
+            "action_kind": action.kind,
+            "expires_s": action.expires_at_s,
+            "attempt": incident.attempt + 1,
+        }
+
+        def keep(connection: Connection, number: int) -> None:
+            mine = (plans.c.incident == number) & (plans.c.plan_sha256 == action.plan_sha256)
+            connection.execute(sa.delete(plans).where(mine))
+            row = {"incident": number, "plan_sha256": action.plan_sha256, "attempt": incident.attempt + 1}
+            row |= {"at_s": now, "reason": reason, "body": dump(action)}
+            connection.execute(sa.insert(plans).values(row))
+            body = {"plan_sha256": action.plan_sha256, "plan": action.to_json(), "reason": reason}
+            audit.append(connection, at_s=now, kind="plan", by=by, incident=number, body=body)
+
+        note = f"{action.kind} {action.target}: {reason}"
+        self.change(incident.id, Move(Cause.PLAN_PROPOSED, by, note, incident.version), keep, columns)
+
+    # Reading ----------------------------------------------------------------------------------------------------
+
+    def incident(self, incident_id: str) -> Incident:
+        """Everything stored of one incident. Raises NoSuchIncident."""
+        number = number_of(incident_id)
+        with self.database.read() as connection:
+            row = self._row(connection, number)
+            found = connection.execute(
+                sa.select(findings).where(findings.c.incident == number).order_by(findings.c.since_s)
+            ).all()
+            history = connection.execute(
+                sa.select(steps).where(steps.c.incident == number).order_by(steps.c.number)
+            ).all()
+            diagnosis = connection.execute(
+                sa.select(diagnoses.c.body).where(diagnoses.c.number == row.diagnosis)
+            ).scalar_one_or_none()
+            plan = connection.execute(
+                sa.select(plans.c.body, plans.c.reason).where(
+                    plans.c.incident == number, plans.c.plan_sha256 == row.plan_sha256
+                )
+            ).one_or_none()
+        return Incident(
+            id=name_of(number),
+            state=IncidentState(row.state),
+            title=row.title,
+            severity=Severity(row.severity),
+            opened_s=row.opened_s,
+            updated_s=row.updated_s,
+            entered_s=row.entered_s,
+            findings=tuple(
+                StoredFinding(load(Finding, f.body), State(f.state), f.last_seen_s, f.changed_s) for f in found
+            ),
+            diagnosis=None if diagnosis is None else load(Diagnosis, diagnosis),
+            action=None if plan is None else load(Action, plan.body),
+            plan_reason="" if plan is None else plan.reason,
+            attempt=row.attempt,
+            clear_since_s=row.clear_since_s,
+            history=tuple(_step(row) for row in history),
+            version=row.version,
+        )
+
+    def incidents(
+        self,
+        states: Iterable[IncidentState] | None = None,
+        *,
+        opened_after_s: float | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[IncidentSummary]:
+        """Summaries, newest first; of some states, or all."""
+        query = sa.select(incidents).order_by(incidents.c.number.desc()).limit(limit).offset(offset)
+        if states is not None:
+            query = query.where(incidents.c.state.in_([str(state) for state in states]))
+        if opened_after_s is not None:
+            query = query.where(incidents.c.opened_s > opened_after_s)
+        light = [column for column in findings.c if column.name != "body"]
+        with self.database.read() as connection:
+            rows = connection.execute(query).all()
+            chosen = sa.select(query.subquery().c.number)
+            found = connection.execute(
+                sa.select(*light).where(findings.c.incident.in_(chosen)).order_by(findings.c.since_s)
+            ).all()
+        of: dict[int, list[FindingSummary]] = {row.number: [] for row in rows}
+        for f in found:
+            of[f.incident].append(
+                FindingSummary(
+                    f.episode,
+                    f.detector,
+                    Fault(f.fault),
+                    Subject.parse(f.subject),
+                    Severity(f.severity),
+                    State(f.state),
+                    f.since_s,
+                    f.last_seen_s,
+                )
+            )
+        return [_summary(row, tuple(of[row.number])) for row in rows]
+
+    def open_incidents(self) -> list[IncidentSummary]:
+        """Summaries of all that are not resolved, newest first."""
+        return self.incidents([state for state in IncidentState if state is not _CLOSED])
+
+    def _row(self, connection: Connection, number: int, lock: bool = False) -> Any:
+        query = sa.select(incidents).where(incidents.c.number == number)
+        row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+        if row is None:
+            raise NoSuchIncident(f"there is no {name_of(number)}")
+        return row
+
+    # What the daemon keeps across restarts ----------------------------------------------------------------------
+
+    def save_memberships(self, changed: Iterable[Membership]) -> None:
+        """Stores relations of the inventory; one that is known (child, parent, since) gets its new end."""
+        with self.database.write() as connection:
+            for item in changed:
+                mine = (
+                    (memberships.c.child == str(item.child))
+                    & (memberships.c.parent == str(item.parent))
+                    & (memberships.c.since_s == item.since_s)
+                )
+                connection.execute(sa.delete(memberships).where(mine))
+                connection.execute(
+                    sa.insert(memberships).values(
+                        child=str(item.child),
+                        parent=str(item.parent),
+                        since_s=item.since_s,
+                        until_s=item.until_s if math.isfinite(item.until_s) else None,
+                    )
+                )
+
+    def load_memberships(self, after_s: float = -math.inf) -> list[Membership]:
+        """Stored relations that held after a time, for `Inventory.load`."""
+        query = sa.select(memberships).order_by(memberships.c.since_s)
+        if math.isfinite(after_s):
+            query = query.where(sa.or_(memberships.c.until_s.is_(None), memberships.c.until_s > after_s))
+        with self.database.read() as connection:
+            return [
+                Membership(
+                    Subject.parse(row.child),
+                    Subject.parse(row.parent),
+                    row.since_s,
+                    math.inf if row.until_s is None else row.until_s,
+                )
+                for row in connection.execute(query)
+            ]
+
+    def prune_memberships(self, before_s: float) -> int:
+        """Forgets relations that ended before a time; returns how many."""
+        with self.database.write() as connection:
+            gone = connection.execute(sa.delete(memberships).where(memberships.c.until_s < before_s))
+        return gone.rowcount
+
+    def keep(self, items: dict[str, bytes]) -> None:
+        """Stores named bytes, such as detectors' snapshots and collectors' cursors, all or none."""
+        now = self._clock.now_s()
+        with self.database.write() as connection:
+            connection.execute(sa.delete(kept).where(kept.c.name.in_(list(items))))
+            for name, content in items.items():
+                connection.execute(sa.insert(kept).values(name=name, at_s=now, content=content))
+
+    def recall(self, name: str) -> tuple[float, bytes] | None:
+        """When it was kept, and the bytes; None where nothing was kept under that name."""
+        with self.database.read() as connection:
+            row = connection.execute(sa.select(kept).where(kept.c.name == name)).one_or_none()
+        return None if row is None else (row.at_s, bytes(row.content))
+
+
+def _summary(row: Any, found: tuple[FindingSummary, ...]) -> IncidentSummary:
+    return IncidentSummary(
+        id=name_of(row.number),
+        state=IncidentState(row.state),
+        title=row.title,
+        severity=Severity(row.severity),
+        opened_s=row.opened_s,
+        updated_s=row.updated_s,
+        clear_since_s=row.clear_since_s,
+        attempt=row.attempt,
+        version=row.version,
+        cause=None if row.cause is None else Fault(row.cause),
+        action_kind=None if row.action_kind is None else ActionKind(row.action_kind),
+        plan_sha256=row.plan_sha256,
+        expires_s=row.expires_s,
+        findings=found,
+    )
+
+
+def _step(row: Any) -> Step:
+    before = None if row.before is None else IncidentState(row.before)
+    return Step(row.at_s, before, IncidentState(row.after), row.cause, row.by, row.note)

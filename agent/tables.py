@@ -1,0 +1,167 @@
+"""The tables that hold incidents, approvals, intents and the audit log. `agent/migrations` creates them.
+
+JSON columns are text in canonical JSON (`agent.records`), so that what was hashed is what is stored. Times are Unix
+seconds in the daemon's clock; only `leases` uses the database's own clock.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, Table, Text
+
+metadata = MetaData()
+
+incidents = Table(
+    "incidents",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("title", Text, nullable=False),
+    Column("severity", Text, nullable=False),
+    Column("opened_s", Float, nullable=False),
+    Column("updated_s", Float, nullable=False),
+    Column("entered_s", Float, nullable=False, doc="when the present state was entered"),
+    Column("clear_since_s", Float, doc="every finding is clear since then; null: one is firing or has no data"),
+    Column("news", Integer, nullable=False, doc="1: a fault was attached that the diagnosis has not seen"),
+    Column("attempt", Integer, nullable=False, doc="counts plans; keys actions and stages"),
+    Column("version", Integer, nullable=False, doc="rises with every move: compare-and-set"),
+    Column("diagnosis", Integer, doc="number of the current diagnosis"),
+    Column("cause", Text),
+    Column("plan_sha256", Text, doc="of the current plan"),
+    Column("action_kind", Text),
+    Column("expires_s", Float, doc="of the current plan"),
+    Column("stage_tries", Integer, nullable=False, doc="runs of the present stage that ended Temporary"),
+    Column("due_s", Float, doc="the present stage is not tried again before"),
+    Column("runner", Text, doc="which stage run holds the incident"),
+    Column("runner_term", Integer, doc="the leader's term in which it took it"),
+    Index("incidents_by_state", "state", "expires_s", "clear_since_s"),
+    sqlite_autoincrement=True,
+)
+
+findings = Table(
+    "findings",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("episode", Text, primary_key=True),
+    Column("detector", Text, nullable=False),
+    Column("fault", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("severity", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("since_s", Float, nullable=False),
+    Column("last_seen_s", Float, nullable=False),
+    Column("changed_s", Float, nullable=False, doc="when the state last changed"),
+    Column("diagnosed", Integer, nullable=False, doc="1: its fault was known to the current diagnosis"),
+    Column("body", Text, nullable=False),
+    Index("findings_by_episode", "episode"),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("at_s", Float, nullable=False),
+    Column("before", Text),
+    Column("after", Text, nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("note", Text, nullable=False),
+)
+
+diagnoses = Table(
+    "diagnoses",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("incident", ForeignKey("incidents.number"), nullable=False, index=True),
+    Column("at_s", Float, nullable=False),
+    Column("body", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("plan_sha256", Text, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("at_s", Float, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("body", Text, nullable=False),
+)
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("plan_sha256", Text, primary_key=True),
+    Column("person", Text, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("at_s", Float, nullable=False),
+    Column("expires_s", Float, nullable=False),
+)
+
+intents = Table(
+    "intents",
+    metadata,
+    Column("action_id", Text, primary_key=True),
+    Column("phase", Text, primary_key=True, doc="act or undo"),
+    Column("incident", ForeignKey("incidents.number"), nullable=False, index=True),
+    Column("plan_sha256", Text, nullable=False),
+    Column("at_s", Float, nullable=False),
+    Column("runner", Text, nullable=False),
+    Column("ended_s", Float),
+    Column("outcome", Text),
+)
+
+controls = Table(
+    "controls",
+    metadata,
+    Column("name", Text, primary_key=True, doc="halt"),
+    Column("at_s", Float, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("body", Text, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("term", Integer, nullable=False, doc="rises with every change of holder: the fencing token"),
+    Column("expires_s", Float, nullable=False, doc="in the database's clock"),
+)
+
+memberships = Table(
+    "memberships",
+    metadata,
+    Column("child", Text, primary_key=True),
+    Column("parent", Text, primary_key=True),
+    Column("since_s", Float, primary_key=True),
+    Column("until_s", Float, doc="null: still, as far as was seen"),
+)
+
+kept = Table(
+    "kept",
+    metadata,
+    Column("name", Text, primary_key=True, doc="such as detector/ecc or cursor/node_log n1"),
+    Column("at_s", Float, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("incident", Integer, index=True),
+    Column("record", Text, nullable=False, doc="canonical JSON, with the hash of the record before"),
+    Column("sha256", Text, nullable=False),
+)
+
+audit_head = Table(
+    "audit_head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("number", Integer, nullable=False),
+    Column("sha256", Text, nullable=False),
+)

@@ -1,0 +1,242 @@
+"""The store: what goes in comes out, moves are compare-and-set, trouble is said and leaves nothing half-written."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from agent.database import Database, StoreBusy, StoreFull, StoreUnusable
+from agent.incident import Cause, IllegalTransition, IncidentState
+from agent.records import dump, load
+from agent.store import Conflict, NoSuchIncident, Store
+from agent.tables import metadata
+from collectors.subject import Membership, Subject, SubjectKind
+from controllers.action import Action
+from detectors.base import Fault, Finding, Severity, State
+from tests.agent.incidents import GPU, NODE, ManualClock, a_diagnosis, a_finding, an_action
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/store.sqlite"
+    else:
+        url = request.getfixturevalue("postgres_url")
+    opened = Store(url, clock)
+    yield opened
+    opened.close()
+
+
+def test_an_incident_reads_back_as_it_was_stored(store: Store, clock: ManualClock) -> None:
+    finding = a_finding()
+    name = store.open_incident("leak on GPU-1", [finding])
+    store.save_diagnosis(store.incident(name), a_diagnosis(), by="rules")
+    plan = an_action(f"{name}-1")
+    store.save_plan(store.incident(name), plan, "least disruptive", by="mitigate")
+    read = store.incident(name)
+    assert read.diagnosis == a_diagnosis()
+    assert read.action is not None
+    assert dump(read.action) == dump(plan)  # by text, because NaN differs from itself
+    assert read.action.plan_sha256 == plan.plan_sha256
+    assert repr(read.findings[0].finding) == repr(finding)
+    assert (read.state, read.attempt, read.plan_reason) == (IncidentState.AWAITING_APPROVAL, 1, "least disruptive")
+    assert [step.cause for step in read.history] == ["opened", "diagnosis_stored", "plan_proposed"]
+    assert read.subjects == (GPU,)
+
+
+def test_the_migrations_make_exactly_the_tables_that_the_code_names(store: Store) -> None:
+    with store.database.engine.connect() as connection:
+        differences = compare_metadata(MigrationContext.configure(connection), metadata)
+    assert differences == []
+
+
+def test_of_two_movers_one_wins_and_the_other_is_told(store: Store) -> None:
+    name = store.open_incident("leak", [a_finding()])
+    seen = store.incident(name)
+    store.move(name, Cause.CLOSED_BY_PERSON, "ann", "", seen.version)
+    with pytest.raises(Conflict, match="resolved now"):
+        store.move(name, Cause.CLOSED_BY_PERSON, "bob", "", seen.version)
+    assert len(store.incident(name).history) == 2
+
+
+def test_a_move_that_the_table_lacks_changes_nothing(store: Store) -> None:
+    name = store.open_incident("leak", [a_finding()])
+    before = store.incident(name)
+    with pytest.raises(IllegalTransition):
+        store.move(name, Cause.CONFIRMED, "ann", "", before.version)
+    assert repr(store.incident(name)) == repr(before)
+    assert store.audit.verify().records == 1
+
+
+def test_an_incident_is_clear_only_when_every_finding_is_clear(store: Store, clock: ManualClock) -> None:
+    name = store.open_incident("leak", [a_finding(), a_finding(Fault.XID, NODE)])
+    clock.advance(10)
+    store.update_finding(name, a_finding(state=State.CLEAR))
+    assert store.incident(name).clear_since_s is None
+    clock.advance(10)
+    store.update_finding(name, a_finding(Fault.XID, NODE, State.NO_DATA))
+    assert store.incident(name).clear_since_s is None
+    clock.advance(10)
+    store.update_finding(name, a_finding(Fault.XID, NODE, State.CLEAR))
+    assert store.incident(name).clear_since_s == 1030
+    clock.advance(10)
+    store.update_finding(name, a_finding(state=State.CLEAR))
+    assert store.incident(name).clear_since_s == 1030
+
+
+def test_a_resolved_incident_relapses_when_its_finding_fires_again(store: Store) -> None:
+    name = store.open_incident("leak", [a_finding()])
+    store.move(name, Cause.CLOSED_BY_PERSON, "ann", "", store.incident(name).version)
+    store.update_finding(name, a_finding())
+    assert store.incident(name).state is IncidentState.OPEN
+
+
+def test_the_worst_finding_gives_the_severity(store: Store) -> None:
+    name = store.open_incident("leak", [a_finding(severity=Severity.INFO)])
+    store.attach(name, a_finding(Fault.XID, NODE, severity=Severity.CRITICAL))
+    assert store.incidents()[0].severity is Severity.CRITICAL
+
+
+def test_summaries_are_filtered_by_state_and_carry_findings_without_exhibits(store: Store) -> None:
+    first = store.open_incident("one", [a_finding()])
+    second = store.open_incident("two", [a_finding(Fault.XID, NODE)])
+    store.move(first, Cause.CLOSED_BY_PERSON, "ann", "", 1)
+    assert [item.id for item in store.incidents()] == [second, first]
+    (still,) = store.open_incidents()
+    assert (still.id, still.findings[0].fault, still.findings[0].subject) == (second, Fault.XID, NODE)
+    assert [item.id for item in store.incidents(limit=1, offset=1)] == [first]
+
+
+@pytest.mark.parametrize("name", ["INC-9", "INC-x", "7", "INC--1", "", "INC-" + "9" * 30])
+def test_an_unknown_incident_is_named_in_the_error(store: Store, name: str) -> None:
+    with pytest.raises(NoSuchIncident):
+        store.incident(name)
+
+
+def test_inventory_relations_and_snapshots_survive_a_restart(store: Store, clock: ManualClock) -> None:
+    pod = Subject(SubjectKind.POD, "team/job-0")
+    store.save_memberships([Membership(GPU, pod, 10.0), Membership(GPU, NODE, 5.0)])
+    store.save_memberships([Membership(GPU, pod, 10.0, 20.0)])
+    assert store.load_memberships() == [Membership(GPU, NODE, 5.0), Membership(GPU, pod, 10.0, 20.0)]
+    assert store.load_memberships(after_s=25.0) == [Membership(GPU, NODE, 5.0, math.inf)]
+    assert store.prune_memberships(25.0) == 1
+    store.keep({"detector/ecc": b"\x00\xff", "cursor/n1": b"17"})
+    store.keep({"cursor/n1": b"18"})
+    assert store.recall("cursor/n1") == (1000.0, b"18")
+    assert store.recall("detector/ecc") == (1000.0, b"\x00\xff")
+    assert store.recall("nothing") is None
+
+
+def test_a_record_of_a_newer_version_is_refused_and_an_older_one_takes_defaults() -> None:
+    text = dump(an_action())
+    with pytest.raises(Exception, match=r"Action: unknown field 'power'"):
+        load(Action, text[:-1] + ',"power":1}')
+    older = {f.name: getattr(an_action(), f.name) for f in dataclasses.fields(Action) if f.name != "preconditions"}
+    assert dump(load(Action, dump(older))) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[]", "Finding: "),
+        ("{", "Finding: not JSON"),
+        ('{"score":"high"}', "Finding.score"),
+        ('{"since":{"t_s":true}}', "Finding.since.t_s"),
+        ('{"state":"maybe"}', "Finding.state"),
+        ('{"evidence":[{"$type":"LogExhibit","note":1}]}', r"Finding.evidence\[0\].note"),
+        ('{"detector":"ecc"}', "Finding: .*missing"),
+    ],
+)
+def test_a_damaged_record_names_its_field(text: str, place: str) -> None:
+    with pytest.raises(Exception, match=place):
+        load(Finding, text)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path: Path, clock: ManualClock) -> None:
+    store = Store(f"sqlite:///{tmp_path}/store.sqlite", clock)
+    name = store.open_incident("leak", [a_finding()])
+    with store.database.engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+    raw = sa.event.listens_for(store.database.engine, "checkout")
+    raw(lambda connection, *_: connection.execute(f"PRAGMA max_page_count={pages}").close())
+
+    def fill() -> None:
+        for _ in range(100):
+            store.open_incident("more", [a_finding()])
+
+    with pytest.raises(StoreFull, match="disk is full"):
+        fill()
+    count = len(store.incidents())
+    report = store.audit.verify()
+    assert report.ok
+    assert report.records == count
+    assert store.incident(name).history[0].cause == "opened"
+    store.close()
+
+
+def test_a_locked_database_is_temporary_and_says_so(tmp_path: Path, clock: ManualClock) -> None:
+    path = tmp_path / "store.sqlite"
+    store = Store(Database(f"sqlite:///{path}", busy_timeout_s=0.1), clock)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match="lock"):
+        store.open_incident("leak", [a_finding()])
+    assert store.incidents() == []  # readers go on
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert store.open_incident("leak", [a_finding()]) == "INC-1"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite://", "in memory"),
+        ("mysql://x/y", "mysql is not supported"),
+        ("nonsense", "not a database URL"),
+        ("sqlite:////nowhere/at/all.sqlite", "/nowhere/at does not exist"),
+    ],
+)
+def test_a_wrong_url_is_permanent_and_names_what_is_wrong(url: str, message: str) -> None:
+    with pytest.raises(StoreUnusable, match=message):
+        Database(url)
+
+
+def test_a_file_that_is_no_database_and_a_newer_schema_are_refused(tmp_path: Path, clock: ManualClock) -> None:
+    path = tmp_path / "store.sqlite"
+    path.write_bytes(b"not a database at all" * 400)
+    with pytest.raises(StoreUnusable, match="not a database"):
+        Database(f"sqlite:///{path}")
+    path.unlink()
+    Database(f"sqlite:///{path}").close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE alembic_version SET version_num = '9999'")
+    raw.close()
+    with pytest.raises(StoreUnusable, match="newer than this program"):
+        Database(f"sqlite:///{path}")
+
+
+def test_a_postgres_that_is_away_is_temporary_and_an_unknown_database_permanent(postgres_url: str) -> None:
+    with pytest.raises(StoreBusy):
+        Database("postgresql://postgres@127.0.0.1:1/none")
+    with pytest.raises(StoreUnusable, match="does not exist"):
+        Database(postgres_url + "_missing")
+
+
+def test_passwords_are_not_in_messages() -> None:
+    with pytest.raises(StoreBusy) as caught:
+        Database("postgresql://me:hunter2@127.0.0.1:1/none")
+    assert "hunter2" not in str(caught.value)
