@@ -1,0 +1,171 @@
+"""The audit log: who did what and why, chained by hash, written in the transaction that it records.
+
+Each record holds the SHA-256 of the one before it, so that a changed, missing, added or moved record breaks the
+chain at the first place where it was touched; a head row beside the log shows where the log ends, so that a
+shortened log is found too. Someone who can rewrite the whole database can rewrite the chain: for that, keep `head`
+outside (a log line, a ticket, an object store with retention) and give it to `verify` as the anchor.
+
+The shape follows Schneier and Kelsey, "Secure Audit Logs to Support Computer Forensics" (ACM TISSEC 2(2), 1999),
+without their key evolution: the anchor takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from agent.database import Database
+from agent.records import plain
+from agent.tables import audit, audit_head
+from collectors.seal import canonical_json, sha256_hex
+
+FIRST = "0" * 64
+"""What the first record gives as the hash before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """One entry. `body` holds the facts of its kind; `sha256` seals it and everything before it."""
+
+    number: int
+    at_s: float
+    kind: str
+    by: str
+    incident: str | None
+    body: Mapping[str, Any]
+    previous: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the log ends: keep it elsewhere to notice a rewritten log."""
+
+    number: int
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.sha256}"
+
+    @classmethod
+    def parse(cls, text: str) -> Head:
+        number, separator, sha256 = text.strip().partition(":")
+        if not separator or not number.isdecimal() or len(sha256) != 64:
+            raise ValueError(f"anchor {text!r} is not NUMBER:SHA256")
+        return cls(int(number), sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What `verify` found. `broken` is the number of the first record that does not hold, with the reason."""
+
+    records: int
+    head: Head
+    broken: int | None = None
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.broken is None
+
+
+def append(
+    connection: Connection, *, at_s: float, kind: str, by: str, incident: int | None, body: Mapping[str, Any]
+) -> None:
+    """Adds a record inside the caller's open write transaction. Writers queue on the head row."""
+    last = connection.execute(sa.select(audit_head).where(audit_head.c.id == 1).with_for_update()).one()
+    number = last.number + 1
+    record = {
+        "number": number,
+        "at_s": at_s,
+        "kind": kind,
+        "by": by,
+        "incident": incident,
+        "body": plain(body),
+        "previous": last.sha256,
+    }
+    text = canonical_json(record)
+    seal = sha256_hex(text)
+    connection.execute(sa.insert(audit).values(number=number, incident=incident, record=text.decode(), sha256=seal))
+    connection.execute(sa.update(audit_head).where(audit_head.c.id == 1).values(number=number, sha256=seal))
+
+
+class AuditLog:
+    """Reads and verifies the log."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def head(self) -> Head:
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(audit_head).where(audit_head.c.id == 1)).one()
+        return Head(row.number, row.sha256)
+
+    def records(
+        self, *, incident: int | None = None, after: int = 0, limit: int | None = None, newest_first: bool = False
+    ) -> list[AuditRecord]:
+        """Records in order, of one incident or of all; `after` is the last number already seen."""
+        query = sa.select(audit).where(audit.c.number > after).limit(limit)
+        query = query.order_by(audit.c.number.desc() if newest_first else audit.c.number)
+        if incident is not None:
+            query = query.where(audit.c.incident == incident)
+        with self._database.read() as connection:
+            return [_record(row.record, row.sha256) for row in connection.execute(query)]
+
+    def verify(self, anchor: Head | None = None) -> AuditReport:
+        """Walks the whole log and names the first record that was changed, removed, added or moved."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(audit_head).where(audit_head.c.id == 1)).one_or_none()
+            end = Head(row.number, row.sha256) if row else Head(0, "")
+            query = sa.select(audit.c.number, audit.c.incident, self._bytes("record"), self._bytes("sha256"))
+            rows = connection.execution_options(yield_per=1000).execute(query.order_by(audit.c.number))
+            return _walk(iter(rows), end, anchor)
+
+    def _bytes(self, column: str) -> sa.Label[bytes]:
+        """A text column as the bytes on disk, which after tampering need not be UTF-8."""
+        text = audit.c[column]
+        raw = sa.cast(text, sa.LargeBinary) if self._database.is_sqlite else sa.func.convert_to(text, "UTF8")
+        return raw.label(column)
+
+
+def _walk(rows: Iterator[Any], end: Head, anchor: Head | None) -> AuditReport:
+    previous, count = FIRST, 0
+    for row in rows:
+        expected = count + 1
+        reason = _fault(row, expected, previous)
+        if not reason and anchor is not None and expected == anchor.number and row.sha256 != anchor.sha256.encode():
+            reason = "it is not the record that the anchor names: the log was rewritten"
+        if reason:
+            return AuditReport(count, end, expected, reason)
+        previous, count = row.sha256.decode(), expected
+    if anchor is not None and count < anchor.number:
+        return AuditReport(count, end, count + 1, f"the log ends here, the anchor is at {anchor.number}")
+    if (end.number, end.sha256) != (count, previous if count else FIRST):
+        return AuditReport(count, end, count + 1, f"the log ends here, its head says {end}")
+    return AuditReport(count, end)
+
+
+def _fault(row: Any, expected: int, previous: str) -> str:
+    if row.number != expected:
+        return f"record {expected} is missing; the next one is {row.number}"
+    if sha256_hex(row.record).encode() != row.sha256:
+        return "its text does not have its hash"
+    record = json.loads(row.record)
+    if record["previous"] != previous:
+        return "it does not follow the record before it"
+    if (record["number"], record["incident"]) != (row.number, row.incident):
+        return "its columns do not match its text"
+    return ""
+
+
+def _record(text: str, sha256: str) -> AuditRecord:
+    read = json.loads(text)
+    incident = None if read["incident"] is None else f"INC-{read['incident']}"
+    return AuditRecord(
+        read["number"], read["at_s"], read["kind"], read["by"], incident, read["body"], read["previous"], sha256
+    )
