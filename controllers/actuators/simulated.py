@@ -182,11 +182,15 @@ class SimulatedActuator:
     """Acts on a `SimulatedCluster`. Fulfils `controllers.action.Actuator`."""
 
     plugin: ClassVar[str] = "simulated"
-    Settings: ClassVar[type[BaseModel]] = Settings
+    Settings: ClassVar = Settings
 
     def __init__(self, path: Path | str, now_s: Callable[[], float] = time.time) -> None:
         self.cluster = SimulatedCluster(path)
         self._now_s = now_s
+
+    @classmethod
+    def from_settings(cls, settings: Settings, now_s: Callable[[], float] = time.time) -> SimulatedActuator:
+        return cls(settings.path, now_s)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,7 @@
+"""Everything that may change the world."""
+
+from __future__ import annotations
+
+from controllers.actuators.simulated import SimulatedActuator
+
+ALL: tuple[type[SimulatedActuator], ...] = (SimulatedActuator,)
