@@ -1,0 +1,1 @@
+"""Runnable examples; nothing below imports them."""
