@@ -170,7 +170,7 @@ class SimulatedCluster:
         return Mishap(row[1])
 
 
-class Settings(BaseModel):
+class SimulatedSettings(BaseModel):
     """Settings of the simulated cluster."""
 
     model_config = ConfigDict(extra="forbid")
@@ -182,14 +182,16 @@ class SimulatedActuator:
     """Acts on a `SimulatedCluster`. Fulfils `controllers.action.Actuator`."""
 
     plugin: ClassVar[str] = "simulated"
-    Settings: ClassVar = Settings
+    Settings: ClassVar[type[BaseModel]] = SimulatedSettings
 
     def __init__(self, path: Path | str, now_s: Callable[[], float] = time.time) -> None:
         self.cluster = SimulatedCluster(path)
         self._now_s = now_s
 
     @classmethod
-    def from_settings(cls, settings: Settings, now_s: Callable[[], float] = time.time) -> SimulatedActuator:
+    def from_settings(
+        cls, settings: SimulatedSettings, now_s: Callable[[], float] = time.time
+    ) -> SimulatedActuator:
         return cls(settings.path, now_s)
 
     @property

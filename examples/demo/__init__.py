@@ -1,0 +1,1 @@
+"""Four simulated nodes that replay a recording of real telemetry and faults, and the daemon that watches them."""
