@@ -1,0 +1,261 @@
+"""The cheap first filter: read a candidate's source, run nothing, refuse what no honest kernel needs.
+
+It spares the machine work and gives an early, clear reason. It is not a defence: a text can always be written that
+reads well and acts badly, so every cheat must also be refused by the later stages with this one switched off (the
+exploit fixtures are run both ways). So the rules are few, whole and allow-lists where that is possible.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.candidate import Candidate
+from kernels.judge.verdict import Reason
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MODULES = frozenset(
+    {
+        "__future__",
+        "collections.abc",
+        "dataclasses",
+        "functools",
+        "itertools",
+        "math",
+        "operator",
+        "torch",
+        "torch.autograd",
+        "torch.nn",
+        "torch.nn.functional",
+        "triton",
+        "triton.language",
+        "triton.language.extra",
+        "triton.language.extra.cuda",
+        "triton.language.extra.libdevice",
+        "triton.tools.tensor_descriptor",
+        "typing",
+    }
+)
+LIBRARY_MODULES = MODULES | {"liger_kernel", "torch.nn.attention", "torch.nn.attention.flex_attention"}
+BUILTINS = _words("""
+    __builtins__ __import__ breakpoint compile delattr eval exec getattr globals hash id input locals
+    memoryview open setattr vars
+""")
+"""Names no kernel needs: other ways to run text, to reach objects by name, and identities to key a cache with."""
+TORCH_MAKERS = _words("""
+    Size Tensor device dtype empty empty_like empty_strided finfo full full_like iinfo is_tensor no_grad
+    zeros zeros_like
+""")
+"""What an own kernel may call from torch: allocation and constants. Dtypes are attributes, not calls."""
+TORCH_ROOMS = frozenset({"autograd", "cuda", "nn"})
+TORCH_CUDA = frozenset(
+    {"current_device", "device", "get_device_capability", "get_device_properties", "is_available"}
+)
+METHODS = _words("""
+    add addmm amax amin argmax argsort bmm clone copy_ cumsum div einsum exp log log_softmax logsumexp
+    masked_fill matmul max mean min mm mul norm pow prod rsqrt scatter_add scatter_add_ silu softmax
+    sort sqrt std sub sum topk var
+""")
+"""Tensor methods that compute; those that own kernels' host code is caught with. Operators show at run time."""
+ATTRIBUTES = _words("""
+    _C _cdata _dynamo _inductor backends cpp_extension cudart f_back f_globals f_locals gi_frame storage
+    tb_frame tb_next untyped_storage
+""")
+_JIT = ("jit", "autotune", "heuristics")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One rule that the source breaks. `line` counts from 1."""
+
+    reason: Reason
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}"
+
+
+def read(candidate: Candidate) -> tuple[Observation, ...]:
+    """Everything that speaks against the source, in the order of its lines; empty where nothing does."""
+    if candidate.language == "cuda":
+        return tuple(_read_cuda(candidate))
+    try:
+        tree = ast.parse(candidate.source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return (Observation(Reason.syntax, getattr(error, "lineno", None) or 0, f"does not parse: {error}"),)
+    try:
+        found = sorted(_Reader(candidate, tree).observations(), key=lambda o: (o.line, o.text))
+    except RecursionError:
+        return (Observation(Reason.syntax, 0, "nested too deeply"),)
+    return tuple(dict.fromkeys(found))
+
+
+def _read_cuda(candidate: Candidate) -> Iterator[Observation]:
+    """NVRTC compiles no host code, so there is little to refuse: missing kernels and includes of other files."""
+    for launch in candidate.launches:
+        if launch.kernel not in candidate.source:
+            yield Observation(Reason.entry_missing, 0, f"the plan launches {launch.kernel!r}, the source has none")
+    for number, line in enumerate(candidate.source.splitlines(), 1):
+        text = line.strip()
+        if text.startswith("#") and "include" in text:
+            name = text.partition("include")[2].strip(' <>"')
+            if "/" in name.removeprefix("cuda/").removeprefix("cooperative_groups/") or ".." in name:
+                yield Observation(Reason.static_refusal, number, f"includes {name!r}")
+
+
+def _dotted(node: ast.expr) -> tuple[str, ...]:
+    """("torch", "cuda", "Stream") of an attribute chain that starts at a name; empty otherwise."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (*reversed([*names, node.id]),) if isinstance(node, ast.Name) else ()
+
+
+def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    chains = (_dotted(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list)
+    return {chain[-1] for chain in chains if chain}
+
+
+class _Reader:
+    def __init__(self, candidate: Candidate, tree: ast.Module) -> None:
+        self._candidate = candidate
+        self._tree = tree
+        self._own = candidate.kind != "library"
+        self._modules: dict[str, str] = {}  # local name → dotted module or object
+        self._functions: set[str] = set()
+        self._kernels: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    root = alias.name if alias.asname else alias.name.split(".")[0]
+                    self._modules[alias.asname or root] = root
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    self._modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self._functions.add(node.name)
+                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(_JIT):
+                    self._kernels.add(node.name)
+
+    def observations(self) -> Iterator[Observation]:
+        yield from self._entry()
+        yield from self._module_state()
+        for node in self._host_nodes(self._tree):
+            yield from self._imports(node)
+            yield from self._names(node)
+            yield from self._assignments(node)
+            if self._own:
+                yield from self._library(node)
+
+    def _host_nodes(self, root: ast.AST) -> Iterator[ast.AST]:
+        """All nodes outside kernel bodies (whose words are the GPU's), decorators of kernels included."""
+        for child in ast.iter_child_nodes(root):
+            if isinstance(child, ast.FunctionDef) and child.name in self._kernels:
+                for decorator in child.decorator_list:
+                    yield decorator
+                    yield from self._host_nodes(decorator)
+                continue
+            yield child
+            yield from self._host_nodes(child)
+
+    def _entry(self) -> Iterator[Observation]:
+        names = set(self._functions)
+        for node in self._tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if self._candidate.entry not in names | set(self._modules):
+            yield Observation(Reason.entry_missing, 0, f"no {self._candidate.entry!r} at the top level")
+        if self._own and self._candidate.language == "triton" and not self._launches():
+            yield Observation(Reason.library_call, 0, "declared a kernel of its own, but launches none")
+
+    def _launches(self) -> bool:
+        """Whether some `kernel[grid](…)` stands in the host code."""
+        calls = (node.func for node in self._host_nodes(self._tree) if isinstance(node, ast.Call))
+        return any(isinstance(func, ast.Subscript) for func in calls)
+
+    def _module_state(self) -> Iterator[Observation]:
+        """Containers at module level, which could only serve to remember earlier calls."""
+        for node in self._tree.body:
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            empty = ast.unparse(value) in ("{}", "[]") if value is not None else False
+            made = isinstance(value, ast.Call) and _dotted(value.func)[-1:] in [("dict",), ("list",), ("set",)]
+            if empty or made:
+                yield Observation(Reason.static_refusal, node.lineno, "an empty container at module level")
+
+    def _imports(self, node: ast.AST) -> Iterator[Observation]:
+        allowed = LIBRARY_MODULES if self._candidate.kind == "library" else MODULES
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "." * node.level]
+        else:
+            return
+        for name in names:
+            if name not in allowed and name.split(".")[0] not in allowed - {"torch", "triton"}:
+                yield Observation(Reason.static_refusal, _line(node), f"imports {name}")
+
+    def _names(self, node: ast.AST) -> Iterator[Observation]:
+        line = _line(node)
+        if isinstance(node, ast.Name) and node.id in BUILTINS:
+            yield Observation(Reason.static_refusal, line, f"uses {node.id}")
+        elif isinstance(node, ast.Attribute):
+            if node.attr in ATTRIBUTES or (node.attr.startswith("__") and node.attr.endswith("__")):
+                yield Observation(Reason.static_refusal, line, f"reaches for .{node.attr}")
+            chain = self._absolute(node)
+            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:
+                yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            yield Observation(Reason.static_refusal, line, f"keeps state in {', '.join(node.names)}")
+        elif isinstance(node, ast.ClassDef):
+            for base in node.bases:
+                if self._absolute(base)[-1:] in [("Tensor",), ("TorchDispatchMode",), ("TorchFunctionMode",)]:
+                    yield Observation(Reason.static_refusal, line, f"derives a class from {ast.unparse(base)}")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if _decorators(node) & {"cache", "lru_cache"}:
+                yield Observation(Reason.static_refusal, line, f"caches the results of {node.name}")
+            defaults = [*node.args.defaults, *node.args.kw_defaults]
+            if any(isinstance(default, ast.Dict | ast.List | ast.Set) for default in defaults):
+                yield Observation(Reason.static_refusal, line, f"keeps state in a default of {node.name}")
+
+    def _assignments(self, node: ast.AST) -> Iterator[Observation]:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            chain = _dotted(target)
+            if len(chain) > 1 and (chain[0] in self._modules or chain[0] in self._functions):
+                yield Observation(Reason.static_refusal, _line(node), f"assigns to {'.'.join(chain)}")
+
+    def _library(self, node: ast.AST) -> Iterator[Observation]:
+        if isinstance(node, ast.Try | ast.TryStar):
+            yield Observation(Reason.static_refusal, _line(node), "catches exceptions: a kernel has no fallback")
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            yield Observation(Reason.library_call, _line(node), "multiplies matrices with @")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            chain = self._absolute(node.func)
+            if chain[:1] == ("torch",) and len(chain) > 1:
+                inner = chain[1] in TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
+                if chain[1] not in TORCH_MAKERS and not inner:
+                    yield Observation(Reason.library_call, _line(node), f"calls {'.'.join(chain)}")
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and chain[:1] != ("math",):
+                yield Observation(Reason.library_call, _line(node), f"calls .{node.func.attr}()")
+
+    def _absolute(self, node: ast.expr) -> tuple[str, ...]:
+        """An attribute chain with the local module name replaced by the imported one."""
+        chain = _dotted(node)
+        if chain and chain[0] in self._modules:
+            return (*self._modules[chain[0]].split("."), *chain[1:])
+        return ()
+
+
+def _line(node: ast.AST) -> int:
+    return int(getattr(node, "lineno", 0))

@@ -1,0 +1,110 @@
+"""The static read: lets honest kernels through and names line and rule for what no kernel needs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.candidate import Candidate, Launch
+from kernels.judge.static import Observation, read
+from kernels.judge.verdict import Reason
+
+HONEST = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < n, other=-float("inf"))
+    tl.store(out + at, tl.exp(v - tl.max(v, 0)), mask=at < n)
+
+
+def entry(x):
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel():
+        kernel[(triton.cdiv(x.numel(), 1024),)](x.contiguous(), out, x.numel(), BLOCK=1024)
+    return out
+"""
+
+
+def _read(source: str, kind: str = "own_kernel", language: str = "triton") -> tuple[Observation, ...]:
+    return read(Candidate(source, "entry", language, kind, "bitwise"))  # type: ignore[arg-type]
+
+
+def test_an_honest_kernel_has_nothing_against_it() -> None:
+    assert _read(HONEST) == ()
+
+
+def test_a_library_composition_may_call_torch() -> None:
+    source = "import torch\n\ndef entry(x):\n    return torch.softmax(x, -1) @ x.sum(-1).exp()\n"
+    assert _read(source, "library", "python") == ()
+    assert {o.reason for o in _read(source, "own_kernel", "python")} == {Reason.library_call}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "word"),
+    [
+        ("import os", Reason.static_refusal, "imports os"),
+        ("from torch.utils import cpp_extension", Reason.static_refusal, "torch.utils"),
+        ("import ctypes, math", Reason.static_refusal, "ctypes"),
+        ("exec('1')", Reason.static_refusal, "exec"),
+        ("f = (lambda: 0).__globals__", Reason.static_refusal, "__globals__"),
+        ("torch.cuda.Event = None", Reason.static_refusal, "torch.cuda.Event"),
+        ("from torch import cuda as c; c.synchronize = 1", Reason.static_refusal, "c.synchronize"),
+        ("s = torch.cuda.Stream()", Reason.static_refusal, "Stream"),
+        ("class Lazy(torch.Tensor): pass", Reason.static_refusal, "derives"),
+        ("seen = {}", Reason.static_refusal, "container"),
+        ("def g(x, seen={}): return seen", Reason.static_refusal, "default"),
+        ("entry.last = 3", Reason.static_refusal, "entry.last"),
+        ("y = torch.softmax(torch.zeros(3), 0)", Reason.library_call, "torch.softmax"),
+        ("import torch.nn.functional as F\nF.softmax(1)", Reason.library_call, "torch.nn.functional.softmax"),
+        ("from torch import matmul as fast\nfast(1, 2)", Reason.library_call, "torch.matmul"),
+        ("z = [1].sum()", Reason.library_call, ".sum()"),
+        ("a = 1 @ 2", Reason.library_call, "@"),
+        ("try:\n    pass\nexcept Exception:\n    pass", Reason.static_refusal, "catches"),
+        ("def g():\n    global h\n    h = 1", Reason.static_refusal, "state in h"),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", Reason.static_refusal, "backends"),
+    ],
+)
+def test_each_rule_names_its_line(line: str, reason: Reason, word: str) -> None:
+    found = _read(HONEST + line + "\n")
+    assert any(o.reason is reason and word in o.text for o in found), found
+    assert min(o.line for o in found) >= len(HONEST.splitlines())
+
+
+@pytest.mark.parametrize("source", ["def entry(:", "\0", "(" * 5000, "x = " + "-" * 100_000 + "1"])
+def test_what_does_not_parse_is_a_finding(source: str) -> None:
+    assert [o.reason for o in _read(source)] == [Reason.syntax]
+
+
+def test_a_missing_entry_and_a_missing_launch_are_told() -> None:
+    assert {o.reason for o in _read("x = 1")} == {Reason.entry_missing, Reason.library_call}
+
+
+def test_cuda_sources_are_read_for_kernels_and_includes() -> None:
+    launch = Launch("k", ("1", "1", "1"), ("1", "1", "1"), ("in0",))
+    good = Candidate(
+        '#include <cuda_fp16.h>\nextern "C" __global__ void k() {}',
+        "k",
+        "cuda",
+        "own_kernel",
+        "bitwise",
+        launches=(launch,),
+    )
+    assert read(good) == ()
+    bad = Candidate('#include "/etc/passwd"', "k", "cuda", "own_kernel", "bitwise", launches=(launch,))
+    assert [o.reason for o in read(bad)] == [Reason.entry_missing, Reason.static_refusal]
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_reader(source: str) -> None:
+    """Any text gives observations, never an exception."""
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return
+    assert isinstance(_read(source), tuple)
