@@ -1,0 +1,276 @@
+"""Keeps mitigation from becoming the outage: limits on what stands unavailable, and on how fast anything is done.
+
+A breaker that counts actions per window lets a slow drip of cordons pass; this one counts the capacity that is out
+of use *now*, whoever took it and however long ago. The limits hold per cluster, rack and NVLink domain; a rate
+holds per cluster, rack, NVLink domain and job; nodes in maintenance and subjects that opted out are left alone; and
+one node has one action under way at a time. Purely a decision: the caller asks it twice, when a plan is made and
+again in the transaction that stores the intent, so that two approvals at once cannot pass together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from collectors.subject import Inventory, Subject, SubjectKind
+from controllers.action import Action, ActionKind
+
+_A, _K = ActionKind, SubjectKind
+TAKES_CAPACITY = frozenset({_A.QUARANTINE_GPU, _A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})
+HARMLESS = frozenset({_A.NONE, _A.OBSERVE, _A.NOTIFY_OWNER, _A.OPEN_RMA})
+OPT_OUT_FACT = "nightshift-opt-out"
+"""An inventory fact (a label or annotation of the node, job or pod) that keeps us away when it is `true`."""
+
+
+class Window(BaseModel):
+    """A stretch of time in which people work on something and we do not."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    subjects: tuple[str, ...] = Field(description="Patterns of subjects, such as `node:rack7-*` or `cluster:*`")
+    start_s: float = Field(description="Start (Unix s)")
+    end_s: float = Field(description="End (Unix s)")
+    reason: str = Field(default="maintenance", description="Said in the refusal")
+
+
+class Settings(BaseModel):
+    """How much mitigation the cluster bears."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cluster_fraction: float = Field(default=0.1, ge=0, le=1, description="Largest share of all GPUs out of use")
+    rack_fraction: float = Field(default=0.5, ge=0, le=1, description="Largest share of a rack's GPUs out of use")
+    domain_fraction: float = Field(default=0.5, ge=0, le=1, description="The same for an NVLink domain")
+    least_nodes: int = Field(
+        default=1, ge=0, description="So many whole nodes may always be out, even if few exist"
+    )
+    floor_gpus: int = Field(default=0, ge=0, description="At least so many GPUs stay in use, whatever else holds")
+    rate_s: float = Field(default=3600.0, gt=0, description="The window over which actions are counted (s)")
+    cluster_rate: int = Field(default=12, ge=0, description="Most actions on the cluster per window")
+    rack_rate: int = Field(default=6, ge=0, description="Most actions on one rack per window")
+    domain_rate: int = Field(default=6, ge=0, description="Most actions on one NVLink domain per window")
+    job_rate: int = Field(default=2, ge=0, description="Most actions that stop one job per window")
+    maintenance: tuple[Window, ...] = Field(default=(), description="When and where people work")
+    opt_out: tuple[str, ...] = Field(default=(), description="Patterns of subjects that we never act on")
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """An action that was begun, as stored: `ended_s` when it was no longer under way, `released_s` when what it
+    took was given back (undone, uncordoned, or a reset or reboot that finished). None = not yet (Unix s)."""
+
+    action: Action
+    begun_s: float
+    ended_s: float | None = None
+    released_s: float | None = None
+
+
+class Limit(StrEnum):
+    """Why the guard refuses: the closed set that metrics and messages use."""
+
+    CLUSTER_CAPACITY = "cluster_capacity"
+    RACK_CAPACITY = "rack_capacity"
+    DOMAIN_CAPACITY = "domain_capacity"
+    FLOOR = "floor"
+    CLUSTER_RATE = "cluster_rate"
+    RACK_RATE = "rack_rate"
+    DOMAIN_RATE = "domain_rate"
+    JOB_RATE = "job_rate"
+    MAINTENANCE = "maintenance"
+    OPTED_OUT = "opted_out"
+    BUSY = "busy"
+    UNKNOWN_PLACE = "unknown_place"
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """Allowed or not, by which limit, and a sentence for people that says the figures. `retry_at_s` is when asking
+    again may help (Unix s); None where only a person or a released capacity changes the answer."""
+
+    allowed: bool
+    reason: str
+    limit: Limit | None = None
+    retry_at_s: float | None = None
+
+
+def rule(
+    action: Action,
+    commitments: Iterable[Commitment],
+    inventory: Inventory,
+    at_s: float,
+    settings: Settings | None = None,
+    unavailable: frozenset[Subject] = frozenset(),
+) -> Ruling:
+    """Whether an action may begin now. `unavailable` are nodes and GPUs out of use for other reasons (cordoned by
+    people, not ready, their source lost); they count against the limits."""
+    if action.kind in HARMLESS:
+        return Ruling(True, "changes nothing in the cluster")
+    begun = [c for c in commitments if c.action.id != action.id]
+    return _Guard(inventory, at_s, settings or Settings()).rule(action, begun, unavailable)
+
+
+class _Guard:
+    def __init__(self, inventory: Inventory, at_s: float, settings: Settings) -> None:
+        self._inventory, self._at_s, self._settings = inventory, at_s, settings
+
+    def rule(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> Ruling:
+        touched = self._touched(action)
+        refusal = (
+            self._left_alone(touched)
+            or self._busy(action, begun)
+            or self._capacity(action, begun, unavailable)
+            or self._rate(action, begun)
+        )
+        return refusal or Ruling(True, self._margin(action, begun, unavailable))
+
+    def _named(self, action: Action) -> set[Subject]:
+        radius = action.blast_radius
+        named = {action.target}
+        for kind, names in ((_K.NODE, radius.nodes), (_K.GPU, radius.gpus), (_K.JOB, radius.jobs)):
+            named |= {Subject(kind, name) for name in names}
+        return named | {Subject(_K.POD, name) for name in radius.pods}
+
+    def _touched(self, action: Action) -> set[Subject]:
+        return {above for s in self._named(action) for above in self._inventory.ancestors(s, self._at_s)} | {
+            self._inventory.cluster
+        }
+
+    def _left_alone(self, touched: set[Subject]) -> Ruling | None:
+        for subject in sorted(touched):
+            name = str(subject)
+            opted = (self._inventory.fact(subject, OPT_OUT_FACT) or "").lower() == "true"
+            if opted or any(fnmatchcase(name, pattern) for pattern in self._settings.opt_out):
+                return Ruling(False, f"{name} opted out of automatic repair", Limit.OPTED_OUT)
+            for window in self._settings.maintenance:
+                now = window.start_s <= self._at_s < window.end_s
+                if now and any(fnmatchcase(name, pattern) for pattern in window.subjects):
+                    message = f"{name} is in maintenance: {window.reason}"
+                    return Ruling(False, message, Limit.MAINTENANCE, window.end_s)
+        return None
+
+    def _nodes(self, action: Action) -> set[Subject]:
+        """The nodes that an action works on: those it names, or those of its target's GPUs and pods."""
+        named = self._named(action)
+        own = {s for s in named if s.kind is _K.NODE}
+        for subject in named - own:
+            below = {subject, *self._inventory.gpus(subject, self._at_s)}
+            above = (self._inventory.above(s, _K.NODE, self._at_s) for s in below)
+            own |= {node for node in above if node is not None}
+        return own
+
+    def _busy(self, action: Action, begun: list[Commitment]) -> Ruling | None:
+        nodes = self._nodes(action)
+        for commitment in begun:
+            if commitment.ended_s is not None or commitment.action.kind in HARMLESS:
+                continue
+            shared = nodes & self._nodes(commitment.action)
+            if shared or commitment.action.target == action.target:
+                where = min(shared).name if shared else action.target.name
+                other = commitment.action
+                return Ruling(False, f"{other.kind} {other.id} is under way on {where}", Limit.BUSY, self._at_s)
+        return None
+
+    def _taken(self, action: Action) -> set[Subject]:
+        if action.kind not in TAKES_CAPACITY:
+            return set()
+        found: set[Subject] = set()
+        for subject in {action.target} | {Subject(_K.NODE, n) for n in action.blast_radius.nodes}:
+            found |= set(self._inventory.gpus(subject, self._at_s))
+        return found | {Subject(_K.GPU, name) for name in action.blast_radius.gpus}
+
+    def _out(self, begun: list[Commitment], unavailable: frozenset[Subject]) -> set[Subject]:
+        out = {gpu for s in unavailable for gpu in self._inventory.gpus(s, self._at_s)}
+        for commitment in begun:
+            if commitment.released_s is None:
+                out |= self._taken(commitment.action)
+        return out
+
+    def _scopes(self, gpus: Iterable[Subject]) -> dict[Subject, set[Subject]]:
+        """The cluster, racks and NVLink domains of these GPUs, each with all of its GPUs."""
+        above = {s for gpu in gpus for s in self._inventory.ancestors(gpu, self._at_s)}
+        wide = {s for s in above if s.kind in (_K.RACK, _K.NVLINK_DOMAIN)}
+        scopes = {s: set(self._inventory.gpus(s, self._at_s)) for s in wide}
+        scopes[self._inventory.cluster] = set(self._inventory.subjects(_K.GPU, self._at_s))
+        return scopes
+
+    def _allowed(self, scope: Subject, gpus: set[Subject]) -> int:
+        """How many GPUs of a scope may be out: a share, but always `least_nodes` of its largest nodes."""
+        share = {
+            _K.RACK: self._settings.rack_fraction,
+            _K.NVLINK_DOMAIN: self._settings.domain_fraction,
+        }.get(scope.kind, self._settings.cluster_fraction)
+        per_node: dict[Subject | None, int] = {}
+        for gpu in gpus:
+            node = self._inventory.above(gpu, _K.NODE, self._at_s)
+            per_node[node] = per_node.get(node, 0) + 1
+        largest = sorted(per_node.values(), reverse=True)[: self._settings.least_nodes]
+        return max(math.floor(share * len(gpus)), sum(largest))
+
+    def _capacity(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> Ruling | None:
+        if action.kind not in TAKES_CAPACITY:
+            return None
+        taken = self._taken(action)
+        if not taken:
+            message = f"no GPUs are known on {action.target.name}: what this takes away cannot be counted"
+            return Ruling(False, message, Limit.UNKNOWN_PLACE)
+        out = self._out(begun, unavailable)
+        new = taken - out
+        if not new:
+            return None
+        limits = {_K.RACK: Limit.RACK_CAPACITY, _K.NVLINK_DOMAIN: Limit.DOMAIN_CAPACITY}
+        for scope, gpus in sorted(self._scopes(new).items()):
+            would, allowed = len((out | new) & gpus), self._allowed(scope, gpus)
+            if would > allowed:
+                message = f"{would} of {len(gpus)} GPUs of {scope.name} would be out of use; {allowed} are allowed"
+                return Ruling(False, message, limits.get(scope.kind, Limit.CLUSTER_CAPACITY))
+        fleet = self._inventory.subjects(_K.GPU, self._at_s)
+        left = len(set(fleet) - out - new)
+        if left < self._settings.floor_gpus:
+            message = f"{left} GPUs would be left in use; the floor is {self._settings.floor_gpus}"
+            return Ruling(False, message, Limit.FLOOR)
+        return None
+
+    def _rate(self, action: Action, begun: list[Commitment]) -> Ruling | None:
+        recent = [
+            c for c in begun if c.action.kind not in HARMLESS and self._at_s - c.begun_s < self._settings.rate_s
+        ]
+        limits = {
+            _K.CLUSTER: (self._settings.cluster_rate, Limit.CLUSTER_RATE),
+            _K.RACK: (self._settings.rack_rate, Limit.RACK_RATE),
+            _K.NVLINK_DOMAIN: (self._settings.domain_rate, Limit.DOMAIN_RATE),
+            _K.JOB: (self._settings.job_rate, Limit.JOB_RATE),
+        }
+        ours = self._counted(action)
+        others = [self._counted(c.action) for c in recent]
+        for scope in sorted(ours):
+            most, limit = limits[scope.kind]
+            count = sum(scope in touched for touched in others)
+            if count >= most:
+                first_s = min(
+                    (c.begun_s for c, t in zip(recent, others, strict=True) if scope in t), default=self._at_s
+                )
+                minutes = self._settings.rate_s / 60
+                message = f"{count} actions on {scope} within {minutes:.0f} min; {most} are allowed"
+                return Ruling(False, message, limit, first_s + self._settings.rate_s)
+        return None
+
+    def _counted(self, action: Action) -> set[Subject]:
+        """The scopes whose rate an action counts in: every rack and domain it works in, and each job it stops."""
+        found = {self._inventory.cluster} | {Subject(_K.JOB, name) for name in action.blast_radius.jobs}
+        if action.target.kind is _K.JOB:
+            found.add(action.target)
+        for node in self._nodes(action):
+            above = self._inventory.ancestors(node, self._at_s)
+            found |= {s for s in above if s.kind in (_K.RACK, _K.NVLINK_DOMAIN)}
+        return found
+
+    def _margin(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> str:
+        gpus = set(self._inventory.subjects(_K.GPU, self._at_s))
+        out = self._out(begun, unavailable) | self._taken(action)
+        allowed = self._allowed(self._inventory.cluster, gpus)
+        return f"GPUs out of use with this: {len(out & gpus)} of {allowed} allowed"
