@@ -1,0 +1,42 @@
+"""Cordon a node: what runs there goes on, nothing new starts."""
+
+from __future__ import annotations
+
+from collectors.subject import SubjectKind
+from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from controllers.playbooks.plan import Economy, Reach, draw_up, place_of
+from detectors.base import Fault
+
+_WHY = {
+    Fault.THROTTLE: "its GPUs run throttled; new work would be slow here",
+    Fault.NVLINK_DEGRADED: "a link degrades; new jobs that span this node would suffer",
+    Fault.PCIE_DEGRADED: "a bus degrades; new work would suffer",
+}
+
+
+class Cordon:
+    """Fits node-wide degradation under which running jobs still make progress."""
+
+    kind = ActionKind.CORDON
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        node = place_of(situation, SubjectKind.NODE)
+        if node is None:
+            return Proposal(None, "it is not known which one node this concerns")
+        why = _WHY.get(situation.cause, "until it is repaired, nothing new should start here")
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            node,
+            why=why,
+            undo=Undo(True, "uncordon the node", ActionKind.UNCORDON),
+            nodes=(node,),
+            gpus=Reach.of(situation, node).gpus,
+            note="running jobs are not touched",
+            preconditions=(Precondition(node, "cordoned", "false"),),
+        )
+        return Proposal(action, why)

@@ -1,0 +1,54 @@
+"""Drain a node: cordon it and move its jobs, each from its newest checkpoint."""
+
+from __future__ import annotations
+
+from collectors.subject import SubjectKind
+from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from controllers.playbooks.plan import (
+    Economy,
+    Reach,
+    crash_gpu_hours,
+    draw_up,
+    number,
+    place_of,
+    restart_gpu_hours,
+)
+from detectors.base import Fault
+
+_SUFFERING = frozenset({Fault.STRAGGLER, Fault.HANG, Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
+
+
+class Drain:
+    """Fits a degraded node only where a job on it already suffers: else a cordon is enough."""
+
+    kind = ActionKind.DRAIN
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        node = place_of(situation, SubjectKind.NODE)
+        if node is None:
+            return Proposal(None, "it is not known which one node this concerns")
+        suffering = sorted({f.fault.value for f in situation.findings if f.fault in _SUFFERING})
+        if not suffering:
+            return Proposal(None, "no job suffers yet: a cordon is enough")
+        reach = Reach.of(situation, node)
+        why = f"jobs on it already suffer ({', '.join(suffering)})"
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            node,
+            why=why,
+            undo=Undo(True, "uncordon the node; moved jobs stay where they went", ActionKind.UNCORDON),
+            stops=reach.jobs,
+            nodes=(node,),
+            gpus=reach.gpus,
+            cost_gpu_hours=restart_gpu_hours(
+                situation, self._economy, reach.jobs, number(situation, "checkpoint_s")
+            ),
+            waiting_gpu_hours=crash_gpu_hours(situation, self._economy, reach.jobs),
+            preconditions=(Precondition(node, "drained", "false"),),
+        )
+        return Proposal(action, why)

@@ -1,0 +1,43 @@
+"""Tell the owner: where only they can repair it, or where nothing less than their decision is right."""
+
+from __future__ import annotations
+
+from controllers.action import ActionKind, Proposal, Situation, Undo
+from controllers.playbooks.plan import Economy, Reach, draw_up, job_of, number
+from detectors.base import Fault
+
+_ASKS = {
+    Fault.OOM_KILL: "raise the memory limit or lower the demand: it will be killed again otherwise",
+    Fault.DATA_STALL: "look at the input pipeline and its storage",
+    Fault.STRAGGLER: "check whether this rank's share of work or data is larger than its peers'",
+    Fault.THROTTLE: "check power and cooling where this GPU stands",
+}
+
+
+class NotifyOwner:
+    """Changes nothing in the cluster; possible wherever a job is known."""
+
+    kind = ActionKind.NOTIFY_OWNER
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        target = job_of(situation)
+        if target is None:
+            return Proposal(None, "no one job, and so no owner, is known")
+        why = _ASKS.get(situation.cause, "what to do is the owner's decision")
+        gpus = len(Reach.of(situation, target).gpus)
+        lost = number(situation, "lost_fraction")
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            target,
+            why=why,
+            undo=Undo(False, "a message cannot be unsent; nothing else changes"),
+            waiting_gpu_hours=lost * gpus * self._economy.horizon_s / 3600.0,
+            params={"owner": str(situation.facts.get("owner", "not known"))},
+            needs_approval=False,
+        )
+        return Proposal(action, why)

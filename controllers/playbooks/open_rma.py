@@ -1,0 +1,37 @@
+"""Open a return case with the vendor: for hardware that no reset repairs. It changes nothing in the cluster."""
+
+from __future__ import annotations
+
+from collectors.subject import SubjectKind
+from controllers.action import ActionKind, Proposal, Situation, Undo
+from controllers.playbooks.plan import Economy, draw_up, number, place_of
+
+
+class OpenRma:
+    """Fits a failed row remapping, and a GPU whose fault came back after a repair."""
+
+    kind = ActionKind.OPEN_RMA
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        gpu = place_of(situation, SubjectKind.GPU)
+        if gpu is None:
+            return Proposal(None, "it is not known which one GPU this concerns")
+        if "remap_failure" in situation.facts:
+            why = "a row remapping failed (Xid 64): NVIDIA's criterion for a return"
+        elif number(situation, "attempt") >= 1:
+            why = "the fault came back after a repair"
+        else:
+            return Proposal(None, "no criterion for a return is met")
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            gpu,
+            why=why,
+            undo=Undo(True, "close the case"),
+            params={"model": situation.inventory.fact(gpu, "model") or "not known"},
+        )
+        return Proposal(action, why)

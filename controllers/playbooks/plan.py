@@ -1,0 +1,160 @@
+"""What every playbook needs to draw up an action: who is hit, what acting and waiting cost, and a stable identity.
+
+Costs are GPU-hours of lost work: GPUs of the jobs that stop × (time to start again + work since the checkpoint that
+they go back to). They are estimates from stated settings, NaN where a figure that they need was never seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from collectors.seal import fingerprint
+from collectors.subject import Subject, SubjectKind
+from controllers.action import Action, ActionKind, BlastRadius, Precondition, Situation, Undo
+
+
+class Economy(BaseModel):
+    """What time costs on this cluster; used for both sides of every plan."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    restart_s: float = Field(
+        default=600.0, gt=0, description="From a job's stop to its first step after restart (s)"
+    )
+    response_s: float = Field(default=7200.0, gt=0, description="Until a person would act without us (s)")
+    horizon_s: float = Field(default=28_800.0, gt=0, description="How long a slowdown would go on unnoticed (s)")
+    reset_s: float = Field(default=300.0, gt=0, description="GPU reset with its checks (s)")
+    reboot_s: float = Field(default=1200.0, gt=0, description="Node reboot with its checks (s)")
+    expires_s: float = Field(default=3600.0, gt=0, description="A plan that nobody approved expires after this (s)")
+    repeat_probability: float = Field(
+        default=0.44,
+        ge=0,
+        le=1,
+        description="Chance of another uncorrectable HBM error within 24 h of a first (measured on Calchas' data)",
+    )
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What stands on a subject at the moment: nodes, GPUs, jobs and pods, sorted."""
+
+    nodes: tuple[Subject, ...]
+    gpus: tuple[Subject, ...]
+    jobs: tuple[Subject, ...]
+    pods: tuple[Subject, ...]
+
+    @classmethod
+    def of(cls, situation: Situation, subject: Subject) -> Reach:
+        """The subject's own place: a GPU reaches its pod and job, a node everything on it, a job all its GPUs."""
+        inventory, at_s = situation.inventory, situation.at_s
+        gpus = set(inventory.gpus(subject, at_s))
+        if subject.kind in (SubjectKind.RANK, SubjectKind.CONTAINER) and not gpus:
+            pod = inventory.above(subject, SubjectKind.POD, at_s)
+            gpus = set(inventory.gpus(pod, at_s)) if pod else set()
+        around = {subject, *gpus, *inventory.below(subject, SubjectKind.POD, at_s)}
+        found: dict[SubjectKind, set[Subject]] = {k: set() for k in (_K.NODE, _K.JOB, _K.POD)}
+        for near in around:
+            for above in inventory.ancestors(near, at_s):
+                if above.kind in found:
+                    found[above.kind].add(above)
+        return cls(*(tuple(sorted(s)) for s in (found[_K.NODE], gpus, found[_K.JOB], found[_K.POD])))
+
+
+_K = SubjectKind
+
+
+def job_of(situation: Situation) -> Subject | None:
+    """The job that the incident's subject belongs to or is; None where it is not known or not exactly one."""
+    jobs = Reach.of(situation, situation.subject).jobs
+    return jobs[0] if len(jobs) == 1 else None
+
+
+def place_of(situation: Situation, kind: SubjectKind) -> Subject | None:
+    """The one GPU or node that the incident is about; None where it is not known or not exactly one."""
+    reach = Reach.of(situation, situation.subject)
+    found = {_K.GPU: reach.gpus, _K.NODE: reach.nodes, _K.POD: reach.pods}[kind]
+    return found[0] if len(found) == 1 else None
+
+
+def number(situation: Situation, fact: str) -> float:
+    """A finite figure among the facts; NaN where it is missing or not one."""
+    try:
+        value = float(situation.facts.get(fact, math.nan))
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def job_gpus(situation: Situation, jobs: tuple[Subject, ...]) -> int:
+    """GPUs that stop with these jobs."""
+    return len({gpu for job in jobs for gpu in situation.inventory.gpus(job, situation.at_s)})
+
+
+def restart_gpu_hours(
+    situation: Situation, economy: Economy, jobs: tuple[Subject, ...], checkpoint_s: float
+) -> float:
+    """Lost by stopping these jobs now and going back to a checkpoint of that time; 0 where no job stops."""
+    if not jobs:
+        return 0.0
+    redo_s = max(0.0, situation.at_s - checkpoint_s)
+    return job_gpus(situation, jobs) * (economy.restart_s + redo_s) / 3600.0
+
+
+def crash_gpu_hours(situation: Situation, economy: Economy, jobs: tuple[Subject, ...]) -> float:
+    """Lost if the jobs crash by themselves later: found by a person, restarted, and redone from the last checkpoint
+    (on average as old as it is now)."""
+    checkpoint_s = number(situation, "checkpoint_s")
+    redo_s = 0.0 if math.isnan(checkpoint_s) else max(0.0, situation.at_s - checkpoint_s)
+    return job_gpus(situation, jobs) * (economy.response_s + economy.restart_s + redo_s) / 3600.0
+
+
+def draw_up(
+    situation: Situation,
+    economy: Economy,
+    kind: ActionKind,
+    target: Subject,
+    *,
+    why: str,
+    undo: Undo,
+    stops: tuple[Subject, ...] = (),
+    gpus: tuple[Subject, ...] = (),
+    nodes: tuple[Subject, ...] = (),
+    cost_gpu_hours: float = 0.0,
+    waiting_gpu_hours: float = math.nan,
+    note: str = "",
+    params: Mapping[str, str | int | float | bool] | None = None,
+    preconditions: tuple[Precondition, ...] = (),
+    needs_approval: bool = True,
+) -> Action:
+    """An action whose id is the same for the same incident, attempt, kind and target, so that it happens once.
+
+    `stops` are the jobs that stop; `gpus` and `nodes` what is unavailable to others while the action stands.
+    """
+    inventory, at_s = situation.inventory, situation.at_s
+    pods = sorted({pod for job in stops for pod in inventory.children(job, at_s, _K.POD)})
+    attempt = situation.facts.get("attempt", 0.0)
+    identity = fingerprint([situation.incident_id, str(attempt), kind.value, str(target)])
+    return Action(
+        id=f"{situation.incident_id}-{kind.value.replace('_', '-')}-{identity[:10]}".lower(),
+        kind=kind,
+        target=target,
+        why=why,
+        blast_radius=BlastRadius(
+            nodes=tuple(n.name for n in nodes),
+            gpus=tuple(g.name for g in gpus),
+            jobs=tuple(j.name for j in stops),
+            pods=tuple(p.name for p in pods),
+            cost_gpu_hours=cost_gpu_hours,
+            cost_of_waiting_gpu_hours=waiting_gpu_hours,
+            note=note,
+        ),
+        undo=undo,
+        expires_at_s=at_s + economy.expires_s,
+        params=dict(params or {}),
+        preconditions=preconditions,
+        needs_approval=needs_approval,
+    )

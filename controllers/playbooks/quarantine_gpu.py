@@ -1,0 +1,45 @@
+"""Take one GPU out of use: no new work gets it, and the job on it moves off after its next checkpoint.
+
+The mildest answer to memory that degrades while it still works: neighbours on the node keep running, and what is
+lost is one GPU's capacity and a planned restart instead of a crash.
+"""
+
+from __future__ import annotations
+
+from collectors.subject import SubjectKind
+from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from controllers.playbooks.plan import Economy, Reach, crash_gpu_hours, draw_up, job_gpus, place_of
+
+
+class QuarantineGpu:
+    """Fits faults of one GPU that need it idle, not gone."""
+
+    kind = ActionKind.QUARANTINE_GPU
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        gpu = place_of(situation, SubjectKind.GPU)
+        if gpu is None:
+            return Proposal(None, "it is not known which one GPU this concerns")
+        jobs = Reach.of(situation, gpu).jobs
+        why = "its memory degrades; no new work gets this GPU"
+        if jobs:
+            why += f", and {jobs[0].name} moves off it after its next checkpoint"
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            gpu,
+            why=why,
+            undo=Undo(True, "lift the quarantine: the GPU is given to work again", None),
+            stops=jobs,
+            gpus=(gpu,),
+            cost_gpu_hours=job_gpus(situation, jobs) * self._economy.restart_s / 3600.0,
+            waiting_gpu_hours=self._economy.repeat_probability * crash_gpu_hours(situation, self._economy, jobs),
+            note="the row remapping takes effect with the next GPU reset" if "remap" in situation.facts else "",
+            params={"after_checkpoint": True},
+            preconditions=(Precondition(gpu, "quarantined", "false"),),
+        )
+        return Proposal(action, why)

@@ -1,0 +1,49 @@
+"""Reboot a node: for a GPU that fell off the bus, or where the driver says that nothing less helps (Xid 154)."""
+
+from __future__ import annotations
+
+from collectors.subject import SubjectKind
+from controllers.action import ActionKind, Proposal, Situation, Undo
+from controllers.playbooks.plan import (
+    Economy,
+    Reach,
+    crash_gpu_hours,
+    draw_up,
+    number,
+    place_of,
+    restart_gpu_hours,
+)
+
+
+class RebootNode:
+    """Fits only where a reboot is called for by Xid; every job on the node moves first."""
+
+    kind = ActionKind.REBOOT_NODE
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        node = place_of(situation, SubjectKind.NODE)
+        if node is None:
+            return Proposal(None, "it is not known which one node this concerns")
+        if situation.facts.get("recovery_action") != ActionKind.REBOOT_NODE.value:
+            return Proposal(None, "no Xid calls for a reboot")
+        reach = Reach.of(situation, node)
+        why = str(situation.facts.get("recovery_reason", "its Xid calls for a node reboot"))
+        cost = restart_gpu_hours(situation, self._economy, reach.jobs, number(situation, "checkpoint_s"))
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            node,
+            why=why,
+            undo=Undo(False, "a reboot cannot be taken back; the node is uncordoned once its checks pass"),
+            stops=reach.jobs,
+            nodes=(node,),
+            gpus=reach.gpus,
+            cost_gpu_hours=cost + len(reach.gpus) * self._economy.reboot_s / 3600.0,
+            waiting_gpu_hours=crash_gpu_hours(situation, self._economy, reach.jobs),
+            params={"drain_first": True},
+        )
+        return Proposal(action, why)

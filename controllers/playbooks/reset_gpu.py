@@ -1,0 +1,50 @@
+"""Reset one GPU: clears an error that NVIDIA's catalogue, or the driver itself by Xid 154, says needs a reset."""
+
+from __future__ import annotations
+
+from collectors.subject import SubjectKind
+from controllers.action import ActionKind, Proposal, Situation, Undo
+from controllers.playbooks.plan import (
+    Economy,
+    Reach,
+    crash_gpu_hours,
+    draw_up,
+    number,
+    place_of,
+    restart_gpu_hours,
+)
+
+
+class ResetGpu:
+    """Fits only where a reset is called for by Xid; the job on the GPU has lost its process already, or will."""
+
+    kind = ActionKind.RESET_GPU
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        gpu = place_of(situation, SubjectKind.GPU)
+        if gpu is None:
+            return Proposal(None, "it is not known which one GPU this concerns")
+        if situation.facts.get("recovery_action") != ActionKind.RESET_GPU.value:
+            return Proposal(None, "no Xid calls for a reset")
+        jobs = Reach.of(situation, gpu).jobs
+        why = str(situation.facts.get("recovery_reason", "its Xid calls for a GPU reset"))
+        cost = restart_gpu_hours(situation, self._economy, jobs, number(situation, "checkpoint_s"))
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            gpu,
+            why=why,
+            undo=Undo(False, "a reset cannot be taken back; the GPU returns to service once its check passes"),
+            stops=jobs,
+            gpus=(gpu,),
+            cost_gpu_hours=cost + self._economy.reset_s / 3600.0,
+            waiting_gpu_hours=crash_gpu_hours(situation, self._economy, jobs),
+            note="its job restarts from the newest checkpoint once the GPU is back"
+            if jobs
+            else "no job runs on it",
+        )
+        return Proposal(action, why)

@@ -1,0 +1,96 @@
+"""Restart a job once, from the right checkpoint: the newest for a leak, stall or hang, one from before the onset
+where its weights may be damaged. Later checkpoints are kept: they are evidence, and the diagnosis may be wrong."""
+
+from __future__ import annotations
+
+import math
+
+from collectors.subject import Subject
+from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from controllers.playbooks.plan import (
+    Economy,
+    crash_gpu_hours,
+    draw_up,
+    job_gpus,
+    job_of,
+    number,
+    restart_gpu_hours,
+)
+from detectors.base import Fault
+
+LEAKS = frozenset({Fault.GPU_MEMORY_LEAK, Fault.HOST_MEMORY_LEAK})
+DAMAGED = frozenset({Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
+
+
+class RestartJob:
+    """Fits leaks, damaged training, stalls that cost more than a restart, hangs and crashed applications."""
+
+    kind = ActionKind.RESTART_JOB
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        job = job_of(situation)
+        if job is None:
+            return Proposal(None, "it is not known which one job this concerns")
+        if situation.cause in DAMAGED:
+            return self._from_before_the_onset(situation, job)
+        return self._from_the_newest(situation, job)
+
+    def _from_before_the_onset(self, situation: Situation, job: Subject) -> Proposal:
+        step, saved_s = number(situation, "safe_checkpoint_step"), number(situation, "safe_checkpoint_s")
+        if math.isnan(step):
+            return Proposal(
+                None, "no checkpoint from before the onset was seen: where to resume is the owner's call"
+            )
+        wasted = job_gpus(situation, (job,)) * (self._economy.response_s + self._economy.restart_s) / 3600.0
+        cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
+        why = (
+            f"training is damaged since step {number(situation, 'onset_step'):.0f}; the newest checkpoint "
+            f"from before that is step {step:.0f}. Later checkpoints are kept and must not be resumed from"
+        )
+        return self._answer(situation, job, why, cost, cost + wasted, int(step))
+
+    def _from_the_newest(self, situation: Situation, job: Subject) -> Proposal:
+        step, saved_s = number(situation, "checkpoint_step"), number(situation, "checkpoint_s")
+        cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
+        waiting = crash_gpu_hours(situation, self._economy, (job,))
+        if situation.cause is Fault.DATA_STALL:
+            waiting = (
+                number(situation, "lost_fraction") * job_gpus(situation, (job,)) * self._economy.horizon_s / 3600
+            )
+            if waiting < cost:
+                return Proposal(
+                    None, f"a restart costs {cost:.1f} GPU-h, the stalls {waiting:.1f} GPU-h in a shift"
+                )
+        why = {
+            Fault.DATA_STALL: "the input pipeline stalls the job; a restart renews its loader workers",
+            Fault.HANG: "the job makes no progress and will not by itself",
+        }.get(situation.cause, "its process must start anew")
+        if situation.cause in LEAKS:
+            why = "memory that the process keeps comes back only with a new process"
+        return self._answer(situation, job, why, cost, waiting, None if math.isnan(step) else int(step))
+
+    def _answer(
+        self, situation: Situation, job: Subject, why: str, cost: float, waiting: float, step: int | None
+    ) -> Proposal:
+        params: dict[str, str | int | float | bool] = {"keep_checkpoints": True}
+        if step is not None:
+            params["checkpoint_step"] = step
+        note = "" if step is not None else "no checkpoint was seen in its log: it resumes as its own settings say"
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            job,
+            why=why,
+            undo=Undo(False, "a restart cannot be taken back; every checkpoint is kept"),
+            stops=(job,),
+            cost_gpu_hours=cost,
+            waiting_gpu_hours=waiting,
+            note=note,
+            params=params,
+            preconditions=(Precondition(job, "running", "true"),),
+        )
+        return Proposal(action, why)

@@ -1,0 +1,40 @@
+"""Restart one pod that belongs to no gang: a rank of a larger job cannot restart without the others."""
+
+from __future__ import annotations
+
+from collectors.subject import SubjectKind
+from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from controllers.playbooks.plan import Economy, draw_up, place_of
+
+
+class RestartPod:
+    """Fits leaks and crashes of a pod that runs alone, such as an inference server."""
+
+    kind = ActionKind.RESTART_POD
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        pod = place_of(situation, SubjectKind.POD)
+        if pod is None:
+            return Proposal(None, "it is not known which one pod this concerns")
+        inventory, at_s = situation.inventory, situation.at_s
+        for job in inventory.parents(pod, at_s, SubjectKind.JOB):
+            if len(inventory.children(job, at_s, SubjectKind.POD)) > 1:
+                return Proposal(None, f"{pod.name} is one rank of {job.name}: the gang restarts together")
+        gpus = len(inventory.gpus(pod, at_s))
+        why = "the fault is inside this one process, and nothing waits for it"
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            pod,
+            why=why,
+            undo=Undo(False, "a restart cannot be taken back"),
+            cost_gpu_hours=gpus * self._economy.restart_s / 3600.0,
+            waiting_gpu_hours=gpus * (self._economy.response_s + self._economy.restart_s) / 3600.0,
+            note=f"pod {pod.name} restarts",
+            preconditions=(Precondition(pod, "running", "true"),),
+        )
+        return Proposal(action, why)
