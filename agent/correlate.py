@@ -329,7 +329,10 @@ class _Correlation:
                     standing = self._standing_storm(kin, place, scope, least, burst)
                     if len(burst) < least and standing is None:
                         continue
-                    head, *rest = [*(h for h in homes if standing and h.incident is standing), *burst]
+                    head, *rest = [
+                        *(h for h in homes if standing and h.incident is standing and id(h) not in merged),
+                        *burst,
+                    ]
                     head.incident = standing
                     head.reason = f"storm: {kin} in {len(burst)} places of {place or scope}"
                     for home in rest:
