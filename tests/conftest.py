@@ -25,8 +25,6 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 
-pytest_plugins = ["tests.kubernetes_api.cluster"]
-
 READY_S = 20.0
 _NUMBER = itertools.count()
 

@@ -38,6 +38,8 @@ class Reason(StrEnum):
     entry_missing = "entry_missing"
     static_refusal = "static_refusal"
     compile_failed = "compile_failed"
+    empty_domain = "empty_domain"
+    no_plan = "no_plan"
     # the process
     import_timeout = "import_timeout"
     call_timeout = "call_timeout"
@@ -93,7 +95,13 @@ class Reason(StrEnum):
 
 
 _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
-    Status.compile_error: (Reason.syntax, Reason.entry_missing, Reason.compile_failed),
+    Status.compile_error: (
+        Reason.syntax,
+        Reason.entry_missing,
+        Reason.compile_failed,
+        Reason.empty_domain,
+        Reason.no_plan,
+    ),
     Status.timeout: (Reason.import_timeout, Reason.call_timeout),
     Status.oom: (Reason.out_of_memory, Reason.vram_limit, Reason.memory_limit),
     Status.wrong: (
@@ -203,7 +211,7 @@ class Verdict:
     anchors: tuple[Mapping[str, Any], ...] = ()
     isolation: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
+    secret: str = ""  # hexadecimal; every probe, seed and order follows from it
     took_s: float = math.nan
 
     def __post_init__(self) -> None:

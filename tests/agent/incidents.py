@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.clock import SteppedClock
+import threading
+
 from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
 from collectors.frame import Instant, LogRecord
 from collectors.subject import Subject, SubjectKind
@@ -14,14 +15,19 @@ GPU = Subject(SubjectKind.GPU, "GPU-1")
 JOB = Subject(SubjectKind.JOB, "team/job")
 
 
-class ManualClock(SteppedClock):
+class ManualClock:
     """A clock that stands still until it is moved."""
 
     def __init__(self, now_s: float = 1_000.0) -> None:
-        super().__init__(now_s)
+        self._now_s = now_s
+        self._lock = threading.Lock()
+
+    def now_s(self) -> float:
+        return self._now_s
 
     def advance(self, seconds: float) -> None:
-        self.wait_until(self.now_s() + seconds)
+        with self._lock:
+            self._now_s += seconds
 
 
 def a_finding(

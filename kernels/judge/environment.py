@@ -1,0 +1,128 @@
+"""Where a verdict was found: the facts that a certificate stands on, and whose drift makes it stale."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from kernels.judge.timing import Board, board
+
+DRIFT = ("gpu", "capability", "driver", "cuda", "torch", "triton", "container")
+"""Fields whose change makes a certificate stale."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions as text; "none" where a part is absent."""
+
+    gpu: str
+    capability: str
+    driver: str
+    cuda: str
+    torch: str
+    triton: str
+    container: str
+    python: str
+    system: str
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+    def drift(self, other: Mapping[str, Any]) -> list[str]:
+        """Which facts differ from a certificate's, each said in words."""
+        mine = self.to_json()
+        return [
+            f"{name}: {other.get(name)} then, {mine[name]} now" for name in DRIFT if other.get(name) != mine[name]
+        ]
+
+
+def environment(device: str) -> Environment:
+    """This process's own. The container's digest comes from NIGHTSHIFT_IMAGE_DIGEST, which our image sets."""
+    try:
+        import triton
+
+        triton_version = str(triton.__version__)
+    except ImportError:
+        triton_version = "none"
+    gpu = capability = driver = "none"
+    if device == "cuda":
+        gpu = torch.cuda.get_device_name(0)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(0)))
+        with Nvml() as nvml:
+            driver = nvml.driver
+    return Environment(
+        gpu=gpu,
+        capability=capability,
+        driver=driver,
+        cuda=str(torch.version.cuda or "none"),
+        torch=str(torch.__version__),
+        triton=triton_version,
+        container=os.environ.get("NIGHTSHIFT_IMAGE_DIGEST", "none"),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+    )
+
+
+class Nvml:
+    """Read-only NVML of one device: clocks, energy, memory by process. Use as a context manager."""
+
+    def __init__(self, device: int = 0) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        try:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        except pynvml.NVMLError:
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+
+    def __enter__(self) -> Nvml:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._nvml.nvmlShutdown()
+
+    @property
+    def driver(self) -> str:
+        return str(self._nvml.nvmlSystemGetDriverVersion())
+
+    def energy_j(self) -> float:
+        """The board's energy counter since the driver was loaded; NaN where it has none."""
+        try:
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * 1e-3
+        except self._nvml.NVMLError:
+            return float("nan")
+
+    def used_bytes(self, pid: int) -> int:
+        """Device memory of one process; 0 where the driver does not say."""
+        try:
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._nvml.NVMLError:
+            return 0
+        return sum(int(entry.usedGpuMemory or 0) for entry in running if entry.pid == pid)
+
+    def free_bytes(self) -> int:
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).free)
+
+    def board(self) -> Board:
+        """Theoretical bandwidth and arithmetic, from the clocks that NVML calls the maximum."""
+        nvml, handle = self._nvml, self._handle
+        properties = torch.cuda.get_device_properties(0)
+        try:
+            memory_hz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6
+            sm_hz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6
+            bus_bits = nvml.nvmlDeviceGetMemoryBusWidth(handle)
+        except nvml.NVMLError:
+            return Board(0.0, int(properties.L2_cache_size), {})
+        capability = (properties.major, properties.minor)
+        sms = properties.multi_processor_count
+        return board(memory_hz, bus_bits, int(properties.L2_cache_size), capability, sms, sm_hz)
+
+
+VramOf = Callable[[int], int]

@@ -1,0 +1,332 @@
+"""Carries the staged plan out: puts probes to a confined candidate, looks into the judge's buffers, finds fault.
+
+Cheapest first; the first fault ends it. What the candidate's process says counts only against it. After every call
+the judge compares with its own pristine copies: outputs (prefilled so that an unwritten element shows), every byte
+of every input, and the guards round each buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from kernels.candidate import Candidate
+from kernels.judge import plan as launch_plan
+from kernels.judge.buffers import View
+from kernels.judge.correctness import (
+    Expected,
+    Finding,
+    compare,
+    eager_is_deterministic,
+    expected,
+    gradient_seeds,
+    repeats_agree,
+)
+from kernels.judge.inputs import Probe, laid_out, place
+from kernels.judge.process import Process, order_inputs
+from kernels.judge.verdict import Reason, Refusal
+from kernels.problem import Case, Inputs, Outputs, Problem
+
+OUTPUTS, SEEDS = 100, 200  # buffer numbers: inputs from 0, outputs from 100, outputs' gradients from 200
+
+# Moving data is no computation: an own kernel may ask torch for it, though no launch plan then holds it.
+_HELPERS = {"clone", "copy_", "_to_copy", "fill_", "full", "full_like", "new_full", "ones", "ones_like", "new_ones"}
+_HELPERS |= {"arange", "scalar_tensor", "lift_fresh_copy", "resize_", "set_", "record_stream", "_reshape_copy"}
+
+
+class Runner(Protocol):
+    """Runs a candidate once on buffers that were already filled."""
+
+    process: Process
+
+    def run(
+        self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
+    ) -> None:
+        """Raises Refusal. `inputs`: a View, or a Python number."""
+
+
+@dataclass
+class HostRunner:
+    """A Triton or Python candidate, called in its own process."""
+
+    process: Process
+    candidate: Candidate
+    problem: Problem
+    record: bool = False  # ask for a launch plan with the next call
+    last: Mapping[str, Any] = field(default_factory=dict)
+    last_blob: bytes = b""
+
+    @classmethod
+    def load(cls, process: Process, candidate: Candidate, problem: Problem) -> HostRunner:
+        order = {
+            "op": "load",
+            "source": candidate.source,
+            "entry": candidate.entry,
+            "language": candidate.language,
+        }
+        process.request(order, process.limits.import_s, stage="compile")
+        return cls(process, candidate, problem)
+
+    def run(
+        self,
+        case: Case,
+        inputs: Sequence[Any],
+        outputs: Sequence[View],
+        probe: Probe,
+        seeds: Sequence[View],
+    ) -> None:
+        order = {
+            "op": "call",
+            "inputs": order_inputs(inputs),
+            "outputs": [view.to_json() for view in outputs],
+            "mutates": list(self.candidate.mutates),
+            "gradients": list(self.problem.gradients) if probe.backward else [],
+            "seeds": [view.to_json() for view in seeds],
+            "load": probe.under_load,
+            "record": self.record,
+        }
+        answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
+        self.last, self.last_blob = answer.body, answer.blob
+
+
+@dataclass
+class PlanRunner:
+    """A launch plan replayed in a judge-owned process; for CUDA C++ the plan follows from the declaration."""
+
+    process: Process
+    plan_of: Callable[[Case, Sequence[Any]], launch_plan.Plan]
+    sent: launch_plan.Plan | None = None
+
+    def run(
+        self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
+    ) -> None:
+        wanted = self.plan_of(case, inputs)
+        if wanted != self.sent:
+            body, blob = wanted.to_message()
+            self.process.request({"op": "plan", "plan": body}, self.process.limits.call_s, blob, probe.stage)
+            self.sent = wanted
+        slot = {"in": order_inputs(inputs), "out": [view.to_json() for view in outputs]}
+        self.process.request({"op": "slots", "slots": [slot]}, self.process.limits.call_s, stage=probe.stage)
+        self.process.request({"op": "run", "order": [0]}, self.process.limits.call_s, stage=probe.stage)
+
+
+@dataclass
+class Examination:
+    """What has been found so far; `worst` keeps the largest figure of each kind over all calls."""
+
+    calls: int = 0
+    worst: dict[str, float] = field(default_factory=dict)
+
+    def note(self, finding: Finding) -> None:
+        for name in ("rmse_ratio", "row_ratio", "element_ratio", "max_ulp", "rmse_to_eager"):
+            self.worst[name] = max(self.worst.get(name, 0.0), float(getattr(finding, name)))
+
+
+class Examiner:
+    """Puts probes of one problem to one candidate."""
+
+    def __init__(self, problem: Problem, candidate: Candidate, device: str, runner: Runner) -> None:
+        self.problem = problem
+        self.candidate = candidate
+        self.device = device
+        self.runner = runner
+        self.found = Examination()
+        self.seed = 0  # of the latest call
+        self._forms: dict[tuple[Case, bool], list[tuple[tuple[int, ...], torch.dtype]]] = {}
+
+    def probe(self, probe: Probe) -> None:
+        """Make a probe's calls and hold each against the oracle. Raises Refusal."""
+        seen: dict[int, Outputs] = {}
+        wants: dict[int, Expected] = {}
+        deterministic: bool | None = None
+        previous: Outputs = ()
+        for number, seed in enumerate(probe.seeds):
+            inputs = self.problem.inputs(probe.case, probe.distribution, seed, self.device)
+            self.seed = seed
+            outputs = self.call(probe, seed, inputs)
+            if seed in seen:
+                if deterministic is None:
+                    deterministic = eager_is_deterministic(self.problem, laid_out(inputs, probe.case.layout))
+                if not repeats_agree(seen[seed], outputs) and (
+                    deterministic or self.candidate.determinism != "none"
+                ):
+                    why = "eager repeats itself" if deterministic else f"declared {self.candidate.determinism!r}"
+                    text = f"call {number} differs from an earlier call on the same inputs, but {why}"
+                    raise Refusal(Reason.determinism, text, probe.stage)
+            if seed not in wants:
+                wants[seed] = expected(self.problem, probe, seed, laid_out(inputs, probe.case.layout))
+            finding = self._judge(probe, number, wants[seed], outputs, previous, seen)
+            self.found.note(finding)
+            seen.setdefault(seed, outputs)
+            previous = outputs
+
+    def _judge(
+        self,
+        probe: Probe,
+        number: int,
+        want: Expected,
+        outputs: Outputs,
+        previous: Outputs,
+        seen: Mapping[int, Outputs],
+    ) -> Finding:
+        finding = compare(want, outputs)
+        if finding.reason is None:
+            return finding
+        where = f"{probe.case}, {probe.distribution}, call {number + 1} of {len(probe.seeds)}"
+        stale = any(repeats_agree(outputs, old) for old in seen.values())
+        if number and (stale or probe.stage == "integrity"):
+            told = "the outputs of an earlier call" if stale else finding.detail
+            raise Refusal(
+                Reason.state_kept, f"{told} for fresh values under the same pointers ({where})", probe.stage
+            )
+        empty = _unwritten(want, outputs)
+        if empty:
+            raise Refusal(Reason.unwritten, f"{empty} elements were never written ({where})", probe.stage)
+        raise Refusal(finding.reason, f"{finding.detail} ({where})", probe.stage)
+
+    def call(self, probe: Probe, seed: int, inputs: Inputs) -> Outputs:
+        """One call: fill the buffers, run, compare inputs and guards, return copies of the outputs."""
+        process = self.runner.process
+        case = probe.case
+        forms = self.output_forms(case, inputs, probe.backward)
+        places = [place(x.shape, case.layout) if isinstance(x, torch.Tensor) else None for x in inputs]
+        sizes = {
+            index: where.elements * x.itemsize
+            for index, (x, where) in enumerate(zip(inputs, places, strict=True))
+            if where is not None and isinstance(x, torch.Tensor)
+        }
+        stored = [] if self.candidate.mutates and not probe.backward else forms
+        sizes |= {OUTPUTS + k: math.prod(shape) * dtype.itemsize for k, (shape, dtype) in enumerate(stored)}
+        grads = gradient_seeds(self._like(case, inputs), seed) if probe.backward else ()
+        sizes |= {SEEDS + k: grad.numel() * grad.itemsize for k, grad in enumerate(grads)}
+        process.lend(sizes)
+        views: list[Any] = []
+        pristine: dict[int, torch.Tensor] = {}
+        for index, (x, where) in enumerate(zip(inputs, places, strict=True)):
+            if where is None or not isinstance(x, torch.Tensor):
+                views.append(x)
+                continue
+            view = View(index, _word(x.dtype), where.shape, where.strides, where.offset)
+            payload = process.lender.payload(index)
+            payload[: sizes[index]].fill_(0xFF)
+            view.of(payload).copy_(x)
+            pristine[index] = payload[: sizes[index]].clone()
+            views.append(view)
+        outs = [contiguous(OUTPUTS + k, shape, dtype) for k, (shape, dtype) in enumerate(stored)]
+        for view in outs:
+            process.lender.payload(view.index).fill_(0xFF)
+        seed_views = [contiguous(SEEDS + k, tuple(grad.shape), grad.dtype) for k, grad in enumerate(grads)]
+        for view, grad in zip(seed_views, grads, strict=True):
+            view.of(process.lender.payload(view.index)).copy_(grad)
+        self._settle()
+        self.found.calls += 1
+        self.runner.run(case, views, outs, probe, seed_views)
+        return self._collect(probe, views, outs, pristine, sizes)
+
+    def _collect(
+        self,
+        probe: Probe,
+        views: Sequence[Any],
+        outs: Sequence[View],
+        pristine: Mapping[int, torch.Tensor],
+        sizes: Mapping[int, int],
+    ) -> Outputs:
+        lender = self.runner.process.lender
+        chosen = outs or [views[position] for position in self.candidate.mutates]
+        outputs = tuple(view.of(lender.payload(view.index)).clone() for view in chosen)
+        self._settle()
+        for index, before in pristine.items():
+            allowed = self.candidate.mutates if not probe.backward else ()
+            now = lender.payload(index)[: sizes[index]]
+            if index not in allowed and not torch.equal(now, before):
+                raise Refusal(Reason.input_mutated, f"input {index} was changed ({probe.case})", probe.stage)
+            if index in allowed and not _gaps_intact(views[index], now, before):
+                text = f"memory between the elements of input {index} was changed ({probe.case})"
+                raise Refusal(Reason.input_mutated, text, probe.stage)
+        for index in sizes:
+            if not lender.guards_intact(index):
+                kind = f"input {index}" if index < OUTPUTS else f"output {index - OUTPUTS}"
+                text = f"memory beside {kind} was written ({probe.case})"
+                raise Refusal(Reason.guard_overwritten, text, probe.stage)
+        return outputs
+
+    def output_forms(self, case: Case, inputs: Inputs, backward: bool) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """(shape, dtype) of each output, found without computing it where torch's meta device can."""
+        if backward:
+            chosen = [inputs[position] for position in self.problem.gradients]
+            return [(tuple(x.shape), x.dtype) for x in chosen if isinstance(x, torch.Tensor)]
+        return [(tuple(x.shape), x.dtype) for x in self._like(case, inputs)]
+
+    def _like(self, case: Case, inputs: Inputs) -> Outputs:
+        """Tensors of the outputs' form on the judge's device; their values mean nothing."""
+        key = (case, False)
+        if key not in self._forms:
+            try:
+                meta = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in inputs)
+                made = self.problem.eager(meta)
+            except (NotImplementedError, RuntimeError):
+                made = self.problem.eager(inputs)
+            self._forms[key] = [(tuple(x.shape), x.dtype) for x in made]
+        return tuple(torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self._forms[key])
+
+    def _settle(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def class_refusal(candidate: Candidate, answer: Mapping[str, Any]) -> Refusal | None:
+    """Whether a recorded call contradicts the declared class: an own kernel launches kernels and computes nothing
+    through torch."""
+    if candidate.kind == "library" or candidate.language == "cuda":
+        return None
+    opaque = [str(name) for name in answer.get("opaque", ())]
+    computed = sorted(set(opaque) - _HELPERS)
+    if computed:
+        text = f"declared {candidate.kind!r}, but computes with torch's {', '.join(computed[:5])}"
+        return Refusal(Reason.library_call, text, "smoke")
+    if not answer.get("launches"):
+        return Refusal(
+            Reason.library_call, f"declared {candidate.kind!r}, but launches no kernel of its own", "smoke"
+        )
+    return None
+
+
+def contiguous(index: int, shape: tuple[int, ...], dtype: torch.dtype) -> View:
+    """A dense view at a buffer's start."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return View(index, _word(dtype), shape, tuple(reversed(strides)))
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _gaps_intact(view: View, now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether only the view's own elements changed."""
+    patched = before.clone()
+    view.of(patched).copy_(view.of(now))
+    return torch.equal(patched, now)
+
+
+def _unwritten(want: Expected, outputs: Outputs) -> int:
+    """Elements that still hold the prefill where the oracle has another value."""
+    count = 0
+    for output, eager in zip(outputs, want.eager, strict=True):
+        if want.rows is not None:
+            output = output.index_select(0, want.rows)  # noqa: PLW2901
+        if output.shape != eager.shape or output.dtype != eager.dtype or not output.numel():
+            continue
+        fill = torch.full((output.itemsize,), 0xFF, dtype=torch.uint8, device=output.device)
+        same = (output.contiguous().view(torch.uint8).reshape(-1, output.itemsize) == fill).all(dim=1)
+        other = (eager.contiguous().view(torch.uint8).reshape(-1, output.itemsize) != fill).any(dim=1)
+        if output.is_floating_point():
+            other &= ~torch.isnan(eager).reshape(-1)
+        count += int((same & other).sum())
+    return count

@@ -1,0 +1,225 @@
+"""Runs inside the candidate's process: loads its source and calls its entry on lent buffers. It judges nothing.
+
+Everything here shares an address space with hostile code, so nothing it reports in the candidate's favour counts.
+It reports failures (a candidate may always fail itself) and "done"; the judge then looks into its own buffers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.judge import cuda, plan, record
+from kernels.judge.buffers import Borrower, Lent, View
+from kernels.judge.channel import Channel
+from kernels.judge.verdict import Reason
+
+_IDLE_S = 3600.0
+
+
+class Unfit(Exception):
+    """The entry's result has the wrong form."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def serve(channel: Channel, device: str, arena: int | None) -> None:
+    """Answer the judge until it hangs up."""
+    host = Host(device, Borrower(device, arena))
+    while True:
+        message = channel.receive(_IDLE_S)
+        try:
+            body, blob = host.answer(message.body)
+        except Unfit as error:
+            body, blob = {"ok": False, "reason": error.reason, "text": str(error)[:2000]}, b""
+        except Exception as error:  # noqa: BLE001  whatever the candidate raises is its own failure
+            body, blob = (
+                {"ok": False, "reason": reason_of(error), "text": f"{type(error).__name__}: {error}"[:2000]},
+                b"",
+            )
+        channel.send(body, blob)
+
+
+def reason_of(error: BaseException) -> Reason:
+    """What an exception of the candidate means."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    text = str(error)
+    if isinstance(error, SyntaxError):
+        return Reason.syntax
+    if isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN:
+        return Reason.process_limit
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        return Reason.disk_limit
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in names or "out of memory" in text:
+        return Reason.out_of_memory
+    if names & {"CompilationError", "CompileError", "OutOfResources", "PTXASError", "UnsupportedLanguageConstruct"}:
+        return Reason.compile_failed
+    if "illegal memory access" in text or "misaligned address" in text or "CUDA_ERROR_ILLEGAL" in text:
+        return Reason.illegal_access
+    return Reason.raised
+
+
+class Host:
+    """State of one candidate: its entry and the buffers lent to it."""
+
+    def __init__(self, device: str, borrower: Borrower) -> None:
+        self._device = device
+        self._borrower = borrower
+        self._entry: Callable[..., Any] | None = None
+
+    def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Carry out one order; (body, blob) of the reply."""
+        match order["op"]:
+            case "load":
+                self._load(order)
+                return {"ok": True}, b""
+            case "compile":
+                return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
+            case "attach":
+                for lent in order["buffers"]:
+                    self._borrower.attach(Lent(**lent))
+                return {"ok": True}, b""
+            case "call":
+                return self._call(order)
+            case "batch":
+                for call in order["calls"]:
+                    self._store(self._run(self._inputs(call["inputs"])), call["outputs"], order["mutates"])
+                self._wait()
+                return {"ok": True}, b""
+            case other:
+                raise ValueError(f"host: no order {other!r}")
+
+    def _load(self, order: Mapping[str, Any]) -> None:
+        if self._device == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            if order["language"] == "triton":
+                record.replace_launcher()
+        torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
+        path = Path("candidate.py").absolute()
+        path.write_text(order["source"])
+        spec = importlib.util.spec_from_file_location("candidate", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["candidate"] = module
+        try:
+            spec.loader.exec_module(module)
+        except SyntaxError:
+            raise
+        except MemoryError as error:
+            raise Unfit(Reason.out_of_memory, str(error)) from error
+        except Exception as error:
+            raise Unfit(Reason.compile_failed, f"at import: {type(error).__name__}: {error}") from error
+        self._entry = getattr(module, order["entry"], None)
+        if not callable(self._entry):
+            raise Unfit(Reason.entry_missing, f"the source defines no callable {order['entry']!r}")
+
+    def _inputs(self, items: Sequence[Any]) -> list[Any]:
+        return [
+            self._borrower.tensor(View.from_json(item)) if isinstance(item, Mapping) else item[0] for item in items
+        ]
+
+    def _run(self, inputs: Sequence[Any]) -> Any:
+        assert self._entry is not None
+        with torch.no_grad():
+            return self._entry(*inputs)
+
+    def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        inputs = self._inputs(order["inputs"])
+        body: dict[str, Any] = {"ok": True}
+        blob = b""
+        with _load_beside(self._device) if order.get("load") else contextlib.nullcontext():
+            if order.get("gradients"):
+                outputs = self._gradients(inputs, order)
+            elif order.get("record"):
+                resident = [
+                    (plan.Pointer("in", index), tensor.data_ptr(), _span(tensor))
+                    for index, tensor in enumerate(inputs)
+                    if isinstance(tensor, torch.Tensor) and tensor.numel()
+                ]
+                with record.Recorder(resident) as recorder:
+                    outputs = self._run(inputs)
+                body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
+                if self._device == "cuda":
+                    try:
+                        made = recorder.plan([] if order["mutates"] else _as_tensors(outputs))
+                        body["plan"], blob = made.to_message()
+                    except plan.PlanError as error:
+                        body["no_plan"] = str(error)[:500]
+            else:
+                outputs = self._run(inputs)
+            self._store(outputs, order["outputs"], order["mutates"])
+        self._wait()
+        return body, blob
+
+    def _gradients(self, inputs: list[Any], order: Mapping[str, Any]) -> Any:
+        assert self._entry is not None
+        for position in order["gradients"]:
+            inputs[position] = inputs[position].detach().requires_grad_(True)
+        outputs = _as_tensors(self._entry(*inputs))
+        seeds = self._inputs(order["seeds"])
+        if len(seeds) != len(outputs):
+            raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(seeds)}")
+        leaves = [inputs[position] for position in order["gradients"]]
+        return torch.autograd.grad(outputs, leaves, seeds)
+
+    def _store(self, result: Any, wanted: Sequence[Any], mutates: Sequence[int]) -> None:
+        """Copy outputs into the lent buffers, once their form is right; in-place results are already there."""
+        if mutates:
+            return
+        outputs = _as_tensors(result)
+        if len(outputs) != len(wanted):
+            raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(wanted)}")
+        for number, (output, item) in enumerate(zip(outputs, wanted, strict=True)):
+            target = self._borrower.tensor(View.from_json(item))
+            if output.device.type != self._device:
+                raise Unfit(Reason.wrong_device, f"output {number} is on {output.device}, expected {self._device}")
+            if output.dtype != target.dtype:
+                raise Unfit(Reason.wrong_dtype, f"output {number} is {output.dtype}, expected {target.dtype}")
+            if output.shape != target.shape:
+                text = f"output {number} is {tuple(output.shape)}, expected {tuple(target.shape)}"
+                raise Unfit(Reason.wrong_shape, text)
+            target.copy_(output.detach())
+
+    def _wait(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+
+def _as_tensors(result: Any) -> tuple[torch.Tensor, ...]:
+    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+    for number, output in enumerate(outputs):
+        if type(output) is not torch.Tensor:
+            raise Unfit(Reason.wrong_type, f"output {number} is a {type(output).__name__}, not a torch.Tensor")
+    return outputs
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from a view's first element to its last."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
+
+
+@contextlib.contextmanager
+def _load_beside(device: str) -> Iterator[None]:
+    """Keep the GPU's other streams busy meanwhile, so that an order of execution that was only usual changes."""
+    if device != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        square = torch.ones(1024, 1024, device="cuda", dtype=torch.float16)
+        for _ in range(200):
+            square = torch.mm(square, square).clamp_(0, 1)
+    yield
+    stream.synchronize()

@@ -1,0 +1,265 @@
+"""A launch plan: what an entry did on the GPU, written down so that a judge-owned process can do it again.
+
+A plan is binaries plus steps (launch this kernel of that cubin with these arguments; clear these bytes), with
+every pointer named relative to an input, an output or a scratch buffer. Nothing in it is believed: the judge
+replays it on its own buffers with fresh values and checks the outputs that the replay wrote. If they are right,
+then the cubins do the work, and the time of the replay is the kernel's, whatever the candidate's Python would say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from collectors.seal import sha256_hex
+from kernels.candidate import Candidate, evaluate
+from kernels.judge import cuda
+
+MAX_STEPS = 64
+MAX_SCRATCH_BYTES = 8 << 30
+
+Room = Literal["in", "out", "tmp"]
+_SCALARS: Mapping[str, Any] = {
+    "i8": ctypes.c_int8,
+    "i16": ctypes.c_int16,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "u8": ctypes.c_uint8,
+    "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+}
+"""Floats travel as the bits of their storage type."""
+
+
+class PlanError(ValueError):
+    """A plan is malformed or goes beyond the limits; the message names the step."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A device address: `offset_bytes` into input, output or scratch buffer number `index`."""
+
+    room: Room
+    index: int
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A value passed by copy: one of the integer storage types, as an integer."""
+
+    kind: str
+    value: int
+
+
+Argument = Pointer | Scalar
+
+
+@dataclass(frozen=True)
+class Fire:
+    """Launch kernel `name` of binary number `binary`."""
+
+    binary: int
+    name: str
+    shape: cuda.Shape
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Clear:
+    """Zero `size_bytes` at a pointer."""
+
+    pointer: Pointer
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    binaries: tuple[bytes, ...]
+    steps: tuple[Fire | Clear, ...]
+    scratch_bytes: tuple[int, ...] = ()
+
+    @property
+    def launches(self) -> int:
+        return sum(isinstance(step, Fire) for step in self.steps)
+
+    @property
+    def binary_sha256(self) -> tuple[str, ...]:
+        return tuple(sha256_hex(binary) for binary in self.binaries)
+
+    def to_message(self) -> tuple[dict[str, Any], bytes]:
+        """(JSON body, blob of all binaries in order)."""
+        steps = [_step_json(step) for step in self.steps]
+        sizes = [len(binary) for binary in self.binaries]
+        return {"sizes": sizes, "steps": steps, "scratch": list(self.scratch_bytes)}, b"".join(self.binaries)
+
+    @classmethod
+    def from_message(cls, body: Any, blob: bytes) -> Plan:
+        """The inverse, for a plan that comes from a process nobody trusts. Raises PlanError."""
+        try:
+            sizes = [int(size) for size in body["sizes"]]
+            if min(sizes, default=0) < 0 or sum(sizes) != len(blob):
+                raise PlanError("plan: sizes do not fit the blob")
+            if len(body["steps"]) > MAX_STEPS:
+                raise PlanError(f"plan: {len(body['steps'])} steps, more than {MAX_STEPS}")
+            binaries, start = [], 0
+            for size in sizes:
+                binaries.append(blob[start : start + size])
+                start += size
+            scratch = tuple(int(size) for size in body["scratch"])
+            if min(scratch, default=0) < 0 or sum(scratch) > MAX_SCRATCH_BYTES:
+                raise PlanError(f"plan: {sum(scratch)} bytes of scratch")
+            return cls(tuple(binaries), tuple(_step(item, len(sizes)) for item in body["steps"]), scratch)
+        except (KeyError, TypeError, IndexError, OverflowError) as error:
+            raise PlanError(f"plan: malformed ({error})") from error
+
+
+def _step_json(step: Fire | Clear) -> list[Any]:
+    if isinstance(step, Clear):
+        return ["clear", _argument_json(step.pointer), step.size_bytes]
+    shape = step.shape
+    form = [*shape.grid, *shape.block, shape.shared_bytes, shape.cluster, shape.cooperative, shape.programmatic]
+    return ["fire", step.binary, step.name, form, [_argument_json(argument) for argument in step.arguments]]
+
+
+def _argument_json(argument: Argument) -> list[Any]:
+    if isinstance(argument, Pointer):
+        return [argument.room, argument.index, argument.offset_bytes]
+    return [argument.kind, str(argument.value)]
+
+
+def _step(item: Any, binaries: int) -> Fire | Clear:
+    if item[0] == "clear":
+        pointer = _argument(item[1])
+        if not isinstance(pointer, Pointer) or item[2] < 0:
+            raise PlanError("plan: a clear step needs a pointer and a size")
+        return Clear(pointer, int(item[2]))
+    if item[0] != "fire" or not 0 <= item[1] < binaries:
+        raise PlanError(f"plan: step {item[0]!r} of binary {item[1]!r}")
+    numbers = [int(number) for number in item[3]]
+    if min(numbers) < 0 or math.prod(numbers[3:6]) > 1024:
+        raise PlanError(f"plan: launch shape {numbers}")
+    shape = cuda.Shape(
+        (numbers[0], numbers[1], numbers[2]),
+        (numbers[3], numbers[4], numbers[5]),
+        numbers[6],
+        numbers[7],
+        bool(numbers[8]),
+        bool(numbers[9]),
+    )
+    return Fire(int(item[1]), str(item[2]), shape, tuple(_argument(argument) for argument in item[4]))
+
+
+def _argument(item: Any) -> Argument:
+    match item:
+        case ["in" | "out" | "tmp" as room, int() as index, int() as offset] if index >= 0 and offset >= 0:
+            return Pointer(room, index, offset)
+        case [str() as kind, str() as value] if kind in _SCALARS:
+            return Scalar(kind, int(value))
+        case _:
+            raise PlanError(f"plan: argument {item!r}")
+
+
+_FLOAT_FORM = {"fp16": ("<e", "u16"), "fp32": ("<f", "u32"), "f32": ("<f", "u32"), "fp64": ("<d", "u64")}
+
+
+def scalar(kind: str, value: Any) -> Scalar:
+    """A Triton-typed scalar in storage form: floats as bits, i1 as one byte. Raises PlanError."""
+    if kind == "bf16":
+        bits = int(struct.unpack("<I", struct.pack("<f", value))[0])
+        return Scalar("u16", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF)
+    if kind in _FLOAT_FORM:
+        form, storage = _FLOAT_FORM[kind]
+        return Scalar(storage, int.from_bytes(struct.pack(form, value), "little"))
+    if kind in ("i1", "u1"):
+        return Scalar("i8", int(bool(value)))
+    if kind not in _SCALARS:
+        raise PlanError(f"plan: no scalar of type {kind!r}")
+    return Scalar(kind, int(value))
+
+
+def storage(value: Scalar) -> Any:
+    """The scalar as the ctypes value that a kernel parameter points to."""
+    return _SCALARS[value.kind](value.value)
+
+
+def cuda_plan(candidate: Candidate, cubin: bytes, params: Mapping[str, int], numbers: Mapping[int, float]) -> Plan:
+    """The plan of a CUDA C++ candidate at one case: its declared launches with their expressions evaluated.
+
+    `numbers`: the Python numbers among the inputs, by position. Raises PlanError or CandidateError.
+    """
+    steps = []
+    for launch in candidate.launches:
+        grid = [evaluate(text, params) for text in launch.grid]
+        block = [evaluate(text, params) for text in launch.block]
+        if min(*grid, *block) < 0 or math.prod(block) > 1024:
+            raise PlanError(f"plan: kernel {launch.kernel!r}: grid {grid}, block {block}")
+        arguments = tuple(_declared(text, params, numbers) for text in launch.args)
+        shape = cuda.Shape(
+            (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), evaluate(launch.shared_bytes, params)
+        )
+        steps.append(Fire(0, launch.kernel, shape, arguments))
+    scratch = tuple(evaluate(text, params) for text in candidate.scratch_bytes)
+    if sum(scratch) > MAX_SCRATCH_BYTES:
+        raise PlanError(f"plan: {sum(scratch)} bytes of scratch")
+    return Plan((cubin,), tuple(steps), scratch)
+
+
+def _declared(text: str, params: Mapping[str, int], numbers: Mapping[int, float]) -> Argument:
+    kind, separator, rest = text.partition(":")
+    if separator:
+        try:
+            if kind in ("i32", "i64"):
+                return scalar(kind, evaluate(rest, params))
+            if kind == "f32":
+                return scalar("fp32", float(rest))
+            if kind == "scalar":
+                return scalar("fp32", numbers[int(rest.removeprefix("in"))])
+        except (KeyError, ValueError, struct.error) as error:
+            raise PlanError(f"plan: argument {text!r}: {error}") from error
+    for room in ("in", "out", "tmp"):
+        if text.startswith(room) and text[len(room) :].isdigit():
+            return Pointer(room, int(text[len(room) :]))
+    raise PlanError(f"plan: argument {text!r} is none of in0, out0, tmp0, i32:…, i64:…, f32:…, scalar:in0")
+
+
+Resolve = Callable[[Pointer], int]
+
+
+def prepare(
+    plan: Plan, functions: Callable[[int, str, int], ctypes.c_void_p], resolve: Resolve
+) -> list[Callable[[int], None]]:
+    """The plan as callables of a stream, with every pointer resolved to an address of this process."""
+    actions: list[Callable[[int], None]] = []
+    for step in plan.steps:
+        if isinstance(step, Clear):
+            address, size = resolve(step.pointer), step.size_bytes
+            actions.append(partial(cuda.memset, address, size))
+            continue
+        parameters: list[Any] = [
+            ctypes.c_uint64(resolve(argument)) if isinstance(argument, Pointer) else storage(argument)
+            for argument in step.arguments
+        ]
+        function = functions(step.binary, step.name, step.shape.shared_bytes)
+        actions.append(cuda.Launch(function, step.shape, parameters))
+    return actions
+
+
+def check_reach(plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Every pointer lies inside its buffer (bytes by index; 0 where an input is a number). Raises PlanError."""
+    rooms: Mapping[str, Sequence[int]] = {"in": inputs, "out": outputs, "tmp": plan.scratch_bytes}
+    for number, step in enumerate(plan.steps):
+        pointers = (
+            [step.pointer] if isinstance(step, Clear) else [a for a in step.arguments if isinstance(a, Pointer)]
+        )
+        for pointer in pointers:
+            sizes = rooms[pointer.room]
+            extra = step.size_bytes if isinstance(step, Clear) else 0
+            if pointer.index >= len(sizes) or pointer.offset_bytes + extra > sizes[pointer.index]:
+                raise PlanError(f"plan: step {number} points beyond {pointer.room}{pointer.index}")

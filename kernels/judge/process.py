@@ -1,0 +1,402 @@
+"""The judge's hold on a confined process: orders, deadlines, a watch on what it uses, and how it ended.
+
+Whatever a candidate does to its process comes out here as a `Refusal` with a reason: silence is a timeout, a closed
+line is a death, a bad frame is forgery, and a watch thread ends what takes too much memory, too many processes, too
+much disk or says too much. The judge's own thread never waits without a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kernels.judge import isolation
+from kernels.judge.buffers import CpuLender, CudaLender, Lender
+from kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
+from kernels.judge.verdict import Reason, Refusal
+from kernels.judge.zygote import children
+
+Role = Literal["candidate", "replay"]
+_WATCH_S = 0.05
+_STDERR_KEPT = 64 << 10
+
+
+class JudgeBroken(RuntimeError):
+    """The judge's own machinery failed; nobody's verdict."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one host may use. `vram_bytes` counts torch's and the driver's own share too."""
+
+    import_s: float = 60.0
+    call_s: float = 60.0
+    cpu_s: int = 600
+    memory_bytes: int = 16 << 30
+    vram_bytes: int = 64 << 30
+    scratch_bytes: int = 1 << 30
+    file_bytes: int = 512 << 20
+    processes: int = 256
+    live_processes: int = 16
+    output_bytes: int = 4 << 20
+
+
+def _first(*roots: Path) -> list[str]:
+    return [str(root.resolve()) for root in roots if root.exists()]
+
+
+def _paths(device: str) -> dict[str, list[str]]:
+    """What a host may read, run and open, as found on this machine."""
+    prefix, base = Path(sys.prefix), Path(sys.base_prefix)
+    root = Path(__file__).resolve().parents[2]
+    site = Path(sysconfig.get_paths()["purelib"])
+    readable = _first(
+        *map(Path, ("/usr", "/lib", "/lib64", "/opt", "/proc", "/sys", "/dev/urandom", "/dev/zero", "/run/nvidia")),
+        *map(Path, ("/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/nvidia")),
+        prefix, base, site, root / "kernels", root / "collectors",
+        *(Path(entry) for entry in sys.path if entry.endswith("site-packages") or entry.startswith("/tmp/site")),
+    )  # fmt: skip
+    tools = _first(site / "triton/backends/nvidia/bin", Path("/lib64/ld-linux-x86-64.so.2"))
+    devices = ["/dev/null"]
+    if device == "cuda":
+        devices += [str(path) for path in sorted(Path("/dev").glob("nvidia*"))]
+    return {"readable": readable, "executable": tools, "devices": devices}
+
+
+class Zygote:
+    """Starts confined processes for one judge. Use as a context manager, or call `close`."""
+
+    def __init__(self, device: str, interpret: bool = False) -> None:
+        self.device = device
+        self._root = Path(tempfile.mkdtemp(prefix="judge-"))
+        self._root.chmod(0o711)
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+        environment.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+        environment["TRITON_INTERPRET"] = "1" if interpret else "0"
+        environment["TRITON_CACHE_DIR"] = str(self._root / "warm")
+        command = [sys.executable, "-m", "kernels.judge.zygote", str(its.fileno()), device]
+        self._process = subprocess.Popen(command, pass_fds=(its.fileno(),), env=environment, cwd=self._root)
+        its.close()
+        self._line = mine
+        self._lock = threading.Lock()
+        self._count = 0
+        mine.settimeout(120.0)
+        try:
+            if not mine.recv(100):
+                raise JudgeBroken("zygote: it ended while warming up")
+        except TimeoutError as error:
+            self.close()
+            raise JudgeBroken("zygote: not warm after 120 s") from error
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def start(self, role: Role, limits: Limits = Limits(), lender: Lender | None = None) -> Process:
+        """A fresh confined process; it owns `lender` (made here where None) and closes it."""
+        with self._lock:
+            self._count += 1
+            number = self._count
+        scratch = self._root / f"host{number}"
+        uid = isolation.NOBODY - 1 - number % 4096
+        scratch.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            os.chown(scratch, uid, uid)
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        mine.settimeout(30.0)
+        output_read, output_write = os.pipe()
+        status_read, status_write = os.pipe()
+        key = secrets.token_bytes(32)
+        lent = lender or (CudaLender() if self.device == "cuda" else CpuLender())
+        descriptors = [its.fileno(), output_write, status_write]
+        if isinstance(lent, CpuLender):
+            descriptors.append(lent.descriptor)
+        address = None if self.device == "cuda" else limits.memory_bytes + (8 << 30)
+        order = {
+            "role": role,
+            "key": key.hex(),
+            "scratch": str(scratch),
+            "environment": {},
+            "limits": {
+                "cpu_s": limits.cpu_s,
+                "file_bytes": limits.file_bytes,
+                "scratch_bytes": limits.scratch_bytes,
+                "processes": limits.processes,
+                "address_bytes": address,
+                "uid": uid,
+                **_paths(self.device),
+            },
+        }
+        try:
+            with self._lock:
+                socket.send_fds(self._line, [json.dumps(order).encode()], descriptors)
+                pid = int(json.loads(self._line.recv(1 << 12) or b"{}").get("pid", 0))
+        except OSError as error:
+            raise JudgeBroken(f"zygote: gone ({error})") from error
+        finally:
+            its.close()
+            os.close(output_write)
+            os.close(status_write)
+        if pid == 0:
+            raise JudgeBroken(f"zygote: the {role} host did not start: {_read_all(output_read)[-500:]!r}")
+        return Process(role, pid, Channel(mine, key, b"J"), output_read, status_read, lent, limits, scratch)
+
+    def close(self) -> None:
+        """End the zygote and with it every process it started."""
+        self._line.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _read_all(descriptor: int) -> bytes:
+    with os.fdopen(descriptor, "rb") as pipe:
+        return pipe.read(_STDERR_KEPT)
+
+
+@dataclass
+class _Use:
+    """What the watch has seen, at its highest."""
+
+    memory_bytes: int = 0
+    vram_bytes: int = 0
+    processes: int = 0
+    output_bytes: int = 0
+    output: bytearray = field(default_factory=bytearray)
+
+
+class Process:
+    """One confined process. `request` raises Refusal for whatever the candidate did to it."""
+
+    def __init__(
+        self,
+        role: Role,
+        pid: int,
+        channel: Channel,
+        output: int,
+        status: int,
+        lender: Lender,
+        limits: Limits,
+        scratch: Path,
+    ) -> None:
+        self.role = role
+        self.pid = pid
+        self.lender = lender
+        self.limits = limits
+        self.use = _Use()
+        self.layers: dict[str, str] = {}
+        self._channel = channel
+        self._output = output
+        self._status = status
+        self._scratch = scratch
+        self._vram_of: Callable[[int], int] | None = None
+        self._ended: Refusal | None = None
+        self._closed = threading.Event()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._drain, self._watch)]
+        for thread in self._threads:
+            thread.start()
+        try:
+            layers = self._channel.receive(60.0).body["layers"]
+            self.layers = {str(name): str(text) for name, text in layers.items()}
+        except (ChannelClosed, ChannelTimeout, KeyError) as error:
+            self.close()
+            raise JudgeBroken(f"host: not confined ({error}): {self.said()[-800:]}") from error
+        if isolation.filters_in_force(pid) < 1 or not set(isolation.FLOOR) <= set(self.layers):
+            self.close()
+            raise JudgeBroken("host: the kernel shows no seccomp filter on it")
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def request(self, body: Mapping[str, Any], timeout_s: float, blob: bytes = b"", stage: str = "") -> Message:
+        """One order and its answer. Raises Refusal (the candidate's fault)."""
+        try:
+            self._channel.send(body, blob)
+            answer = self._channel.receive(timeout_s)
+        except ChannelTimeout as error:
+            self.kill()
+            reason = Reason.import_timeout if body.get("op") in ("load", "compile") else Reason.call_timeout
+            refusal = self._ended or Refusal(reason, f"no answer to {body.get('op')!r} in {timeout_s:g} s", stage)
+            raise refusal from error
+        except ChannelForged as error:
+            self.kill()
+            raise Refusal(Reason.channel_forged, str(error), stage) from error
+        except ChannelClosed as error:
+            raise self._death(stage) from error
+        if self._ended is not None:
+            raise self._ended
+        if answer.body.get("ok") is not True:
+            word = str(answer.body.get("reason", "raised"))
+            reason = Reason(word) if word in Reason.__members__ else Reason.raised
+            raise Refusal(reason, str(answer.body.get("text", ""))[:2000], stage)
+        return answer
+
+    def lend(self, sizes_bytes: Mapping[int, int]) -> None:
+        """Make buffers of at least these payload sizes and have the process map the new ones."""
+        made = [
+            lent for index, size in sizes_bytes.items() if (lent := self.lender.ensure(index, size)) is not None
+        ]
+        if made:
+            self.request({"op": "attach", "buffers": [asdict(lent) for lent in made]}, self.limits.call_s)
+
+    def watch_vram(self, used_bytes: Callable[[int], int]) -> None:
+        """Let the watch also ask for the device memory of this process, by its id."""
+        self._vram_of = used_bytes
+
+    def descendants(self) -> list[int]:
+        """Every live process below the host, by the kernel's lists."""
+        found, frontier = [], [self.pid]
+        while frontier:
+            below = [child for pid in frontier for child in children(pid)]
+            found += below
+            frontier = below
+        return found
+
+    def said(self) -> str:
+        """The beginning of what it printed."""
+        return self.use.output.decode(errors="replace")
+
+    def pause(self) -> None:
+        """Stop it and its children from running until `resume`."""
+        for pid in (self.pid, *self.descendants()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for pid in (self.pid, *self.descendants()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, everything below it, and give its buffers back."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self.kill()
+        self._channel.close()
+        with os.fdopen(self._status, "rb") as pipe:
+            pipe.read()  # the keeper closes it once the host and all below it are gone
+        for thread in self._threads:
+            thread.join(5.0)
+        self.lender.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _death(self, stage: str) -> Refusal:
+        for _ in range(100):
+            if self._ended is not None:
+                return self._ended
+            try:
+                waited = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+            except OSError:
+                waited = True
+            if waited:
+                break
+            time.sleep(0.01)
+        time.sleep(0.2)  # let the keeper write how it ended, and the watch say why it ended it
+        if self._ended is not None:
+            return self._ended
+        os.set_blocking(self._status, False)
+        try:
+            ended = int(json.loads(os.read(self._status, 1 << 12) or b"{}").get("status", 0))
+        except (BlockingIOError, ValueError):
+            ended = 0
+        words = self.said()[-300:]
+        if os.WIFSIGNALED(ended):
+            number = os.WTERMSIG(ended)
+            known = {
+                int(signal.SIGXCPU): Reason.call_timeout,
+                int(signal.SIGXFSZ): Reason.disk_limit,
+                int(signal.SIGKILL): Reason.host_died,
+            }
+            name = signal.Signals(number).name
+            return Refusal(known.get(number, Reason.host_died), f"the process ended by {name}: {words}", stage)
+        return Refusal(Reason.host_died, f"the process ended with code {os.WEXITSTATUS(ended)}: {words}", stage)
+
+    def _end(self, reason: Reason, detail: str) -> None:
+        if self._ended is None:
+            self._ended = Refusal(reason, detail, "watch")
+        self.kill()
+
+    def _drain(self) -> None:
+        """Keep the first words of what it prints, count the rest, end it when it says too much."""
+        with os.fdopen(self._output, "rb", buffering=0) as pipe:
+            while piece := pipe.read(1 << 16):
+                self.use.output_bytes += len(piece)
+                if len(self.use.output) < _STDERR_KEPT:
+                    self.use.output += piece[: _STDERR_KEPT - len(self.use.output)]
+                if self.use.output_bytes > self.limits.output_bytes and self._ended is None:
+                    self._end(Reason.output_flood, f"printed more than {self.limits.output_bytes} bytes")
+
+    def _watch(self) -> None:
+        """End it when it takes more than its share of memory, processes or disk."""
+        watched = not self.layers.get("scratch", "").startswith("tmpfs")
+        while not self._closed.wait(_WATCH_S):
+            below = self.descendants()
+            memory = sum(_resident_bytes(pid) for pid in (self.pid, *below))
+            self.use.memory_bytes = max(self.use.memory_bytes, memory)
+            self.use.processes = max(self.use.processes, len(below))
+            if memory > self.limits.memory_bytes:
+                self._end(
+                    Reason.memory_limit, f"{memory} bytes of host memory, more than {self.limits.memory_bytes}"
+                )
+            if len(below) > self.limits.live_processes:
+                self._end(Reason.process_limit, f"{len(below)} processes, more than {self.limits.live_processes}")
+            if self._vram_of is not None:
+                vram = self._vram_of(self.pid)
+                self.use.vram_bytes = max(self.use.vram_bytes, vram)
+                if vram > self.limits.vram_bytes:
+                    self._end(Reason.vram_limit, f"{vram} bytes of VRAM, more than {self.limits.vram_bytes}")
+            if watched and _folder_bytes(self._scratch) > self.limits.scratch_bytes:
+                self._end(Reason.disk_limit, f"more than {self.limits.scratch_bytes} bytes written")
+
+
+def _resident_bytes(pid: int) -> int:
+    """Private and shared anonymous memory in use; the zygote's inherited pages are not counted."""
+    try:
+        fields = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    wanted = ("Private_Dirty:", "Private_Clean:", "Swap:")
+    return sum(int(line.split()[1]) << 10 for line in fields.splitlines() if line.startswith(wanted))
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(root) / name).lstat().st_blocks * 512
+    return total
+
+
+def order_inputs(items: Sequence[Any]) -> list[Any]:
+    """Inputs of an order: a view as its JSON, a Python number wrapped in a list."""
+    return [item.to_json() if hasattr(item, "to_json") else [item] for item in items]

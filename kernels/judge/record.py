@@ -1,0 +1,199 @@
+"""Runs inside the candidate's host: watches what an entry launches, and writes the launch plan down.
+
+Triton's own launcher is replaced by one that launches through the driver and notes binary, shape and arguments
+(it also spares a C compiler run per signature). torch operations are seen by a dispatch mode: views and
+allocations cost nothing, zero fills become a step, anything else does GPU work that no plan holds and is listed as
+*opaque*. The candidate shares this process and may lie to this code; `plan` says why that gains it nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.judge import cuda, plan
+
+_ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_ZERO = {"zeros", "zeros_like", "new_zeros", "zero_"}
+_FREE = {"detach", "alias", "lift_fresh"}
+_current: list[Recorder] = []
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes one call of an entry. `opaque`: names of torch operations that did work outside any plan."""
+
+    def __init__(self, resident: Sequence[tuple[plan.Pointer, int, int]]) -> None:
+        """`resident`: (pointer, address, bytes) of each input."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._resident = list(resident)
+        self._tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice in one call
+        self._steps: list[tuple[Any, ...]] = []
+        self._binaries: dict[bytes, int] = {}
+        self.opaque: list[str] = []
+        self.launches = 0
+
+    def __enter__(self) -> Recorder:
+        _current.append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
+        _current.remove(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in _ALLOCATE or name in _ZERO:
+            self._tensors.append(result)
+            if name in _ZERO:
+                span = result.untyped_storage().nbytes() if name != "zero_" else result.numel() * result.itemsize
+                if name == "zero_" and not result.is_contiguous():
+                    self.opaque.append(name)
+                elif span:
+                    self._steps.append(("clear", result.data_ptr(), span))
+        elif not func.is_view and name not in _FREE:
+            self.opaque.append(name)
+        return result
+
+    def fire(
+        self, binary: bytes, name: str, shape: cuda.Shape, arguments: Sequence[tuple[str, Any]], kept: Sequence[Any]
+    ) -> None:
+        """A launch: `arguments` are (Triton type, value), pointers as ("*", address)."""
+        self.launches += 1
+        number = self._binaries.setdefault(binary, len(self._binaries))
+        self._tensors += [value for value in kept if isinstance(value, torch.Tensor)]
+        self._steps.append(("fire", number, name, shape, tuple(arguments)))
+
+    def plan(self, outputs: Sequence[torch.Tensor]) -> plan.Plan:
+        """The plan, once the entry has returned `outputs`. Raises PlanError where no plan can say what happened."""
+        if self.opaque:
+            raise plan.PlanError(f"opaque: {', '.join(sorted(set(self.opaque)))}")
+        places = list(self._resident)
+        for index, output in enumerate(outputs):
+            if not output.is_contiguous():
+                raise plan.PlanError(f"opaque: output {index} is not contiguous")
+            address = output.data_ptr()
+            if not any(start <= address < start + size for _, start, size in self._resident):
+                places.append((plan.Pointer("out", index), address, output.numel() * output.itemsize))
+        scratch: list[int] = []
+        for tensor in self._tensors:
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+            if size and not any(start <= address and address + size <= start + n for _, start, n in places):
+                places.append((plan.Pointer("tmp", len(scratch)), address, size))
+                scratch.append(size)
+        steps: list[plan.Fire | plan.Clear] = []
+        for step in self._steps:
+            if step[0] == "clear":
+                steps.append(plan.Clear(_locate(places, step[1]), step[2]))
+            else:
+                arguments = tuple(
+                    (_locate(places, value) if value else plan.Scalar("u64", 0))
+                    if kind.startswith("*")
+                    else plan.scalar(kind, value)
+                    for kind, value in step[4]
+                )
+                steps.append(plan.Fire(step[1], step[2], step[3], arguments))
+        return plan.Plan(tuple(self._binaries), tuple(steps), tuple(scratch))
+
+
+def _locate(places: Sequence[tuple[plan.Pointer, int, int]], address: int) -> plan.Pointer:
+    for pointer, start, size in places:
+        if start <= address < start + max(1, size):
+            return plan.Pointer(pointer.room, pointer.index, pointer.offset_bytes + address - start)
+    raise plan.PlanError("opaque: a kernel was given an address that belongs to no buffer")
+
+
+def count_interpreted() -> None:
+    """Count launches of Triton's interpreter, whose own torch calls are no work of the candidate's."""
+    from triton.runtime import interpreter
+
+    original: Callable[..., Any] = interpreter.GridExecutor.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _current:
+            return original(self, *args, **kwargs)
+        recorder = _current[-1]
+        recorder.launches += 1
+        kept = len(recorder.opaque)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            del recorder.opaque[kept:]
+
+    interpreter.GridExecutor.__call__ = call
+
+
+class PlanLauncher:
+    """Stands in for Triton's CudaLauncher (3.6 to 3.9): `(src, metadata)`, then called once per launch."""
+
+    binaries: dict[int, tuple[str, bytes]] = {}  # function handle → (kernel name, cubin)  # noqa: RUF012
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        self._types = _flatten(src.signature.values())
+        self._metadata = metadata
+        self._functions: dict[int, ctypes.c_void_p] = {}
+
+    def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: int, *rest: Any) -> None:
+        metadata, values = self._metadata, _flatten(rest[4:])
+        scratch_bytes = metadata.global_scratch_size * grid_x * grid_y * grid_z * metadata.num_ctas
+        scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device="cuda") if scratch_bytes else None
+        typed = [
+            (kind, _address(value) if kind.startswith("*") else value)
+            for kind, value in zip(self._types, values, strict=True)
+            if kind != "constexpr"
+        ]
+        typed += [("*i8", scratch.data_ptr() if scratch is not None else 0), ("*i8", 0)]
+        shape = cuda.Shape(
+            (grid_x * metadata.num_ctas, grid_y, grid_z),
+            (32 * metadata.num_warps, 1, 1),
+            metadata.shared,
+            metadata.num_ctas,
+            bool(metadata.launch_cooperative_grid),
+            bool(metadata.launch_pdl),
+        )
+        parameters = [
+            ctypes.c_uint64(value) if kind.startswith("*") else plan.storage(plan.scalar(kind, value))
+            for kind, value in typed
+        ]
+        cuda.enter()
+        cuda.Launch(ctypes.c_void_p(function), shape, parameters)(stream)
+        if _current:
+            name, binary = self.binaries[function]
+            _current[-1].fire(binary, name, shape, typed, [*values, scratch])
+
+
+def _flatten(items: Any) -> list[Any]:
+    out: list[Any] = []
+    for item in items:
+        out += _flatten(item) if isinstance(item, tuple) else [item]
+    return out
+
+
+def _address(value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value
+    return int(value.data_ptr())
+
+
+def replace_launcher() -> None:
+    """Make Triton in this process launch through PlanLauncher. Call once CUDA may be initialised."""
+    from triton.runtime import driver
+
+    active = driver.active
+    load = active.utils.load_binary
+
+    def load_binary(name: str, binary: bytes, shared_bytes: int, device: int) -> Any:
+        loaded = load(name, binary, shared_bytes, device)
+        PlanLauncher.binaries[loaded[1]] = (name, binary)
+        return loaded
+
+    active.utils.load_binary = load_binary
+    active.launcher_cls = PlanLauncher

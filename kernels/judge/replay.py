@@ -1,0 +1,151 @@
+"""Runs inside a judge-owned process: replays a launch plan on lent buffers and times it.
+
+No candidate Python is here. The only foreign thing is its GPU binary, which is why this process is confined like a
+host: a kernel that writes where it pleases ends or falsifies only this process, and the judge checks times against
+its own clock and outputs against its own copies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kernels.judge import cuda, plan
+from kernels.judge.buffers import Borrower, Lent, View
+from kernels.judge.channel import Channel
+
+_IDLE_S = 3600.0
+Call = list[Callable[[int], None]]
+
+
+def serve(channel: Channel, device: str, arena: int | None) -> None:
+    """Answer the judge until it hangs up."""
+    if device != "cuda":
+        raise RuntimeError("replay: launch plans need a CUDA device")
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    replayer = Replayer(Borrower(device, arena))
+    while True:
+        message = channel.receive(_IDLE_S)
+        try:
+            body = replayer.answer(message.body, message.blob)
+        except (cuda.CudaError, plan.PlanError, RuntimeError, ctypes.ArgumentError) as error:
+            fault = (
+                "illegal" in str(error).lower()
+                or "LAUNCH_FAILED" in str(error)
+                or "misaligned" in str(error).lower()
+            )
+            reason = "illegal_access" if fault else "raised"
+            body = {"ok": False, "reason": reason, "text": f"{type(error).__name__}: {error}"[:2000]}
+        channel.send(body)
+
+
+class Replayer:
+    """One plan, made ready for several sets of buffers ("slots")."""
+
+    def __init__(self, borrower: Borrower) -> None:
+        self._borrower = borrower
+        self._plan = plan.Plan((), ())
+        self._modules: list[cuda.Module] = []
+        self._scratch: list[torch.Tensor] = []
+        self._functions: dict[tuple[int, str, int], ctypes.c_void_p] = {}
+        self._slots: list[Call] = []
+        self._flush: torch.Tensor | None = None
+
+    def answer(self, order: Mapping[str, Any], blob: bytes) -> dict[str, Any]:
+        match order["op"]:
+            case "attach":
+                for lent in order["buffers"]:
+                    self._borrower.attach(Lent(**lent))
+            case "plan":
+                self._plan = plan.Plan.from_message(order["plan"], blob)
+                self._modules = [cuda.Module(binary) for binary in self._plan.binaries]
+                self._functions.clear()
+                self._slots.clear()
+                self._scratch = [
+                    torch.full((max(1, size),), 0xFF, dtype=torch.uint8, device="cuda")
+                    for size in self._plan.scratch_bytes
+                ]
+            case "slots":
+                self._slots = [self._ready(slot) for slot in order["slots"]]
+            case "run":
+                for index in order["order"]:
+                    self._fire(self._slots[index])
+                torch.cuda.synchronize()
+            case "time":
+                return {"ok": True, "seconds": self._time(order["order"], order["flush_bytes"])}
+            case other:
+                raise plan.PlanError(f"replay: no order {other!r}")
+        return {"ok": True}
+
+    def _ready(self, slot: Mapping[str, Any]) -> Call:
+        rooms: dict[str, list[int]] = {
+            room: [
+                self._borrower.tensor(View.from_json(item)).data_ptr() if isinstance(item, Mapping) else 0
+                for item in slot[room]
+            ]
+            for room in ("in", "out")
+        }
+        rooms["tmp"] = [tensor.data_ptr() for tensor in self._scratch]
+
+        def function(binary: int, name: str, shared_bytes: int) -> ctypes.c_void_p:
+            key = (binary, name, shared_bytes)
+            if key not in self._functions:
+                self._functions[key] = self._modules[binary].function(name, shared_bytes)
+            return self._functions[key]
+
+        def resolve(pointer: plan.Pointer) -> int:
+            addresses = rooms[pointer.room]
+            if pointer.index >= len(addresses):
+                raise plan.PlanError(f"plan: points at {pointer.room}{pointer.index}, which is not there")
+            return addresses[pointer.index] + pointer.offset_bytes
+
+        return plan.prepare(self._plan, function, resolve)
+
+    @staticmethod
+    def _fire(actions: Call) -> None:
+        for action in actions:
+            action(0)
+
+    def _time(self, order: Sequence[int], flush_bytes: int) -> list[float]:
+        if self._flush is None or self._flush.numel() != flush_bytes:
+            self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
+        return timed([lambda i=i: self._fire(self._slots[i]) for i in order], self._flush)  # type: ignore[misc]
+
+
+def timed(calls: Sequence[Callable[[], Any]], flush: torch.Tensor) -> list[float]:
+    """Seconds of each call by CUDA events, each after an L2 flush, queued behind a wait: none waits for Python.
+
+    The same function times the baselines, so both sides of a ratio are measured alike.
+    """
+    events = [(_event(), _event()) for _ in calls]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(_cycles(len(calls)))  # type: ignore[no-untyped-call]
+    for call, (start, end) in zip(calls, events, strict=True):
+        flush.zero_()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) * 1e-3 for start, end in events]
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _cycles(calls: int) -> int:
+    """GPU clock cycles that cover the queueing of that many calls (≈ 100 µs each at 2 GHz, a few ms at most)."""
+    return min(calls, 40) * 200_000
+
+
+def wall(action: Callable[[], Any]) -> float:
+    """Seconds of an action by the host's monotonic clock, GPU idle before and after."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    action()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
