@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,15 @@ class Episode:
             process_added_bytes=cell.process_added_bytes + process,
         )
 
+    def with_pauses(self, factor: float) -> Episode:
+        """The same with every run of samples without a step made longer or shorter."""
+        cells: list[Cell] = []
+        for paused, run in groupby(self.cells, key=lambda cell: not cell.steps):
+            held = list(run)
+            count = max(1, round(len(held) * factor)) if paused else len(held)
+            cells += [held[k * len(held) // count] for k in range(count)]
+        return replace(self, cells=tuple(cells))
+
 
 @dataclass(frozen=True)
 class LossCurve:
@@ -106,6 +116,8 @@ class Recording:
     variable_length: Episode
     periodic_evaluation: Episode
     curves: tuple[LossCurve, ...]
+    settled_process_bytes: float
+    """Memory of the recorded process once it had started."""
 
 
 Columns = dict[str, Floats]
@@ -149,6 +161,7 @@ def load(folder: Path = FOLDER) -> Recording:
         variable_length=since_step("train_varlen_benign", 2),
         periodic_evaluation=since_step("train_periodic_eval_benign", 140),
         curves=tuple(_curve(run) for run in _groups(folder / "healthy_loss.csv.gz", "run").values()),
+        settled_process_bytes=float(samples["train_ok"]["process_memory_bytes"][settled]),
     )
 
 
