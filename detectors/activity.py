@@ -1,0 +1,85 @@
+"""How busy each GPU was lately: its idle share and mean draw in buckets of time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.frame import Floats, Frame
+from detectors.table import Column, Table
+
+IDLE_PERCENT = 5.0
+
+
+class Activity:
+    """A ring of `count` buckets of `width_s` per GPU. Utilisation counts as idle below IDLE_PERCENT."""
+
+    def __init__(self, width_s: float = 15.0, count: int = 64, forget_s: float = 3600.0) -> None:
+        self.width_s, self.count, self.bucket = width_s, count, -1
+        ring = (count,)
+        self.table = Table(
+            {
+                "n": Column(np.int32, 0),
+                "idle_n": Column(np.int32, 0),
+                "power_sum": Column(np.float32, 0.0),
+                "idle": Column(np.float32, np.nan, ring),
+                "power": Column(np.float32, np.nan, ring),
+                "memory": Column(np.float64, np.nan),
+                "memory_high": Column(np.float64, np.nan),
+            },
+            forget_s,
+        )
+
+    def add(self, frame: Frame, at_s: float) -> None:
+        table = self.table
+        bucket = int(at_s // self.width_s)
+        if self.bucket >= 0 and bucket > self.bucket:
+            self._close(bucket)
+        self.bucket = max(self.bucket, bucket)
+        rows = table.rows(frame.index, at_s)
+        util, power = frame.column("gpu_utilization_percent"), frame.column("gpu_power_w")
+        seen = np.isfinite(util)
+        table["n"][rows] += seen
+        with np.errstate(invalid="ignore"):
+            table["idle_n"][rows] += seen & (util < IDLE_PERCENT)
+        table["power_sum"][rows] += np.where(seen & np.isfinite(power), np.clip(power, 0.0, 1e5), 0.0)
+        used = frame.column("gpu_memory_used_bytes")
+        table["memory"][rows] = used
+        table["memory_high"][rows] = np.fmax(table["memory_high"][rows], used)
+
+    def _close(self, bucket: int) -> None:
+        table = self.table
+        n, column = table["n"], self.bucket % self.count
+        some = n > 0
+        table["idle"][:, column] = np.where(some, table["idle_n"] / np.maximum(n, 1), np.nan)
+        table["power"][:, column] = np.where(some, table["power_sum"] / np.maximum(n, 1), np.nan)
+        for skipped in range(self.bucket + 1, min(bucket, self.bucket + 1 + self.count)):
+            table["idle"][:, skipped % self.count] = np.nan
+            table["power"][:, skipped % self.count] = np.nan
+        for name in ("n", "idle_n", "power_sum"):
+            table[name][:] = 0
+
+    def _columns(self, start_s: float, end_s: float) -> NDArray[np.int64]:
+        first = max(int(start_s // self.width_s), self.bucket - self.count)
+        last = min(int(end_s // self.width_s), self.bucket - 1)
+        return np.arange(first, last + 1) % self.count
+
+    def idle(self, slots: list[int], start_s: float, end_s: float) -> Floats:
+        """[len(slots)] share of observed time without a kernel in closed buckets; NaN where none was observed."""
+        return _mean(
+            self.table["idle"][np.array(slots, dtype=np.int64)[:, None], self._columns(start_s, end_s)[None, :]]
+        )
+
+    def power_w(self, slots: list[int], start_s: float, end_s: float) -> Floats:
+        """[len(slots)] mean draw; NaN where none was observed."""
+        return _mean(
+            self.table["power"][np.array(slots, dtype=np.int64)[:, None], self._columns(start_s, end_s)[None, :]]
+        )
+
+
+def _mean(x: NDArray[np.float32]) -> Floats:
+    seen = np.isfinite(x)
+    count = seen.sum(axis=1)
+    total = np.where(seen, x, 0.0).sum(axis=1)
+    found: Floats = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return found

@@ -1,0 +1,281 @@
+"""Training loss that diverged, and losses that are not numbers.
+
+The decision is in `detectors.loss_machine`; here steps are brought into order (late, repeated and rewound ones)
+and decisions become findings. Whether hardware may have corrupted the run silently is said as a fact, with the
+hardware signals that speak for it; their absence does not exclude it (Dixit et al., "Silent Data Corruptions at
+Scale", arXiv 2102.11245).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from collectors.frame import StepSeries
+from collectors.kernel_event import KernelEventKind
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, State, StatedRate
+from detectors.episodes import Alarm, Episodes
+from detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
+from detectors.snapshot import pack, unpack
+
+VERSION = 1
+HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 140, 156, 171, 172})
+_SAY = {
+    Why.FAR: "stays far above its baseline",
+    Why.STUCK: "stays above its baseline and no longer falls",
+    Why.DRIFT: "has drifted up from its best level and still rises",
+    Why.EARLY: "rose above where it began",
+}
+
+
+class Divergence:
+    """LOSS_DIVERGED and LOSS_NONFINITE on the rank or job whose log printed the loss."""
+
+    plugin: ClassVar[str] = "divergence"
+
+    class Settings(LossSettings):
+        silent_after_s: float = Field(
+            default=900.0, gt=0, description="No step for this long while firing is no_data"
+        )
+        forget_s: float = Field(default=86400.0, gt=0, description="A series unseen for this long is forgotten")
+        hardware_window_s: float = Field(default=86400.0, gt=0, description="Hardware signals this recent are told")
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or self.Settings()
+        self.machine = LossMachine(self.settings, self.settings.forget_s)
+        self._runs: dict[Subject, str] = {}
+        self._ended: dict[Subject, int] = {}
+        self._sources: dict[Subject, str] = {}
+        self._hardware: list[tuple[float, Subject, int]] = []
+        self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE)
+
+    @property
+    def stated(self) -> StatedRate:
+        return StatedRate(1.0, RateBasis.STATISTICAL, "benchmarks/detect_loss.py: benign labelled runs")
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        self._note_hardware(tick)
+        touched = self._take(tick.steps, tick.at_s)
+        findings = []
+        for subject in touched:
+            findings += self._judge(subject, tick.at_s, inventory)
+        findings += self._silent(touched, tick.at_s)
+        return findings
+
+    def _take(self, series: Iterable[StepSeries], at_s: float) -> list[Subject]:
+        """Feeds every new step, one step of each series at a time; returns the subjects that had any."""
+        queues: dict[Subject, list[tuple[str, StepSeries]]] = {}
+        for one in series:
+            queues.setdefault(one.subject, []).append((one.run, one))
+        subjects = list(queues)
+        if not subjects:
+            return []
+        taken = self.machine.table.take(subjects, at_s)
+        slots = np.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
+        rows: list[tuple[NDArray[Any], ...]] = []
+        for slot, subject in zip(slots.tolist(), subjects, strict=True):
+            rows.append(self._fresh(slot, subject, [one for _, one in queues[subject]]))
+        longest = max(len(row[0]) for row in rows)
+        for wave in range(longest):
+            live = [i for i, row in enumerate(rows) if len(row[0]) > wave]
+            columns = [np.array([rows[i][c][wave] for i in live]) for c in range(4)]
+            for i in live:
+                if rows[i][4][wave]:
+                    self.machine.rewind(int(slots[i]))
+            self.machine.advance(slots[live], columns[0], columns[1], columns[2], columns[3])
+        return subjects
+
+    def _fresh(self, slot: int, subject: Subject, queue: list[StepSeries]) -> tuple[NDArray[Any], ...]:
+        """(step, t_s, loss, lr, rewound) of new steps with a printed loss; late and repeated ones are dropped."""
+        table = self.machine.table
+        for one in queue:
+            known = self._runs.get(subject)
+            if known is not None and known != one.run:
+                self.machine.restart(slot)
+                self._ended[subject] = 0
+            self._runs[subject] = one.run
+            self._sources[subject] = one.source
+        step = np.concatenate([one.step for one in queue])
+        t_s = np.concatenate([one.t_s for one in queue])
+        loss = np.concatenate([one.column("loss") for one in queue])
+        printed = np.concatenate([self._printed(one) for one in queue])
+        lr = np.concatenate([one.column("learning_rate") for one in queue])
+        last_t = np.maximum.accumulate(np.concatenate([[table["last_t_s"][slot]], np.nan_to_num(t_s, nan=-np.inf)]))
+        keep = printed & (t_s >= last_t[:-1])
+        step, t_s, loss, lr = step[keep], t_s[keep], loss[keep], lr[keep]
+        before = np.concatenate([[table["last_step"][slot]], step[:-1]])
+        repeated = (step == before) if len(step) else np.zeros(0, dtype=bool)
+        step, t_s, loss, lr, before = (a[~repeated] for a in (step, t_s, loss, lr, before))
+        return step, t_s, loss, lr, (step < before) & (before >= 0)
+
+    @staticmethod
+    def _printed(series: StepSeries) -> NDArray[Any]:
+        """A loss column whose NaN is a printed NaN: where any other figure of the step was printed."""
+        if "loss" not in series.columns:
+            return np.zeros(len(series.step), dtype=bool)
+        loss = series.column("loss")
+        others = [series.column(c) for c in ("grad_norm", "learning_rate", "step_time_s") if c in series.columns]
+        if not others:
+            return np.ones(len(loss), dtype=bool)
+        spoken = np.any([np.isfinite(o) for o in others], axis=0)
+        found: NDArray[Any] = ~np.isnan(loss) | spoken | np.all([np.isnan(o) for o in others], axis=0)
+        return found
+
+    def _judge(self, subject: Subject, at_s: float, inventory: Inventory) -> list[Finding]:
+        table = self.machine.table
+        slot = table.slot(subject)
+        if slot is None:
+            return []
+        findings: list[Finding] = []
+        nonfinite = (Fault.LOSS_NONFINITE, subject)
+        if table["nonfinite"][slot] > 0 and table["finite_run"][slot] < self.settings.clear_steps:
+            findings.append(self._episodes.fire(self._nonfinite(slot, subject, at_s, inventory), at_s))
+        elif nonfinite in self._episodes:
+            cleared = self._episodes.clear(*nonfinite, at_s, "The loss is a number again")
+            findings += [cleared] if cleared else []
+            table["nonfinite"][slot], table["nonfinite_t_s"][slot] = 0, np.nan
+        phase = table["phase"][slot]
+        diverged = (Fault.LOSS_DIVERGED, subject)
+        if phase == Phase.DIVERGED:
+            findings.append(self._episodes.fire(self._diverged(slot, subject, at_s, inventory), at_s))
+        elif diverged in self._episodes:
+            restarted = subject in self._ended
+            if restarted and table["finite_run"][slot] < self.settings.clear_steps:
+                again = self._episodes.again(*diverged, at_s)
+                return findings + ([again] if again else [])
+            said = "A new run trains with a finite loss" if restarted else "The loss is back at its baseline"
+            cleared = self._episodes.clear(*diverged, at_s, said)
+            findings += [cleared] if cleared else []
+            self._ended.pop(subject, None)
+        return findings
+
+    def _diverged(self, slot: int, subject: Subject, at_s: float, inventory: Inventory) -> Alarm:
+        table = self.machine.table
+        slots = np.array([slot])
+        base = float(self.machine.scales(slots)[0][0])
+        recent = self.machine.recent(slots, 10)[0]
+        level = float(np.nanmean(recent))
+        onset_step, decided = int(table["onset_step"][slot]), int(table["decided_step"][slot])
+        onset_s = float(table["onset_t_s"][slot])
+        why = Why(int(table["why"][slot]))
+        facts: dict[str, float | str] = {
+            "onset_step": float(onset_step),
+            "delay_steps": float(decided - onset_step),
+            "baseline_loss": base,
+            "loss": level,
+            "learning_rate_jump": float(table["lr_jump"][slot]),
+            "arm": why.name.lower(),
+            **self._corruption(subject, at_s, inventory),
+        }
+        summary = f"Loss {_SAY.get(why, 'diverged')}: {base:.3g} → {level:.3g} since step {onset_step}"
+        threshold = self.settings.drift_level if why is Why.DRIFT else self.settings.stuck_level
+        return Alarm(
+            Fault.LOSS_DIVERGED,
+            subject,
+            onset_s if np.isfinite(onset_s) else at_s,
+            Severity.CRITICAL,
+            summary,
+            score=(level - base) / max(abs(base), 1e-9),
+            threshold=threshold,
+            evidence=(self._exhibit(slot, subject, base),),
+            facts=facts,
+        )
+
+    def _nonfinite(self, slot: int, subject: Subject, at_s: float, inventory: Inventory) -> Alarm:
+        table = self.machine.table
+        count = int(table["nonfinite"][slot])
+        since_s = float(table["nonfinite_t_s"][slot])
+        return Alarm(
+            Fault.LOSS_NONFINITE,
+            subject,
+            since_s if np.isfinite(since_s) else at_s,
+            Severity.CRITICAL,
+            f"The loss is not a number since step {int(table['last_step'][slot]) - count + 1}",
+            score=float(count),
+            threshold=1.0,
+            evidence=(self._exhibit(slot, subject, float(table["base"][slot])),),
+            facts={"nonfinite_steps": float(count), **self._corruption(subject, at_s, inventory)},
+        )
+
+    def _exhibit(self, slot: int, subject: Subject, reference: float) -> SeriesExhibit:
+        table = self.machine.table
+        count = min(int(table["total"][slot]), RING)
+        order = (int(table["total"][slot]) + np.arange(-count, 0)) % RING
+        return SeriesExhibit(
+            subject=subject,
+            metric="loss",
+            unit="",
+            t_s=tuple(table["ring_t_s"][slot][order].tolist()),
+            values=tuple(table["ring_loss"][slot][order].tolist()),
+            reference=reference if np.isfinite(reference) else None,
+            source=self._sources.get(subject, ""),
+            note="training loss by step; the reference is the baseline before the onset",
+        )
+
+    def _note_hardware(self, tick: Tick) -> None:
+        for event in tick.events:
+            if event.kind is KernelEventKind.XID and event.gpu is not None and event.code in HARDWARE_XIDS:
+                self._hardware.append((event.record.at.t_s, event.gpu, int(event.code)))
+        oldest = tick.at_s - self.settings.hardware_window_s
+        self._hardware = [h for h in self._hardware if h[0] >= oldest]
+
+    def _corruption(self, subject: Subject, at_s: float, inventory: Inventory) -> dict[str, float | str]:
+        """Facts on silent corruption: `possible` always, `likely` where the run's GPUs had hardware events."""
+        scope = inventory.above(subject, SubjectKind.JOB, at_s) or subject
+        gpus = set(inventory.gpus(scope, at_s))
+        seen = [h for h in self._hardware if h[1] in gpus]
+        if not seen:
+            said = "possible, not shown: no hardware event on the run's GPUs (does not exclude it)"
+            return {"silent_corruption": said, "hardware_events": 0.0}
+        codes = ", ".join(f"Xid {code} on {gpu.name}" for _, gpu, code in seen[:4])
+        return {"silent_corruption": f"likely: {codes}", "hardware_events": float(len(seen))}
+
+    def _silent(self, touched: list[Subject], at_s: float) -> list[Finding]:
+        findings, fresh = [], set(touched)
+        for fault, subject in tuple(self._episodes):
+            slot = self.machine.table.slot(subject)
+            last = -np.inf if slot is None else float(self.machine.table["last_t_s"][slot])
+            if subject not in fresh and at_s - last > self.settings.silent_after_s:
+                gone = self._episodes.no_data(fault, subject, at_s, "No training step any more")
+                findings += [gone] if gone else []
+            elif subject not in fresh:
+                again = self._episodes.get(fault, subject)
+                if again is not None and again.state is State.FIRING:
+                    found = self._episodes.again(fault, subject, at_s)
+                    findings += [found] if found else []
+        return findings
+
+    def snapshot(self) -> bytes:
+        subjects, arrays = self.machine.saved()
+        meta = {
+            "subjects": subjects,
+            "runs": {str(s): run for s, run in self._runs.items()},
+            "ended": [str(s) for s in self._ended],
+            "hardware": [[t, str(gpu), code] for t, gpu, code in self._hardware],
+            "episodes": self._episodes.saved(),
+        }
+        return pack(self.name, VERSION, meta, arrays)
+
+    def restore(self, state: bytes) -> None:
+        _, meta, arrays = unpack(state, self.name, (VERSION,))
+        fresh = Divergence(self.settings)
+        fresh.machine.table.load(meta["subjects"], arrays)
+        fresh._episodes.load(meta["episodes"])
+        self.machine, self._episodes = fresh.machine, fresh._episodes
+        self._runs = {Subject.parse(s): run for s, run in meta["runs"].items()}
+        self._ended = {Subject.parse(s): 0 for s in meta["ended"]}
+        self._hardware = [(t, Subject.parse(gpu), code) for t, gpu, code in meta["hardware"]]

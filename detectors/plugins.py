@@ -1,0 +1,23 @@
+"""Every detector there is: one line each."""
+
+from __future__ import annotations
+
+from detectors.divergence import Divergence
+from detectors.ecc import Ecc
+from detectors.hang import Hang
+from detectors.kernel_events import KernelEvents
+from detectors.memory_leak import MemoryLeak
+from detectors.source import SourceLost
+from detectors.stall import DataStall
+from detectors.xid import XidDetector
+
+ALL = (
+    Divergence,
+    Ecc,
+    Hang,
+    KernelEvents,
+    MemoryLeak,
+    SourceLost,
+    DataStall,
+    XidDetector,
+)

@@ -1,0 +1,105 @@
+"""The rhythm of a training run: when its steps came, how long they take, and where they stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from collectors.frame import StepSeries
+from collectors.subject import Subject
+
+TYPICAL_STEPS = 256
+
+
+@dataclass(slots=True)
+class Gap:
+    """A stretch without a step, from one step to the next (Unix s)."""
+
+    start_s: float
+    end_s: float
+    checkpoint: bool
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """One series' state. `typical_s` is a running median of step times; NaN before the tenth step."""
+
+    run: str = ""
+    source: str = ""
+    first_s: float = np.nan
+    last_s: float = -np.inf
+    step: int = -1
+    count: int = 0
+    recent_s: list[float] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    run_since_s: float = np.nan
+
+    @property
+    def typical_s(self) -> float:
+        return float(np.median(self.recent_s)) if len(self.recent_s) >= 10 else np.nan
+
+
+class Progress:
+    """Rhythms by subject. A gap is a step `ratio` times longer than the typical one, and at least `least_s`."""
+
+    def __init__(self, ratio: float, least_s: float, keep_s: float) -> None:
+        self.ratio, self.least_s, self.keep_s = ratio, least_s, keep_s
+        self.rhythms: dict[Subject, Rhythm] = {}
+
+    def take(self, series: StepSeries, at_s: float) -> Rhythm:
+        """Adds new steps; late and repeated ones (not after the last) are dropped."""
+        rhythm = self.rhythms.setdefault(series.subject, Rhythm())
+        if rhythm.run != series.run:
+            since_s = float(series.t_s[0]) if len(series.t_s) else at_s
+            rhythm = self.rhythms[series.subject] = Rhythm(run=series.run, gaps=rhythm.gaps, run_since_s=since_s)
+        rhythm.source = series.source
+        t_s = series.t_s[np.isfinite(series.t_s)]
+        known = np.maximum.accumulate(np.concatenate([[rhythm.last_s], t_s]))
+        fresh = t_s > known[:-1]
+        t_s = t_s[fresh]
+        if len(t_s) == 0:
+            return rhythm
+        saved = np.nan_to_num(series.column("checkpoint_saved")[np.isfinite(series.t_s)][fresh]) > 0
+        before = np.concatenate([[rhythm.last_s], t_s[:-1]])
+        took = t_s - before
+        typical = rhythm.typical_s
+        long = took > max(self.ratio * typical, self.least_s) if np.isfinite(typical) else np.zeros(len(took), bool)
+        near = saved | np.concatenate([[False], saved[:-1]])
+        rhythm.gaps += [
+            Gap(float(before[i]), float(t_s[i]), bool(near[i])) for i in np.flatnonzero(long & np.isfinite(before))
+        ]
+        usual = took[~long & np.isfinite(took)]
+        rhythm.recent_s = (rhythm.recent_s + usual.tolist())[-TYPICAL_STEPS:]
+        rhythm.first_s = float(t_s[0]) if np.isnan(rhythm.first_s) else rhythm.first_s
+        rhythm.last_s, rhythm.step = float(t_s[-1]), int(series.step[np.isfinite(series.t_s)][fresh][-1])
+        rhythm.count += len(t_s)
+        rhythm.gaps = [g for g in rhythm.gaps if g.end_s >= at_s - self.keep_s]
+        return rhythm
+
+    def forget(self, before_s: float) -> None:
+        self.rhythms = {s: r for s, r in self.rhythms.items() if r.last_s >= before_s}
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            str(subject): {
+                "run": r.run,
+                "source": r.source,
+                "first_s": r.first_s,
+                "last_s": r.last_s,
+                "step": r.step,
+                "count": r.count,
+                "recent_s": r.recent_s,
+                "gaps": [[g.start_s, g.end_s, g.checkpoint] for g in r.gaps],
+                "run_since_s": r.run_since_s,
+            }
+            for subject, r in self.rhythms.items()
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        self.rhythms = {
+            Subject.parse(name): Rhythm(**{**entry, "gaps": [Gap(*g) for g in entry["gaps"]]})
+            for name, entry in saved.items()
+        }

@@ -1,0 +1,126 @@
+"""A source that stopped telling us things: itself a finding, because silence is not health."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from collectors.frame import SourceStatus
+from collectors.subject import Inventory, Subject
+from collectors.tick import Tick
+from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from detectors.episodes import Alarm, Episodes
+from detectors.snapshot import pack, unpack
+
+VERSION = 1
+
+
+class SourceSettings(BaseModel):
+    """How long a source may be lost before it is said."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lost_after_s: float = Field(
+        default=120.0, gt=0, description="A source without a good answer for this long is lost"
+    )
+    forget_s: float = Field(
+        default=3600.0, gt=0, description="A source that nobody asks any more is forgotten after this"
+    )
+
+
+class SourceLost:
+    """SOURCE_LOST on the source; `covers` tells what is unwatched meanwhile."""
+
+    plugin: ClassVar[str] = "source"
+    Settings = SourceSettings
+
+    def __init__(self, settings: SourceSettings | None = None) -> None:
+        self.settings = settings or SourceSettings()
+        self._good_s: dict[Subject, float] = {}
+        self._asked_s: dict[Subject, float] = {}
+        self._last: dict[Subject, SourceStatus] = {}
+        self._episodes = Episodes(self.name)
+        self._resumed = False
+        """After a restore: the time in which nobody asked is not the sources' silence."""
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.SOURCE_LOST,)
+
+    @property
+    def stated(self) -> StatedRate:
+        return StatedRate(0.0, RateBasis.EVENT, "a source that does not answer does not answer")
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        findings: list[Finding] = []
+        if self._resumed:
+            self._good_s = {
+                s: t if (Fault.SOURCE_LOST, s) in self._episodes else tick.at_s for s, t in self._good_s.items()
+            }
+            self._resumed = False
+        for status in tick.sources:
+            source = status.source
+            self._asked_s[source] = tick.at_s
+            if status.ok:
+                self._good_s[source] = tick.at_s
+                back = self._episodes.clear(Fault.SOURCE_LOST, source, tick.at_s, "The source answers again")
+                findings += [back] if back else []
+            else:
+                self._good_s.setdefault(source, tick.at_s)
+                self._last[source] = status
+        for source, good_s in list(self._good_s.items()):
+            silent_s = tick.at_s - good_s
+            if tick.at_s - self._asked_s.get(source, good_s) > self.settings.forget_s:
+                for known in (self._good_s, self._asked_s, self._last):
+                    known.pop(source, None)
+                gone = self._episodes.no_data(
+                    Fault.SOURCE_LOST, source, tick.at_s, "Nobody asks the source any more"
+                )
+                findings += [gone] if gone else []
+            elif silent_s >= self.settings.lost_after_s:
+                findings.append(self._episodes.fire(self._alarm(source, good_s, silent_s), tick.at_s))
+        return findings
+
+    def _alarm(self, source: Subject, good_s: float, silent_s: float) -> Alarm:
+        status = self._last.get(source)
+        reason = status.reason.value if status and status.reason else "not asked"
+        detail = f": {status.detail}" if status and status.detail else ""
+        covers = " ".join(sorted(str(s) for s in status.covers)[:16]) if status else ""
+        summary = f"No good answer for {silent_s:.0f} s ({reason}{detail})"
+        if covers:
+            summary += f"; unwatched: {covers}"
+        return Alarm(
+            Fault.SOURCE_LOST,
+            source,
+            good_s,
+            Severity.WARNING,
+            summary,
+            score=silent_s,
+            threshold=self.settings.lost_after_s,
+            facts={"reason": reason, "silent_s": silent_s, "covers": covers},
+        )
+
+    def snapshot(self) -> bytes:
+        meta = {
+            "good_s": {str(s): t for s, t in self._good_s.items()},
+            "asked_s": {str(s): t for s, t in self._asked_s.items()},
+            "episodes": self._episodes.saved(),
+        }
+        return pack(self.name, VERSION, meta, {})
+
+    def restore(self, state: bytes) -> None:
+        _, meta, _ = unpack(state, self.name, (VERSION,))
+        episodes = Episodes(self.name)
+        try:
+            good_s = {Subject.parse(s): float(t) for s, t in meta["good_s"].items()}
+            asked_s = {Subject.parse(s): float(t) for s, t in meta["asked_s"].items()}
+            episodes.load(meta["episodes"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._good_s, self._asked_s, self._episodes = good_s, asked_s, episodes
+        self._resumed = True

@@ -1,0 +1,183 @@
+"""Data stalls: a run that stops again and again while its GPU has nothing to do.
+
+A single pause proves nothing (an evaluation, a checkpoint, a slow file). A stall is a repeated gap between steps
+that costs a stated share of the time, is not a checkpoint, and during which the GPU really idles: in an evaluation
+it computes, and while other ranks are at fault it spins in a collective, which shows as busy.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.activity import Activity
+from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
+from detectors.episodes import Alarm, Episodes
+from detectors.progress import Gap, Progress, Rhythm
+from detectors.snapshot import pack, unpack
+
+VERSION = 1
+
+
+class StallSettings(BaseModel):
+    """What a stall is. Times in seconds of the steps' own clock."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gap_ratio: float = Field(
+        default=8.0, gt=1, description="A gap is a step this many times longer than the typical one"
+    )
+    gap_s: float = Field(default=2.0, gt=0, description="... and at least this long")
+    gaps: int = Field(default=3, ge=2, description="Gaps within the window before it is a stall")
+    window_s: float = Field(default=900.0, gt=0, description="The window in which gaps are counted")
+    lost_share: float = Field(default=0.15, gt=0, lt=1, description="Share of the window that the gaps must cost")
+    idle_share: float = Field(
+        default=0.5, gt=0, le=1, description="Share of the lost time in which the GPU must idle"
+    )
+    clear_s: float = Field(default=120.0, gt=0, description="Steps without a gap for at least this long clear")
+    silent_after_s: float = Field(default=900.0, gt=0, description="No step for this long while firing is no_data")
+
+
+class DataStall:
+    """DATA_STALL on the rank or job whose steps stop while its GPUs idle."""
+
+    plugin: ClassVar[str] = "stall"
+    Settings = StallSettings
+
+    def __init__(self, settings: StallSettings | None = None) -> None:
+        self.settings = settings or StallSettings()
+        s = self.settings
+        self._progress = Progress(s.gap_ratio, s.gap_s, s.window_s)
+        self._activity = Activity(count=int(s.window_s / 15.0) + 4)
+        self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.DATA_STALL,)
+
+    @property
+    def stated(self) -> StatedRate:
+        return StatedRate(5.0, RateBasis.STATISTICAL, "benchmarks/detect_budget.py")
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        frame = tick.frames.get(SubjectKind.GPU)
+        if frame is not None and len(frame.index):
+            self._activity.add(frame, tick.at_s)
+        findings: list[Finding] = []
+        stepped: dict[Subject, Rhythm] = {}
+        for series in tick.steps:
+            stepped[series.subject] = self._progress.take(series, tick.at_s)
+        for subject, rhythm in stepped.items():
+            found = self._judge(subject, rhythm, tick.at_s, inventory)
+            findings += [found] if found else []
+        findings += self._waiting(set(stepped), tick.at_s)
+        self._progress.forget(tick.at_s - 4 * self.settings.window_s)
+        return findings
+
+    def _judge(self, subject: Subject, rhythm: Rhythm, at_s: float, inventory: Inventory) -> Finding | None:
+        s = self.settings
+        gaps = [g for g in rhythm.gaps if g.end_s > at_s - s.window_s and not g.checkpoint]
+        open_now = (Fault.DATA_STALL, subject) in self._episodes
+        if len(gaps) >= s.gaps and (open_now or gaps[-1].end_s > at_s - s.clear_s):
+            alarm = self._weigh(subject, rhythm, gaps, at_s, inventory)
+            if alarm is not None and not self._over(rhythm, gaps):
+                return self._episodes.fire(alarm, at_s)
+        if open_now and self._over(rhythm, gaps):
+            return self._episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps come without gaps again")
+        return self._episodes.again(Fault.DATA_STALL, subject, at_s)
+
+    def _over(self, rhythm: Rhythm, gaps: list[Gap]) -> bool:
+        """Steps for longer than two and a half times the usual distance between gaps, or a new run without one."""
+        if not gaps:
+            return rhythm.last_s - rhythm.first_s >= self.settings.clear_s
+        quiet_since_s = max(gaps[-1].end_s, rhythm.first_s)
+        new_run = rhythm.run_since_s > gaps[-1].end_s
+        spacing = (gaps[-1].end_s - gaps[0].end_s) / max(len(gaps) - 1, 1)
+        wait_s = self.settings.clear_s if new_run else max(self.settings.clear_s, 2.5 * spacing)
+        return rhythm.last_s - quiet_since_s >= wait_s
+
+    def _weigh(
+        self, subject: Subject, rhythm: Rhythm, gaps: list[Gap], at_s: float, inventory: Inventory
+    ) -> Alarm | None:
+        s = self.settings
+        start_s = max(at_s - s.window_s, gaps[0].start_s)
+        lost_s = sum(g.end_s - max(g.start_s, start_s) for g in gaps)
+        lost = lost_s / max(at_s - start_s, 1.0)
+        slots = [self._activity.table.slot(g) for g in inventory.gpus(subject, at_s)]
+        idle = self._activity.idle([k for k in slots if k is not None], start_s, at_s)
+        idle = idle[np.isfinite(idle)]
+        if lost < s.lost_share or len(idle) == 0 or float(idle.max()) < s.idle_share * lost:
+            return None
+        typical = rhythm.typical_s
+        longest = max(g.end_s - g.start_s for g in gaps)
+        took = SeriesExhibit(
+            subject,
+            "step_time_s",
+            "s",
+            tuple(g.end_s for g in gaps),
+            tuple(g.end_s - g.start_s for g in gaps),
+            typical if np.isfinite(typical) else None,
+            rhythm.source,
+            "steps that took long; the reference is the typical step",
+        )
+        return Alarm(
+            Fault.DATA_STALL,
+            subject,
+            gaps[0].start_s,
+            Severity.WARNING,
+            f"{len(gaps)} stalls of up to {longest:.0f} s cost {100 * lost:.0f} % of the time while the GPU idles",
+            score=lost,
+            threshold=s.lost_share,
+            evidence=(took,),
+            facts={
+                "stalls": float(len(gaps)),
+                "lost_share": lost,
+                "gpu_idle_share": float(idle.max()),
+                "typical_step_s": typical,
+                "longest_stall_s": longest,
+            },
+        )
+
+    def _waiting(self, stepped: set[Subject], at_s: float) -> list[Finding]:
+        findings: list[Finding] = []
+        for fault, subject in tuple(self._episodes):
+            if subject in stepped:
+                continue
+            rhythm = self._progress.rhythms.get(subject)
+            gone = rhythm is None or at_s - rhythm.last_s > self.settings.silent_after_s
+            if gone:
+                found = self._episodes.no_data(fault, subject, at_s, "No training step any more")
+            else:
+                found = self._episodes.again(fault, subject, at_s)
+            findings += [found] if found else []
+        return findings
+
+    def snapshot(self) -> bytes:
+        subjects, arrays = self._activity.table.saved()
+        meta = {
+            "subjects": subjects,
+            "bucket": self._activity.bucket,
+            "rhythms": self._progress.saved(),
+            "episodes": self._episodes.saved(),
+        }
+        return pack(self.name, VERSION, meta, arrays)
+
+    def restore(self, state: bytes) -> None:
+        _, meta, arrays = unpack(state, self.name, (VERSION,))
+        fresh = DataStall(self.settings)
+        try:
+            fresh._activity.table.load(meta["subjects"], arrays)
+            fresh._activity.bucket = meta["bucket"]
+            fresh._progress.load(meta["rhythms"])
+            fresh._episodes.load(meta["episodes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._activity, self._progress, self._episodes = fresh._activity, fresh._progress, fresh._episodes

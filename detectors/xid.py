@@ -1,0 +1,159 @@
+"""Xids from the kernel log, read by the catalogue: one episode per GPU, told by its first cause.
+
+An Xid is an event, not a statistic. What needs judgement is which of a burst was first: 45 is the tear-down after
+another and never the cause; and what to do: an Xid 154 announces the driver's own recovery action, which overrides
+the table (NVIDIA, "Xid Errors", docs.nvidia.com/deploy/xid-errors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.subject import Inventory, Subject
+from collectors.tick import Tick
+from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from detectors.episodes import Alarm, Episodes
+from detectors.quiet import Quiet, exhibits
+from detectors.snapshot import pack, unpack
+from detectors.xid_catalogue import CATALOGUE, SYMPATHETIC, Recovery, Tier, announced_action
+
+VERSION = 1
+RECOVERY_ACTION_CHANGED = 154
+
+
+class XidSettings(BaseModel):
+    """When an episode of Xids is over."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quiet_s: float = Field(default=600.0, gt=0, description="No further Xid on the GPU for this long clears")
+
+
+@dataclass(slots=True)
+class _Burst:
+    """The Xids of one GPU in one episode: (time, code) in order of arrival, and what a 154 announced."""
+
+    codes: list[tuple[float, int]] = field(default_factory=list)
+    announced: str = ""
+
+    @property
+    def cause(self) -> int:
+        """The first code that can be one; a lone 45 stands for itself."""
+        ordered = sorted(self.codes, key=lambda entry: entry[0])
+        own = [code for _, code in ordered if code not in SYMPATHETIC and code != RECOVERY_ACTION_CHANGED]
+        return own[0] if own else ordered[0][1]
+
+
+class XidDetector:
+    """XID on the GPU of the line, or on its node where the PCI address is unknown."""
+
+    plugin: ClassVar[str] = "xid"
+    Settings = XidSettings
+
+    def __init__(self, settings: XidSettings | None = None) -> None:
+        self.settings = settings or XidSettings()
+        self._bursts: dict[Subject, _Burst] = {}
+        self._episodes = Episodes(self.name)
+        self._quiet = Quiet(self._episodes, self.settings.quiet_s)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.XID,)
+
+    @property
+    def stated(self) -> StatedRate:
+        # Llama 3 405B: 54 days, 16,384 H100s, 419 unexpected interruptions (arXiv 2407.21783, table 5)
+        return StatedRate(
+            1000.0 * 419 / (54 * 16384), RateBasis.EVENT, "arXiv 2407.21783: interruptions per GPU-day"
+        )
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        told: dict[Subject, list[KernelEvent]] = {}
+        for event in tick.events:
+            if event.kind in (KernelEventKind.XID, KernelEventKind.SXID) and event.code is not None:
+                told.setdefault(event.gpu or event.node, []).append(event)
+        findings = [self._fire(subject, events, tick.at_s) for subject, events in told.items()]
+        spoken = {(Fault.XID, subject) for subject in told}
+        findings += self._quiet.rest(tick, inventory, spoken)
+        still = {subject for _, subject in tuple(self._episodes)}
+        self._bursts = {s: b for s, b in self._bursts.items() if s in still}
+        return findings
+
+    def _fire(self, subject: Subject, events: list[KernelEvent], at_s: float) -> Finding:
+        burst = self._bursts.setdefault(subject, _Burst())
+        lines = {}
+        for event in events:
+            code = int(event.code or 0)
+            burst.codes.append((event.record.at.t_s, code))
+            burst.announced = event.attributes.get("recovery_action") or burst.announced
+            lines[event.record] = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
+            self._quiet.event(Fault.XID, subject, min(event.record.at.t_s, at_s))
+        burst.codes = burst.codes[:32] + burst.codes[32:][-32:]
+        self._quiet.event(Fault.XID, subject, at_s)
+        known = self._episodes.get(Fault.XID, subject)
+        sxid = all(event.kind is KernelEventKind.SXID for event in events)
+        return self._episodes.fire(self._alarm(subject, burst, exhibits(known, lines), sxid), at_s)
+
+    def _alarm(self, subject: Subject, burst: _Burst, evidence: tuple[Any, ...], sxid: bool) -> Alarm:
+        code = burst.cause
+        entry = None if sxid else CATALOGUE.get(code)
+        action = entry.action if entry else Recovery.CONTACT_SUPPORT
+        if burst.announced:
+            action = announced_action(burst.announced) or action
+        codes = sorted({c for _, c in burst.codes})
+        facts: dict[str, float | str] = {
+            "xid": float(code),
+            "codes": " ".join(map(str, codes)),
+            "events": float(len(burst.codes)),
+            "recovery": action.value,
+            "tier": entry.tier.value if entry else Tier.WARNING.value,
+            "sympathetic": "yes" if set(codes) <= SYMPATHETIC else "no",
+        }
+        if burst.announced:
+            facts["announced_recovery"] = burst.announced
+        if entry is not None:
+            facts |= {"xid_name": entry.name, "meaning": entry.meaning}
+            facts |= {"sources_disagree": entry.disagreement} if entry.disagreement else {}
+            facts |= {"note": entry.note} if entry.note else {}
+        severity = Severity.WARNING
+        if entry is not None and entry.tier is Tier.FATAL:
+            severity = Severity.CRITICAL
+        elif set(codes) <= SYMPATHETIC:
+            severity = Severity.INFO
+        meaning = entry.meaning if entry else "not in NVIDIA's catalogue as we know it"
+        what = "SXid" if sxid else "Xid"
+        others = [str(c) for c in codes if c != code]
+        also = f", with {what} {', '.join(others)}" if others else ""
+        summary = f"{what} {code} ({meaning}){also}; recovery: {action.value}"
+        since_s = min(t for t, _ in burst.codes)
+        score = float(len(burst.codes))
+        return Alarm(Fault.XID, subject, since_s, severity, summary, score, 0.0, evidence=evidence, facts=facts)
+
+    def snapshot(self) -> bytes:
+        bursts = {
+            str(s): {"codes": [list(c) for c in b.codes], "announced": b.announced} for s, b in self._bursts.items()
+        }
+        meta = {"bursts": bursts, "last": self._quiet.saved(), "episodes": self._episodes.saved()}
+        return pack(self.name, VERSION, meta, {})
+
+    def restore(self, state: bytes) -> None:
+        _, meta, _ = unpack(state, self.name, (VERSION,))
+        fresh = XidDetector(self.settings)
+        try:
+            fresh._episodes.load(meta["episodes"])
+            fresh._quiet.load(meta["last"])
+            fresh._bursts = {
+                Subject.parse(name): _Burst([(float(t), int(c)) for t, c in entry["codes"]], entry["announced"])
+                for name, entry in meta["bursts"].items()
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._episodes, self._quiet, self._bursts = fresh._episodes, fresh._quiet, fresh._bursts

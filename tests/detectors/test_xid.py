@@ -1,0 +1,88 @@
+"""Xids are read by the catalogue: the first cause is named, the driver's own announcement wins."""
+
+from __future__ import annotations
+
+from collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Fault, Severity, State
+from detectors.ecc import Ecc
+from detectors.xid import XidDetector
+from detectors.xid_catalogue import CATALOGUE, Recovery, Tier, announced_action
+
+NODE = Subject(SubjectKind.NODE, "n1")
+GPU = Subject(SubjectKind.GPU, "GPU-1")
+SOURCE = Subject(SubjectKind.SOURCE, "node_log n1")
+
+
+def xid(code: int, t_s: float, **attributes: str) -> KernelEvent:
+    text = f"NVRM: Xid (PCI:0000:9b:00): {code}, pid=1"
+    record = LogRecord(Instant(t_s), "n1", NODE, text, int(t_s))
+    return KernelEvent(KernelEventKind.XID, record, NODE, code=code, gpu=GPU, attributes=attributes)
+
+
+def tick(at_s: float, *events: KernelEvent, ok: bool = True) -> Tick:
+    status = SourceStatus(SOURCE, at_s, ok=ok, reason=None if ok else Reason.TIMEOUT, covers=(NODE,))
+    return Tick(at_s, events=events, sources=(status,))
+
+
+def inventory() -> Inventory:
+    known = Inventory()
+    known.observe(GPU, NODE, 0.0)
+    return known
+
+
+def test_the_catalogue_keeps_57_numbers_with_their_sources_and_disagreements() -> None:
+    """Every number has both NVIDIA buckets (or None), and 63 shows that gpud would reboot where NVIDIA ignores."""
+    assert len(CATALOGUE) == 57
+    assert CATALOGUE[63].disagreement == "NVIDIA: IGNORE; gpud: REBOOT_SYSTEM, HARDWARE_INSPECTION"
+    assert CATALOGUE[95].tier is Tier.FATAL
+    assert CATALOGUE[45].action is Recovery.FOLLOW_OTHER_XID
+
+
+def test_45_is_never_the_first_cause_of_a_burst() -> None:
+    """The tear-down is logged before its cause here, and the cause is still named."""
+    finding = XidDetector().update(tick(100.0, xid(45, 99.0), xid(48, 99.5)), inventory())[0]
+    assert finding.facts["xid"] == 48.0
+    assert finding.subject == GPU
+    assert finding.severity is Severity.CRITICAL
+    assert [e.record.text for e in finding.evidence if hasattr(e, "record")]
+
+
+def test_a_lone_45_is_only_information() -> None:
+    finding = XidDetector().update(tick(100.0, xid(45, 99.0)), inventory())[0]
+    assert finding.severity is Severity.INFO
+    assert finding.facts["sympathetic"] == "yes"
+
+
+def test_an_announced_recovery_action_overrides_the_table() -> None:
+    """Xid 94 alone restarts the application; with a 154 that asks for a reboot, the reboot is said."""
+    detector = XidDetector()
+    first = detector.update(tick(100.0, xid(94, 99.0)), inventory())[0]
+    assert first.facts["recovery"] == Recovery.RESTART_APP.value
+    second = detector.update(tick(105.0, xid(154, 104.0, recovery_action="Node Reboot Required")), inventory())[0]
+    assert second.episode == first.episode
+    assert second.facts["recovery"] == Recovery.REBOOT_NODE.value
+    assert announced_action("words of a newer driver") is None
+
+
+def test_an_unknown_xid_goes_to_a_person() -> None:
+    finding = XidDetector().update(tick(100.0, xid(999, 99.0)), inventory())[0]
+    assert finding.facts["recovery"] == Recovery.CONTACT_SUPPORT.value
+
+
+def test_quiet_clears_only_where_someone_listened() -> None:
+    """With the log lost the episode is no_data once and stays open; ten quiet minutes with the log clear it."""
+    detector, known = XidDetector(), inventory()
+    detector.update(tick(0.0, xid(48, 0.0)), known)
+    assert [f.state for f in detector.update(tick(300.0, ok=False), known)] == [State.NO_DATA]
+    assert detector.update(tick(700.0, ok=False), known) == []
+    assert [f.state for f in detector.update(tick(705.0), known)] == [State.CLEAR]
+    assert detector.update(tick(710.0), known) == []
+
+
+def test_memory_xids_are_also_hbm_findings() -> None:
+    """48 is imminent, 63 alone is degraded."""
+    assert Ecc().update(tick(5.0, xid(48, 4.0)), inventory())[0].fault is Fault.HBM_IMMINENT
+    assert Ecc().update(tick(5.0, xid(63, 4.0)), inventory())[0].fault is Fault.HBM_DEGRADED
