@@ -29,10 +29,14 @@ class Metric:
     exported_as: str
     scale: float = 1.0
     nvml: str | None = None
+    low: float = 0.0
+    high: float = 1e18
+    """Values outside cannot be: they are refused, never shown as health."""
 
 
 _G, _C = MetricType.GAUGE, MetricType.COUNTER
-_GPU, _BOX, _NODE = SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE
+_GPU, _LINK = SubjectKind.GPU, SubjectKind.LINK
+_BOX, _NODE = SubjectKind.CONTAINER, SubjectKind.NODE
 _MIB = float(2**20)
 
 METRICS: tuple[Metric, ...] = (
@@ -41,12 +45,16 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_power_w", _GPU, "W", _G, "Board draw", "DCGM_FI_DEV_POWER_USAGE"),
     Metric("gpu_power_limit_w", _GPU, "W", _G, "Enforced power limit", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
     Metric("gpu_energy_j", _GPU, "J", _C, "Energy since boot", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1e-3),
-    Metric("gpu_temperature_c", _GPU, "°C", _G, "GPU temperature", "DCGM_FI_DEV_GPU_TEMP"),
-    Metric("gpu_memory_temperature_c", _GPU, "°C", _G, "HBM temperature", "DCGM_FI_DEV_MEMORY_TEMP"),
+    Metric("gpu_temperature_c", _GPU, "°C", _G, "GPU temperature", "DCGM_FI_DEV_GPU_TEMP", low=-40, high=200),
+    Metric(
+        "gpu_memory_temperature_c", _GPU, "°C", _G, "HBM temperature", "DCGM_FI_DEV_MEMORY_TEMP", low=-40, high=200
+    ),
     Metric("gpu_sm_clock_mhz", _GPU, "MHz", _G, "SM clock", "DCGM_FI_DEV_SM_CLOCK"),
     Metric("gpu_memory_clock_mhz", _GPU, "MHz", _G, "Memory clock", "DCGM_FI_DEV_MEM_CLOCK"),
-    Metric("gpu_utilization_percent", _GPU, "%", _G, "Time with a kernel running", "DCGM_FI_DEV_GPU_UTIL"),
-    Metric("gpu_memory_utilization_percent", _GPU, "%", _G, "Memory busy", "DCGM_FI_DEV_MEM_COPY_UTIL"),
+    Metric(
+        "gpu_utilization_percent", _GPU, "%", _G, "Time with a kernel running", "DCGM_FI_DEV_GPU_UTIL", high=100
+    ),
+    Metric("gpu_memory_utilization_percent", _GPU, "%", _G, "Memory busy", "DCGM_FI_DEV_MEM_COPY_UTIL", high=100),
     Metric(
         "gpu_throttle_reasons", _GPU, "bit mask", _G, "Clock event reasons", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
     ),
@@ -80,10 +88,44 @@ METRICS: tuple[Metric, ...] = (
         "NVLink flit CRC errors",
         "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
     ),
-    Metric("gpu_sm_active_ratio", _GPU, "ratio", _G, "SM activity", "DCGM_FI_PROF_SM_ACTIVE"),
-    Metric("gpu_tensor_active_ratio", _GPU, "ratio", _G, "Tensor activity", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
-    Metric("gpu_dram_active_ratio", _GPU, "ratio", _G, "HBM activity", "DCGM_FI_PROF_DRAM_ACTIVE"),
-    Metric("gpu_engine_active_ratio", _GPU, "ratio", _G, "Graphics engine", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"),
+    Metric("gpu_sm_active_ratio", _GPU, "ratio", _G, "SM activity", "DCGM_FI_PROF_SM_ACTIVE", high=1.05),
+    Metric(
+        "gpu_tensor_active_ratio",
+        _GPU,
+        "ratio",
+        _G,
+        "Tensor activity",
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+        high=1.05,
+    ),
+    Metric("gpu_dram_active_ratio", _GPU, "ratio", _G, "HBM activity", "DCGM_FI_PROF_DRAM_ACTIVE", high=1.05),
+    Metric(
+        "gpu_engine_active_ratio", _GPU, "ratio", _G, "Graphics engine", "DCGM_FI_PROF_GR_ENGINE_ACTIVE", high=1.05
+    ),
+    Metric(
+        "link_crc_errors_total",
+        _LINK,
+        "errors",
+        _C,
+        "Flit CRC errors of one NVLink",
+        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT",
+    ),
+    Metric(
+        "link_replay_errors_total",
+        _LINK,
+        "errors",
+        _C,
+        "Retries of one NVLink",
+        "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT",
+    ),
+    Metric(
+        "link_recovery_errors_total",
+        _LINK,
+        "errors",
+        _C,
+        "Recoveries of one NVLink",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT",
+    ),
     Metric(
         "container_memory_working_set_bytes",
         _BOX,
@@ -99,5 +141,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("node_memory_total_bytes", _NODE, "bytes", _G, "Host memory", "node_memory_MemTotal_bytes"),
     Metric("node_memory_available_bytes", _NODE, "bytes", _G, "Host memory left", "node_memory_MemAvailable_bytes"),
 )
+
+
+def of_kind(kind: SubjectKind) -> tuple[Metric, ...]:
+    """The metrics of one kind of subject, in table order: the columns of its frames."""
+    return tuple(metric for metric in METRICS if metric.kind is kind)
+
+
 BY_NAME = {metric.name: metric for metric in METRICS}
 BY_EXPORTED = {metric.exported_as: metric for metric in METRICS}

@@ -1,0 +1,160 @@
+"""dcgm-exporter's pages, scraped directly: GPUs, MIG instances and NVLinks, and who holds them.
+
+Labels as dcgm-exporter writes them (NVIDIA/dcgm-exporter, internal/pkg/rendermetrics/render_metrics.go):
+`gpu, UUID, pci_bus_id, device, modelName, Hostname` on GPU rows (other releases: `uuid`, `hostname`), with
+`GPU_I_PROFILE, GPU_I_ID` on MIG rows; `nvlink, gpu_uuid, hostname` on link rows; `container, namespace, pod` where
+it maps pods. A Prometheus in between may have renamed these to `exported_…`, which then are the true ones.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from collectors.exposition import Layout, Page
+from collectors.frame import Reason
+from collectors.metrics import of_kind
+from collectors.pages import PageCollector, PageSettings, Plan, Relation
+from collectors.pci import PCI_FACT, canonical_pci
+from collectors.rows import Cells, Rows, cells
+from collectors.subject import Subject, SubjectKind
+from collectors.workload import WorkloadRule, pod_subject
+
+_LANE = re.compile(r"(DCGM_FI_DEV_NVLINK_[A-Z_]+)_L(\d{1,2})")
+KINDS = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.LINK)
+
+
+class DcgmExporterCollector(PageCollector):
+    """One row per GPU, MIG instance and NVLink of all pages; NaN where a page did not say."""
+
+    plugin: ClassVar[str] = "dcgm_exporter"
+    blanks = True
+
+    class Settings(PageSettings):
+        """Scrapes dcgm-exporter, or `nightshift node`, which serves the same page."""
+
+        workload: WorkloadRule = Field(
+            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
+        )
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(settings, gpu_rows(settings.forget_after_s), clock)
+        self._workload = settings.workload
+
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None) -> Plan:
+        return plan_of(layout, self._rows, self._workload, node, host)
+
+
+def gpu_rows(forget_after_s: float) -> dict[SubjectKind, Rows]:
+    """Empty rows for what DCGM tells of. MIG instances have the GPU's metrics."""
+    return {
+        SubjectKind.GPU: Rows(SubjectKind.GPU, of_kind(SubjectKind.GPU), forget_after_s),
+        SubjectKind.MIG: Rows(SubjectKind.MIG, of_kind(SubjectKind.GPU), forget_after_s),
+        SubjectKind.LINK: Rows(SubjectKind.LINK, of_kind(SubjectKind.LINK), forget_after_s),
+    }
+
+
+def plan_of(
+    layout: Layout, rows: Mapping[SubjectKind, Rows], workload: WorkloadRule, node: str | None, host: str
+) -> Plan:
+    """Where the samples of DCGM series belong. `node` overrides, `host` stands in for, the Hostname label."""
+    entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
+    relations: set[Relation] = set()
+    facts: dict[Subject, dict[str, str]] = {}
+    holders: dict[Subject, set[Subject]] = defaultdict(set)
+    rejected: Counter[Reason] = Counter()
+    described: set[tuple[tuple[str, str], ...]] = set()
+    scales = {kind: [m.scale for m in of_kind(_metrics_of(kind))] for kind in KINDS}
+    for position, series in enumerate(layout.series):
+        name, lane = series.name, None
+        if (match := _LANE.fullmatch(name)) is not None:
+            name, lane = match.groups()
+        labels = dict(series.labels)
+        kind = SubjectKind.LINK if lane is not None or "nvlink" in labels else SubjectKind.GPU
+        if kind is SubjectKind.GPU and labels.get("GPU_I_ID"):
+            kind = SubjectKind.MIG
+        column = rows[kind].column.get(name)
+        if column is None:
+            continue
+        if layout.types.get(series.name) in ("histogram", "summary"):
+            rejected[Reason.MALFORMED] += 1
+            continue
+        try:
+            subject, gpu = _subject(kind, labels, lane)
+        except ValueError:
+            rejected[Reason.MALFORMED] += 1
+            continue
+        entries[kind].append((position, subject, column, scales[kind][column]))
+        if series.labels in described:
+            continue
+        described.add(series.labels)
+        where = node or labels.get("Hostname") or labels.get("hostname") or host
+        try:
+            _describe(subject, gpu, labels, where, relations, facts, holders)
+        except ValueError:
+            rejected[Reason.MALFORMED] += 1
+    _place(holders, workload, relations)
+    nodes = tuple(sorted({parent for _, parent in relations if parent.kind is SubjectKind.NODE}))
+    placed: list[Cells] = [cells(kind, found) for kind, found in entries.items()]
+    return Plan(layout, placed, frozenset(relations), facts, nodes, dict(rejected))
+
+
+def _metrics_of(kind: SubjectKind) -> SubjectKind:
+    return SubjectKind.GPU if kind is SubjectKind.MIG else kind
+
+
+def _subject(kind: SubjectKind, labels: Mapping[str, str], lane: str | None) -> tuple[Subject, Subject]:
+    """(the row's subject, its GPU). Raises ValueError where no usable UUID stands in the labels."""
+    uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or ""
+    if not uuid.isprintable():
+        raise ValueError("UUID with control characters")
+    gpu = Subject(SubjectKind.GPU, uuid)
+    if kind is SubjectKind.GPU:
+        return gpu, gpu
+    if kind is SubjectKind.MIG:
+        return Subject(kind, f"{uuid}/mig{labels['GPU_I_ID']}"), gpu
+    return Subject(kind, f"{uuid}/link{lane if lane is not None else labels['nvlink']}"), gpu
+
+
+def _describe(
+    subject: Subject,
+    gpu: Subject,
+    labels: Mapping[str, str],
+    node_name: str,
+    relations: set[Relation],
+    facts: dict[Subject, dict[str, str]],
+    holders: dict[Subject, set[Subject]],
+) -> None:
+    node = Subject(SubjectKind.NODE, node_name)
+    relations.add((gpu, node))
+    if subject != gpu:
+        relations.add((subject, gpu))
+    index = labels.get("gpu", "")
+    known = {
+        "index": index,
+        "slot": index,
+        "model": labels.get("modelName") or labels.get("model_name") or "",
+        PCI_FACT: canonical_pci(labels.get("pci_bus_id", "")) or "",
+    }
+    facts.setdefault(gpu, {}).update({key: value[:200] for key, value in known.items() if value})
+    pod = labels.get("exported_pod") or labels.get("pod") or ""
+    namespace = labels.get("exported_namespace") or labels.get("namespace") or ""
+    if pod and namespace:
+        holder = pod_subject(namespace, pod)
+        relations.update(((gpu, holder), (holder, node)))
+        holders[holder].add(gpu)
+
+
+def _place(holders: Mapping[Subject, set[Subject]], workload: WorkloadRule, relations: set[Relation]) -> None:
+    """Jobs and ranks of the pods, by the workload rule."""
+    for pod, gpus in holders.items():
+        job, rank = workload.place(*pod.name.split("/", 1))
+        if job is not None:
+            relations.add((pod, job))
+        if job is not None and rank is not None and len(gpus) == 1:
+            relations.update(((next(iter(gpus)), rank), (rank, pod), (rank, job)))

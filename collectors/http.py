@@ -1,0 +1,235 @@
+"""HTTP in, bounded: many addresses at once, each with a hard deadline and a hard size, and failures by name.
+
+A drip of one byte a second beats a read timeout, and a small gzip body can hold gigabytes; so the deadline covers
+the whole exchange and the size is counted after decompression. Redirects are not followed: they would carry
+credentials elsewhere. One event loop per fetcher, used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import math
+import ssl
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from collectors.base import Permanent, Temporary
+from collectors.frame import Reason
+
+_PARALLEL = 64
+_KEEP_S = 60.0
+
+
+class SourceError(Temporary):
+    """A source gave no usable answer, with the reason from the closed set."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail[:300]
+
+
+class HttpSettings(BaseModel):
+    """How to reach a source: credentials are read from files, so that they can be rotated and mounted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    bearer_token_file: Path | None = Field(None, description="File with the bearer token, read at each tick")
+    username: str | None = Field(None, description="User name for basic authentication")
+    password_file: Path | None = Field(None, description="File with the password for basic authentication")
+    ca_file: Path | None = Field(None, description="Certificate authorities (PEM) instead of the system's")
+    certificate_file: Path | None = Field(None, description="Client certificate (PEM) for mutual TLS")
+    key_file: Path | None = Field(None, description="Private key (PEM) of the client certificate")
+    headers: dict[str, SecretStr] = Field(
+        default_factory=dict, description="Further headers, such as X-Scope-OrgID for a Mimir tenant"
+    )
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> HttpSettings:
+        if self.bearer_token_file and self.username:
+            raise ValueError("bearer_token_file and username exclude each other")
+        if (self.username is None) != (self.password_file is None):
+            raise ValueError("username and password_file go together")
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file go together")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One address to fetch. `form` is sent as the body of a POST, which long queries need."""
+
+    url: str
+    form: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer. `date_s` is the server's clock (Unix s, whole seconds; NaN where it did not say)."""
+
+    body: bytes
+    content_type: str
+    took_s: float
+    date_s: float
+
+
+class Fetcher:
+    """Keeps connections between ticks. `timer` measures durations (s)."""
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        *,
+        max_bytes: int,
+        accept: str = "*/*",
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._max_bytes = max_bytes
+        self._accept = accept
+        self._timer = timer
+        self._runner: asyncio.Runner | None = None
+        self._client: httpx.AsyncClient | None = None
+
+    def fetch(self, requests: Sequence[Request], timeout_s: float) -> list[Answer | SourceError]:
+        """One answer or error per request, in order, within `timeout_s` for all of them together."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(self._fetch_all(requests, timeout_s))
+
+    def close(self) -> None:
+        if self._runner is not None:
+            if self._client is not None:
+                self._runner.run(self._client.aclose())
+            self._runner.close()
+        self._runner = self._client = None
+
+    async def _fetch_all(self, requests: Sequence[Request], timeout_s: float) -> list[Answer | SourceError]:
+        try:
+            headers = self._headers()
+            if self._client is None:
+                self._client = httpx.AsyncClient(
+                    verify=self._tls(any(r.url.startswith("https:") for r in requests)),
+                    limits=httpx.Limits(max_connections=_PARALLEL, keepalive_expiry=_KEEP_S),
+                    timeout=None,
+                    trust_env=False,
+                )
+        except (OSError, ValueError) as error:
+            return [SourceError(Reason.UNAUTHORISED, f"credentials: {error}")] * len(requests)
+        end = asyncio.get_running_loop().time() + timeout_s
+        places = asyncio.Semaphore(_PARALLEL)
+        return await asyncio.gather(*(self._guarded(r, headers, end, timeout_s, places) for r in requests))
+
+    async def _guarded(
+        self,
+        request: Request,
+        headers: Mapping[str, str],
+        end: float,
+        timeout_s: float,
+        places: asyncio.Semaphore,
+    ) -> Answer | SourceError:
+        try:
+            async with asyncio.timeout_at(end), places:
+                return await self._fetch_one(request, headers)
+        except SourceError as error:
+            return error
+        except (TimeoutError, httpx.TimeoutException):
+            return SourceError(Reason.TIMEOUT, f"no complete answer within {timeout_s:g} s")
+        except httpx.RemoteProtocolError as error:
+            return SourceError(Reason.TRUNCATED, str(error))
+        except (httpx.TransportError, OSError) as error:
+            return SourceError(Reason.UNREACHABLE, str(error) or type(error).__name__)
+        except (httpx.InvalidURL, httpx.HTTPError, zlib.error, ValueError) as error:
+            return SourceError(Reason.MALFORMED, str(error) or type(error).__name__)
+
+    async def _fetch_one(self, request: Request, headers: Mapping[str, str]) -> Answer:
+        assert self._client is not None
+        started = self._timer()
+        method = "GET" if request.form is None else "POST"
+        async with self._client.stream(method, request.url, data=request.form, headers=headers) as response:
+            if response.status_code in (401, 403):
+                raise SourceError(Reason.UNAUTHORISED, f"HTTP {response.status_code}")
+            if response.status_code == 404:
+                raise SourceError(Reason.NOT_FOUND, "HTTP 404")
+            if response.status_code != 200:
+                raise SourceError(Reason.HTTP_STATUS, f"HTTP {response.status_code}: {await _excerpt(response)}")
+            body = await self._read(response)
+            return Answer(
+                body,
+                response.headers.get("content-type", ""),
+                self._timer() - started,
+                _date_s(response.headers.get("date")),
+            )
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        encoding = response.headers.get("content-encoding", "identity").lower()
+        if encoding not in ("identity", "gzip"):
+            raise SourceError(Reason.UNSUPPORTED, f"content-encoding {encoding[:40]}")
+        unzip = zlib.decompressobj(31) if encoding == "gzip" else None
+        parts: list[bytes] = []
+        size = 0
+        async for raw in response.aiter_raw():
+            part = raw if unzip is None else unzip.decompress(raw, self._max_bytes - size + 1)
+            size += len(part)
+            if size > self._max_bytes:
+                raise SourceError(Reason.TOO_LARGE, f"more than {self._max_bytes} bytes")
+            parts.append(part)
+        if unzip is not None and not unzip.eof:
+            raise SourceError(Reason.TRUNCATED, "the gzip stream ends early")
+        return b"".join(parts)
+
+    def _headers(self) -> dict[str, str]:
+        settings = self._settings
+        headers = {"Accept": self._accept, "Accept-Encoding": "gzip", "User-Agent": "nightshift"}
+        headers |= {name: value.get_secret_value() for name, value in settings.headers.items()}
+        if settings.bearer_token_file is not None:
+            headers["Authorization"] = f"Bearer {settings.bearer_token_file.read_text().strip()}"
+        if settings.username is not None and settings.password_file is not None:
+            auth = httpx.BasicAuth(settings.username, settings.password_file.read_text().strip())
+            signed = next(auth.auth_flow(httpx.Request("GET", "http://localhost")))
+            headers["Authorization"] = signed.headers["Authorization"]
+        return headers
+
+    def _tls(self, needed: bool) -> ssl.SSLContext:
+        """A context that trusts nobody where no address is https: loading authorities takes memory and time."""
+        if not needed:
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context = ssl.create_default_context(cafile=self._settings.ca_file)
+        if self._settings.certificate_file is not None:
+            context.load_cert_chain(self._settings.certificate_file, self._settings.key_file)
+        return context
+
+
+async def _excerpt(response: httpx.Response) -> str:
+    async for part in response.aiter_raw():
+        return part[:200].decode(errors="replace")
+    return ""
+
+
+def _date_s(header: str | None) -> float:
+    if header is None:
+        return math.nan
+    try:
+        return email.utils.parsedate_to_datetime(header).timestamp()
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def checked_url(url: str) -> str:
+    """The address, if it is http(s) with a host and without credentials. Raises Permanent naming it."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise Permanent(f"url {url!r}: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise Permanent(f"url {url!r}: expected http://host… or https://host…")
+    if parsed.userinfo:
+        raise Permanent(f"url of {parsed.host}: credentials belong in username and password_file")
+    return url

@@ -1,0 +1,163 @@
+"""The kernel log of every node, from the node agents: lines after a cursor, so that nothing is read twice or lost.
+
+`GET URL?after=CURSOR` answers JSON lines `{"cursor": int, "t_s": float, "text": str}`, oldest first. A server whose
+newest cursor is below CURSOR began anew (reboot) and answers from its start; that is told as a GAP.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from collectors.base import Permanent
+from collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.kernel_log import MAX_TEXT, KernelLogParser
+from collectors.pages import source_subject
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Batch
+
+FUTURE_S = 300.0
+
+
+@dataclass
+class _Node:
+    url: str
+    source: Subject
+    node: Subject
+    parser: KernelLogParser = field(init=False)
+    cursor: int = -1
+
+    def __post_init__(self) -> None:
+        self.parser = KernelLogParser(self.node)
+
+
+class NodeLogCollector:
+    """New kernel log lines of all nodes, and the events among them."""
+
+    plugin: ClassVar[str] = "node_log"
+
+    class Settings(BaseModel):
+        """Reads the kernel log that `nightshift node` serves."""
+
+        model_config = ConfigDict(extra="forbid")
+
+        urls: list[str] = Field(min_length=1, description="Addresses of the nodes' `/kernel-log`")
+        nodes: dict[str, str] = Field(
+            default_factory=dict, description="Node name by address; otherwise the address's host"
+        )
+        max_bytes: int = Field(8 * 2**20, ge=1024, description="Most that is read of one node in one tick (bytes)")
+        max_lines: int = Field(5_000, ge=10, description="Most lines that are kept of one node in one tick")
+        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
+
+        @field_validator("urls")
+        @classmethod
+        def _are_addresses(cls, urls: list[str]) -> list[str]:
+            try:
+                return [checked_url(url) for url in urls]
+            except Permanent as error:
+                raise ValueError(str(error)) from error
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_lines = settings.max_lines
+        self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, timer=clock)
+        self._nodes = [
+            _Node(
+                url,
+                source_subject(self.plugin, url),
+                Subject(SubjectKind.NODE, settings.nodes.get(url) or urlsplit(url).hostname or url),
+            )
+            for url in settings.urls
+        ]
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        requests = [Request(n.url + ("&" if "?" in n.url else "?") + f"after={n.cursor}") for n in self._nodes]
+        answers = self._fetcher.fetch(requests, timeout_s)
+        statuses, logs, events = [], [], []
+        for node, answer in zip(self._nodes, answers, strict=True):
+            if isinstance(answer, SourceError):
+                statuses.append(
+                    SourceStatus(node.source, now_s, False, answer.reason, answer.detail, covers=(node.node,))
+                )
+                continue
+            status, lines, found = self._take(node, answer, now_s)
+            statuses.append(status)
+            logs += lines
+            events += found
+        return Batch(statuses, logs=logs, events=events)
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def _take(
+        self, node: _Node, answer: Answer, now_s: float
+    ) -> tuple[SourceStatus, list[LogRecord], list[KernelEvent]]:
+        rejected: dict[Reason, int] = {}
+        kept: list[LogRecord] = []
+        events: list[KernelEvent] = []
+        lines = answer.body.split(b"\n")
+        whole = not lines.pop()
+        n_read = 0
+        for line in lines:
+            record = _record(line, node, now_s, rejected)
+            if record is None:
+                continue
+            n_read += 1
+            if record.offset <= node.cursor:
+                events.append(_gap(node, record, "the log began anew"))
+            node.cursor = record.offset
+            event = node.parser.read(record)
+            if event is not None:
+                events.append(event)
+            if event is not None or len(kept) < self._max_lines:
+                kept.append(record)
+        if (dropped := n_read - len(kept)) > 0:
+            rejected[Reason.TOO_LARGE] = dropped
+            events.append(_gap(node, kept[-1], f"{dropped} lines beyond {self._max_lines} in one tick"))
+        status = SourceStatus(
+            node.source,
+            now_s,
+            whole,
+            None if whole else Reason.TRUNCATED,
+            "" if whole else "the answer ends inside a line",
+            samples=n_read,
+            rejected=rejected,
+            took_s=answer.took_s,
+            covers=(node.node,),
+        )
+        return status, kept, events
+
+
+def _record(line: bytes, node: _Node, now_s: float, rejected: dict[Reason, int]) -> LogRecord | None:
+    """One served line, or None where it is refused (counted). A time that cannot be is replaced by now."""
+    if not line.strip():
+        return None
+    try:
+        row = orjson.loads(line)
+        cursor, t_s, text = row["cursor"], row["t_s"], row["text"]
+        if type(cursor) is not int or not isinstance(t_s, int | float) or not isinstance(text, str):
+            raise TypeError
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        rejected[Reason.MALFORMED] = rejected.get(Reason.MALFORMED, 0) + 1
+        return None
+    at = Instant(float(t_s), 0.0, node.node.name)
+    if not math.isfinite(t_s) or t_s > now_s + FUTURE_S or t_s < 0:
+        rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1
+        at = Instant(now_s, FUTURE_S, node.node.name)
+    return LogRecord(at, node.source.name, node.node, text[:MAX_TEXT], cursor)
+
+
+def _gap(node: _Node, record: LogRecord, why: str) -> KernelEvent:
+    return KernelEvent(KernelEventKind.GAP, record, node.node, attributes={"why": why})

@@ -1,0 +1,184 @@
+"""What the collectors of exposition pages share: fetch all, read each, place the samples, say how each answered.
+
+The placing is worked out once per layout of a page (a `Plan`) and again only when its rows change.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from collectors.base import Permanent
+from collectors.exposition import Layout, Page, PageParser
+from collectors.frame import Frame, Reason, SourceStatus
+from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from collectors.rows import Cells, Rows
+from collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
+from collectors.tick import Batch
+
+ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5"
+Relation = tuple[Subject, Subject]
+
+
+class PageSettings(BaseModel):
+    """Pages to scrape."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    urls: list[str] = Field(min_length=1, description="Addresses of the pages, one per node")
+    nodes: dict[str, str] = Field(
+        default_factory=dict, description="Node name by address, for pages that do not say it"
+    )
+    max_bytes: int = Field(32 * 2**20, ge=1024, description="Largest page that is read (bytes, decompressed)")
+    forget_after_s: float = Field(3600.0, gt=0, description="How long a vanished subject keeps its row (s)")
+    http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
+
+    @field_validator("urls")
+    @classmethod
+    def _are_addresses(cls, urls: list[str]) -> list[str]:
+        if len(set(urls)) != len(urls):
+            raise ValueError("urls: an address stands twice")
+        try:
+            return [checked_url(url) for url in urls]
+        except Permanent as error:
+            raise ValueError(str(error)) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where a layout's samples belong and which relations its labels tell."""
+
+    layout: Layout
+    cells: Sequence[Cells]
+    relations: frozenset[Relation] = frozenset()
+    facts: Mapping[Subject, Mapping[str, str]] = field(default_factory=dict)
+    nodes: tuple[Subject, ...] = ()
+    rejected: Mapping[Reason, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Source:
+    url: str
+    subject: Subject
+    node: str | None
+    parser: PageParser = field(default_factory=PageParser)
+    openmetrics: PageParser = field(default_factory=lambda: PageParser(openmetrics=True))
+    plan: Plan | None = None
+    told: Inventory | None = None
+
+
+class PageCollector(ABC):
+    """Scrapes pages; a subclass says what their labels mean."""
+
+    plugin: ClassVar[str]
+    blanks = False
+
+    def __init__(
+        self, settings: PageSettings, rows: Mapping[SubjectKind, Rows], timer: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rows = rows
+        self._timer = timer
+        self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, accept=ACCEPT, timer=timer)
+        self._sources = [
+            _Source(url, source_subject(self.plugin, url), settings.nodes.get(url)) for url in settings.urls
+        ]
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @abstractmethod
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None) -> Plan:
+        """Says where the samples of a new layout belong. `node` is the configured name, `host` the address's."""
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        answers = self._fetcher.fetch([Request(source.url) for source in self._sources], timeout_s)
+        statuses = [
+            self._take(source, answer, now_s, inventory)
+            for source, answer in zip(self._sources, answers, strict=True)
+        ]
+        frames = [rows.frame(now_s) for rows in self._rows.values()]
+        return Batch(statuses, [frame for frame in frames if isinstance(frame, Frame)])
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def _take(
+        self, source: _Source, answer: Answer | SourceError, now_s: float, inventory: Inventory
+    ) -> SourceStatus:
+        covers = source.plan.nodes if source.plan is not None else ()
+        if not covers and source.node is not None:
+            covers = (Subject(SubjectKind.NODE, source.node),)
+        if isinstance(answer, SourceError):
+            return SourceStatus(source.subject, now_s, False, answer.reason, answer.detail, covers=covers)
+        body, whole = answer.body, answer.body.endswith(b"\n")
+        if not whole:
+            body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
+        openmetrics = answer.content_type.startswith("application/openmetrics-text")
+        page = (source.openmetrics if openmetrics else source.parser).parse(body)
+        plan = source.plan
+        if plan is None or plan.layout is not page.layout:
+            plan = self.plan(page.layout, page, urlsplit(source.url).hostname or "", source.node)
+        if plan is not source.plan or source.told is not inventory:
+            _tell(inventory, source.plan if source.told is inventory else None, plan, now_s)
+            source.plan, source.told = plan, inventory
+        rejected = dict(page.rejected)
+        _add(rejected, plan.rejected)
+        used = 0
+        for where in plan.cells:
+            used += len(where.position)
+            rows = self._rows[where.kind]
+            _add(rejected, rows.put(where, page.values, page.times_s, now_s, blanks=self.blanks))
+        reason, detail = None, ""
+        if not whole:
+            reason, detail = Reason.TRUNCATED, f"the page ends inside a line after {len(answer.body)} bytes"
+        elif not used and not any(
+            name in rows.column for name in page.layout.types for rows in self._rows.values()
+        ):
+            reason, detail = Reason.NOT_FOUND, f"none of {len(page.values)} samples is one that {self.plugin} knows"
+        return SourceStatus(
+            source.subject,
+            now_s,
+            reason is None,
+            reason,
+            detail,
+            samples=used,
+            rejected=rejected,
+            took_s=answer.took_s,
+            covers=plan.nodes or covers,
+        )
+
+
+def source_subject(plugin: str, place: str) -> Subject:
+    return Subject(SubjectKind.SOURCE, f"{plugin} {place}"[:MAX_NAME_CHARS])
+
+
+def _add(total: dict[Reason, int], more: Mapping[Reason, int]) -> None:
+    for reason, count in more.items():
+        total[reason] = total.get(reason, 0) + count
+
+
+def _tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> None:
+    """Observes what the labels say and ends what they no longer say.
+
+    A GPU that merely vanished from its page stays on its node, where its fault will be looked for; it leaves when
+    its slot (node and index) is taken by another board.
+    """
+    for subject, facts in now.facts.items():
+        inventory.describe(subject, **facts)
+    gone = before.relations - now.relations if before is not None else frozenset()
+    slots = {(node, now.facts[gpu].get("slot")) for gpu, node in now.relations if gpu in now.facts}
+    for child, parent in gone:
+        if parent.kind is SubjectKind.NODE:
+            slot = before.facts.get(child, {}).get("slot") if before is not None else None
+            if (parent, slot) not in slots:
+                continue
+        inventory.end(child, parent, at_s)
+    for child, parent in now.relations:
+        inventory.observe(child, parent, at_s)

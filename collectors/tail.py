@@ -1,0 +1,96 @@
+"""Follows a growing file: whole lines only, across rotation and truncation, never more than a bound at a time."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_LINE_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Whole lines with the byte offset of each, oldest first. `replaced`: the file is another one than before, or
+    was cut; `skipped_bytes` were passed over because they were too many or held a line that never ends."""
+
+    lines: tuple[tuple[int, bytes], ...] = ()
+    replaced: bool = False
+    skipped_bytes: int = 0
+
+
+@dataclass
+class Tail:
+    """One path. The first read starts at most `max_bytes` before the file's end."""
+
+    path: Path
+    max_bytes: int
+    _identity: tuple[int, int] | None = None
+    _offset: int = 0
+    _skipping: bool = False
+
+    def read(self) -> Read:
+        """What was added since the last call. Raises OSError where the file cannot be read.
+
+        Where the file was renamed by rotation its last lines are read from the old inode first, if it is still
+        found beside it under `<name>.1` or `<name>-…`.
+        """
+        with self.path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            identity = (status.st_dev, status.st_ino)
+            replaced = False
+            before: list[tuple[int, bytes]] = []
+            if self._identity is None:
+                self._offset = max(0, status.st_size - self.max_bytes)
+                self._skipping = self._offset > 0
+            elif identity != self._identity or status.st_size < self._offset:
+                replaced = True
+                if identity != self._identity:
+                    before = self._last_of_rotated()
+                self._offset, self._skipping = 0, False
+            self._identity = identity
+            skipped = max(0, status.st_size - self._offset - self.max_bytes)
+            if skipped:
+                self._offset += skipped
+                self._skipping = True
+            stream.seek(self._offset)
+            lines, passed = self._lines(stream.read(self.max_bytes))
+        return Read((*before, *lines), replaced, skipped + passed)
+
+    def _lines(self, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
+        skipped = 0
+        if self._skipping:
+            end = data.find(b"\n") + 1
+            if end == 0:
+                self._offset += len(data)
+                return [], len(data)
+            skipped, data = end, data[end:]
+            self._offset += end
+            self._skipping = False
+        whole = data.rfind(b"\n") + 1
+        if whole == 0 and len(data) > MAX_LINE_BYTES:
+            self._offset += len(data)
+            self._skipping = True
+            return [], skipped + len(data)
+        lines = []
+        at = self._offset
+        for line in data[:whole].split(b"\n")[:-1]:
+            if len(line) <= MAX_LINE_BYTES:
+                lines.append((at, line))
+            else:
+                skipped += len(line)
+            at += len(line) + 1
+        self._offset += whole
+        return lines, skipped
+
+    def _last_of_rotated(self) -> list[tuple[int, bytes]]:
+        for old in (*sorted(self.path.parent.glob(f"{self.path.name}[.-]*")),):
+            try:
+                with old.open("rb") as stream:
+                    status = os.fstat(stream.fileno())
+                    if (status.st_dev, status.st_ino) == self._identity and status.st_size >= self._offset:
+                        stream.seek(self._offset)
+                        return self._lines(stream.read(self.max_bytes))[0]
+            except OSError:
+                continue  # compressed away or removed meanwhile
+        return []

@@ -1,0 +1,235 @@
+"""What one line of a trainer's log says: the step and its figures, in the formats that trainers print.
+
+    Megatron-LM   [2026-11-21 13:00:00] iteration 9/ 500 | elapsed time per iteration (ms): 250.0 | lm loss: 2E+00 |
+    torchtitan    [titan] … step: 10  loss:  8.0  grad_norm:  1.2  memory: 10.0GiB(20%)  tps: 1,234  mfu: 20%
+    nanoGPT       iter 100: loss 2.3456, time 123.45ms, mfu 12.3%
+    HF Trainer    {'loss': 2.3, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.1}   step: tqdm's `100/1000 [`
+    Lightning     Epoch 0:  10%|█ | 100/1000 [00:10<01:30, 9.90it/s, v_num=0, train_loss=2.30]
+    key=value     step=100 loss=2.3 grad_norm=1.2 lr=1e-4 step_time=0.25s tokens_per_s=1000 rank=3, also as JSON
+
+A printed NaN or infinity of a figure is +inf here, because NaN means "not printed".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?))"
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
+_NANOGPT = re.compile(rf"^(?:.* )?iter (\d+): loss ({_NUMBER}), time ({_NUMBER})ms")
+_NANOGPT_EVAL = re.compile(r"\bstep \d+: train loss \S+, val loss")
+_PROGRESS = re.compile(r"\|\s*(\d+)/(\d+) \[[^,\]]*(?:,\s*([\d.]+|\?)\s*(it/s|s/it))?(.*)\]")
+_EPOCH = re.compile(r"^\s*Epoch (\d+)")
+_HF = re.compile(rf"'(loss|grad_norm|learning_rate|step)': '?({_NUMBER})'?")
+_PAIR = re.compile(
+    rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?({_NUMBER})(ms|s)?(?=[\s,;|\]}})"']|$)"""
+)
+_RANK = re.compile(r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]\s?(\d+)\b)", re.IGNORECASE)
+_SAVED = re.compile(
+    r"(?:\bsaved\b.*\bcheckpoint|\bcheckpoint\b.*\bsaved\b|finished saving.*checkpoint|saving model checkpoint to"
+    r"|^saving checkpoint to\b)",
+    re.IGNORECASE,
+)
+_SAVED_STEP = re.compile(r"(?:step[=: ]+|iteration\s+|checkpoint-|global_step_?|iter[_ ])(\d+)", re.IGNORECASE)
+_STARTED = re.compile(
+    r"\b(?:initializing process group|loading checkpoint|loaded checkpoint|resum(?:e|ed|ing) (?:from|training)"
+    r"|start(?:ing)? training|training starts|\*+ running training)\b",
+    re.IGNORECASE,
+)
+_STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
+_CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
+
+_NAMES = {
+    "step": ("step", "iteration", "iter", "global_step", "train/step", "train/global_step"),
+    "loss": ("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss", "train_loss_step"),
+    "grad_norm": ("grad_norm", "gnorm", "gradnorm", "grad-norm", "grad norm", "train/grad_norm", "gradient_norm"),
+    "learning_rate": ("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr"),
+    "step_time_s": ("step_time", "step_time_s", "iter_time", "time_per_step", "step_time_ms", "iter_time_ms"),
+    "tokens_per_s": ("tokens_per_s", "tokens_per_sec", "tokens/s", "tok/s", "tps", "wps", "tokens_per_second"),
+    "rank": ("rank", "global_rank"),
+}
+_COLUMN_OF = {alias: column for column, aliases in _NAMES.items() for alias in aliases}
+FIGURES = ("loss", "grad_norm", "learning_rate", "step_time_s", "tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLine:
+    """step: None where the line gives none; figures: column of `STEP_COLUMNS` → value (+inf: printed, not finite);
+    t_s: the line's own time (Unix s) or None; `started`: the process began anew."""
+
+    step: int | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    t_s: float | None = None
+    rank: int | None = None
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinePattern:
+    """A format of the user's own: named groups `step`, the figures (`step_time_ms` too), `rank`, `t_s`,
+    `checkpoint_saved` (matching is enough)."""
+
+    expression: re.Pattern[str]
+
+    @classmethod
+    def parse(cls, text: str) -> LinePattern:
+        """Raises ValueError where the expression is none, or names no known group."""
+        try:
+            expression = re.compile(text)
+        except re.error as error:
+            raise ValueError(f"pattern {text!r}: {error}") from error
+        known = {"step", "rank", "t_s", "step_time_ms", "checkpoint_saved", *FIGURES}
+        if unknown := set(expression.groupindex) - known:
+            raise ValueError(f"pattern {text!r}: unknown groups {sorted(unknown)}; known: {sorted(known)}")
+        if not set(expression.groupindex) & {"checkpoint_saved", *FIGURES, "step_time_ms"}:
+            raise ValueError(f"pattern {text!r}: names no figure")
+        return cls(expression)
+
+
+def read_line(text: str, patterns: Sequence[LinePattern] = ()) -> TrainerLine | None:
+    """What the line says, or None where it says nothing of training. Never raises."""
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    t_s, text = _without_cri(text)
+    if t_s is None:
+        t_s = stamp_s(text)
+    rank = _rank(text)
+    for pattern in patterns:
+        if (match := pattern.expression.search(text)) is not None:
+            return _own(match, t_s, rank)
+    if _SAVED.search(text):
+        found = _SAVED_STEP.search(text)
+        step = int(found.group(1)) if found and len(found.group(1)) < 16 else None
+        return TrainerLine(step, {"checkpoint_saved": 1.0}, t_s, rank)
+    if _STARTED.search(text):
+        return TrainerLine(None, {}, t_s, rank, started=True)
+    step, figures, told = _figures(text)
+    if step is None and not figures:
+        return None
+    if told is not None:
+        rank = told
+    return TrainerLine(step, figures, t_s, rank)
+
+
+def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
+    figures: dict[str, float] = {}
+    if (match := _MEGATRON.search(text)) is not None:
+        for part in match.group(2).split("|"):
+            key, _, value = part.partition(":")
+            key = key.strip().lower()
+            if key == "elapsed time per iteration (ms)":
+                _set(figures, "step_time_s", value, 1e-3)
+            elif (column := _COLUMN_OF.get(key)) in FIGURES:
+                _set(figures, str(column), value)
+        return _step(match.group(1)), figures, None
+    if (match := _NANOGPT.search(text)) is not None:
+        _set(figures, "loss", match.group(2))
+        _set(figures, "step_time_s", match.group(3), 1e-3)
+        return _step(match.group(1)), figures, None
+    if _NANOGPT_EVAL.search(text):
+        return None, {}, None
+    if "{'" in text and "'loss'" in text:
+        step_text = None
+        for key, value in _HF.findall(text):
+            if key == "step":
+                step_text = value
+            else:
+                _set(figures, key, value)
+        return _step(step_text) if step_text else _progress(text)[0], figures, None
+    step, figures, rest = _progress(text)
+    is_bar = step is not None
+    told_rank: int | None = None
+    for key, value, unit in _PAIR.findall(rest if is_bar else text):
+        column = _COLUMN_OF.get(key.lower())
+        if column == "step":
+            step = _step(value) if step is None else step
+        elif column == "rank":
+            told_rank = _step(value)
+        elif column is not None and column not in figures:
+            in_ms = unit == "ms" or key.lower().endswith("_ms")
+            _set(figures, column, value, 1e-3 if in_ms else 1.0)
+    if step is None:
+        return None, {}, told_rank  # a loss without a step is an evaluation or a summary
+    if is_bar and figures.keys() <= {"step_time_s"}:
+        return step, {}, told_rank  # a bare progress bar may count anything
+    return step, figures, told_rank
+
+
+def _progress(text: str) -> tuple[int | None, dict[str, float], str]:
+    """Step, step time and what follows of a tqdm bar; Lightning counts anew in each epoch."""
+    match = _PROGRESS.search(text)
+    if match is None:
+        return None, {}, ""
+    number, total, speed, unit, rest = match.groups()
+    step, figures = _step(number), {}
+    epoch = _EPOCH.match(text)
+    if step is not None and epoch is not None:
+        step += int(epoch.group(1)[:9]) * int(total[:12])
+    if speed and speed != "?" and float(speed) > 0:
+        figures["step_time_s"] = float(speed) if unit == "s/it" else 1 / float(speed)
+    return step, figures, rest
+
+
+def _own(match: re.Match[str], t_s: float | None, rank: int | None) -> TrainerLine:
+    groups = {key: value for key, value in match.groupdict().items() if value is not None}
+    figures: dict[str, float] = {}
+    for key in FIGURES:
+        if key in groups:
+            _set(figures, key, groups[key])
+    if "step_time_ms" in groups:
+        _set(figures, "step_time_s", groups["step_time_ms"], 1e-3)
+    if "checkpoint_saved" in groups:
+        figures["checkpoint_saved"] = 1.0
+    stamp: dict[str, float] = {}
+    _set(stamp, "t_s", groups.get("t_s", ""))
+    own_rank = _step(groups["rank"]) if "rank" in groups else rank
+    return TrainerLine(
+        _step(groups["step"]) if "step" in groups else None,
+        figures,
+        stamp["t_s"] if math.isfinite(stamp.get("t_s", math.inf)) else t_s,
+        own_rank,
+    )
+
+
+def _set(figures: dict[str, float], column: str, text: str, scale: float = 1.0) -> None:
+    try:
+        value = float(text.strip().replace(",", "")) * scale
+    except ValueError:
+        return
+    figures[column] = value if math.isfinite(value) else math.inf
+
+
+def _step(text: str) -> int | None:
+    digits = text.replace(",", "").strip()
+    if digits.endswith(".0"):
+        digits = digits[:-2]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 16 else None
+
+
+def _rank(text: str) -> int | None:
+    match = _RANK.search(text)
+    return None if match is None else _step(match.group(1) or match.group(2))
+
+
+def _without_cri(text: str) -> tuple[float | None, str]:
+    """Takes off what the container runtime puts before each line (CRI log format)."""
+    match = _CRI.match(text)
+    return (None, text) if match is None else (stamp_s(match.group(1)), text[match.end() :])
+
+
+def stamp_s(text: str) -> float | None:
+    """The first ISO-like time in a line's first 80 characters (Unix s); without a zone it is UTC."""
+    match = _STAMP.search(text[:80])
+    if match is None:
+        return None
+    day, clock, fraction, zone = match.groups()
+    try:
+        at = datetime.fromisoformat(f"{day}T{clock}{'+00:00' if zone in (None, 'Z') else zone}").astimezone(UTC)
+    except ValueError:
+        return None
+    return at.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)

@@ -1,0 +1,254 @@
+"""dcgm-exporter pages over real HTTP: what they say arrives, what they do not say is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectors.check import check_collect
+from collectors.dcgm_exporter import DcgmExporterCollector
+from collectors.frame import Frame, Reason
+from collectors.pci import PCI_FACT
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Batch
+
+NOW = 1_795_260_000.0
+
+
+def gpu(n: int) -> Subject:
+    return Subject(SubjectKind.GPU, f"GPU-{n}")
+
+
+def row(metric: str, value: object, n: int = 0, host: str = 'Hostname="n1"', more: str = "") -> str:
+    labels = (
+        f'gpu="{n}",UUID="GPU-{n}",pci_bus_id="00000000:{n:02X}:00.0",device="nvidia{n}",modelName="NVIDIA H200"'
+    )
+    return f"{metric}{{{labels},{host}{more}}} {value}\n"
+
+
+@pytest.fixture
+def collector(opened: Any) -> Callable[..., DcgmExporterCollector]:
+    def make(*urls: str, **settings: Any) -> DcgmExporterCollector:
+        built: DcgmExporterCollector = opened(
+            DcgmExporterCollector(DcgmExporterCollector.Settings(urls=list(urls), **settings))
+        )
+        return built
+
+    return make
+
+
+def take(
+    of: DcgmExporterCollector, inventory: Inventory | None = None, now_s: float = NOW, timeout_s: float = 3.0
+) -> Batch:
+    return check_collect(of, now_s, inventory or Inventory(), timeout_s)
+
+
+def frame(batch: Batch, kind: SubjectKind = SubjectKind.GPU) -> Frame:
+    return next(f for f in batch.frames if f.kind is kind)
+
+
+def pod(name: str, namespace: str = "ml", prefix: str = "") -> str:
+    return f',{prefix}container="t",{prefix}namespace="{namespace}",{prefix}pod="{name}"'
+
+
+def test_values_arrive_in_our_units_and_relations_in_the_inventory(collector: Any, page_server: Any) -> None:
+    page_server.pages["/m"] = (
+        row("DCGM_FI_DEV_FB_USED", 100, more=pod("job-3"))
+        + row("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 5000, more=pod("job-3"))
+        + row("DCGM_FI_DEV_FB_USED", 7, n=1)
+    ).encode()
+    inventory = Inventory()
+    batch = take(collector(page_server.at("/m")), inventory)
+    got = frame(batch)
+    assert batch.sources[0].ok
+    assert got.value(gpu(0), "gpu_memory_used_bytes") == 100 * 2**20
+    assert got.value(gpu(0), "gpu_energy_j") == 5.0
+    assert math.isnan(got.value(gpu(1), "gpu_energy_j"))
+    assert got.times_s("gpu_memory_used_bytes").tolist() == [NOW, NOW]
+    for kind, name in [
+        (SubjectKind.NODE, "n1"),
+        (SubjectKind.POD, "ml/job-3"),
+        (SubjectKind.JOB, "ml/job"),
+        (SubjectKind.RANK, "ml/job#3"),
+    ]:
+        assert inventory.above(gpu(0), kind, NOW) == Subject(kind, name)
+    assert inventory.fact(gpu(1), PCI_FACT) == "0000:01:00"
+    assert batch.sources[0].covers == (Subject(SubjectKind.NODE, "n1"),)
+
+
+@pytest.mark.parametrize("label", ['Hostname="n1"', 'hostname="n1"'])
+def test_the_host_is_found_under_both_spellings_and_exported_labels_win(
+    collector: Any, page_server: Any, label: str
+) -> None:
+    theirs = pod("dcgm-exporter-x", "monitoring") + pod("job-1", prefix="exported_")
+    page_server.pages["/m"] = row("DCGM_FI_DEV_FB_USED", 1, host=label, more=theirs).encode()
+    inventory = Inventory()
+    take(collector(page_server.at("/m")), inventory)
+    assert inventory.parents(gpu(0), NOW, SubjectKind.NODE) == [Subject(SubjectKind.NODE, "n1")]
+    assert inventory.parents(gpu(0), NOW, SubjectKind.POD) == [Subject(SubjectKind.POD, "ml/job-1")]
+
+
+def test_mig_instances_and_links_get_rows_of_their_own(collector: Any, page_server: Any) -> None:
+    page_server.pages["/m"] = (
+        row("DCGM_FI_DEV_FB_USED", 5, more=',GPU_I_PROFILE="1g.18gb",GPU_I_ID="7"')
+        + row("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L3", 9)
+        + 'DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT{nvlink="4",gpu="0",gpu_uuid="GPU-0",hostname="n1"} 2\n'
+    ).encode()
+    inventory = Inventory()
+    batch = take(collector(page_server.at("/m")), inventory)
+    mig = Subject(SubjectKind.MIG, "GPU-0/mig7")
+    assert frame(batch, SubjectKind.MIG).value(mig, "gpu_memory_used_bytes") == 5 * 2**20
+    links = frame(batch, SubjectKind.LINK)
+    assert links.value(Subject(SubjectKind.LINK, "GPU-0/link3"), "link_crc_errors_total") == 9
+    assert links.value(Subject(SubjectKind.LINK, "GPU-0/link4"), "link_replay_errors_total") == 2
+    assert inventory.parents(mig, NOW) == [gpu(0)]
+    assert not [f for f in batch.frames if f.kind is SubjectKind.GPU]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["NaN", "+Inf", "-Inf", "-5", "9223372036854775794", "2147483632", "140737488355328", "1e300", "abc", ""],
+)
+def test_what_is_no_value_reads_as_missing_and_its_neighbours_are_untouched(
+    collector: Any, page_server: Any, value: str
+) -> None:
+    page_server.pages["/m"] = (
+        row("DCGM_FI_DEV_POWER_USAGE", value) + row("DCGM_FI_DEV_POWER_USAGE", 500, n=1)
+    ).encode()
+    got = frame(take(collector(page_server.at("/m"))))
+    assert gpu(0) not in got.index.rows or math.isnan(got.value(gpu(0), "gpu_power_w"))
+    assert got.value(gpu(1), "gpu_power_w") == 500
+
+
+def test_series_that_contradict_each_other_are_missing_and_counted_and_equal_ones_are_kept(
+    collector: Any, page_server: Any
+) -> None:
+    page_server.pages["/m"] = (
+        row("DCGM_FI_DEV_POWER_USAGE", 100)
+        + row("DCGM_FI_DEV_POWER_USAGE", 700)
+        + row("DCGM_FI_DEV_GPU_TEMP", 40, more=pod("a-0"))
+        + row("DCGM_FI_DEV_GPU_TEMP", 40, more=pod("b-0"))
+    ).encode()
+    inventory = Inventory()
+    batch = take(collector(page_server.at("/m")), inventory)
+    assert math.isnan(frame(batch).value(gpu(0), "gpu_power_w"))
+    assert batch.sources[0].rejected == {Reason.DUPLICATE: 1}
+    assert frame(batch).value(gpu(0), "gpu_temperature_c") == 40
+    assert len(inventory.parents(gpu(0), NOW, SubjectKind.POD)) == 2  # a time-sliced GPU is shared
+
+
+def test_a_declared_type_that_cannot_be_is_refused(collector: Any, page_server: Any) -> None:
+    page_server.pages["/m"] = (
+        "# TYPE DCGM_FI_DEV_POWER_USAGE histogram\n"
+        + row("DCGM_FI_DEV_POWER_USAGE", 100)
+        + row("DCGM_FI_DEV_GPU_TEMP", 40)
+    ).encode()
+    batch = take(collector(page_server.at("/m")))
+    assert math.isnan(frame(batch).value(gpu(0), "gpu_power_w"))
+    assert batch.sources[0].rejected == {Reason.MALFORMED: 1}
+
+
+def test_another_board_in_the_same_slot_is_another_row_and_the_first_has_left(
+    collector: Any, page_server: Any
+) -> None:
+    of, inventory = collector(page_server.at("/m")), Inventory()
+    page_server.pages["/m"] = row("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", 50).encode()
+    take(of, inventory)
+    page_server.pages["/m"] = row("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", 2).replace("GPU-0", "GPU-9").encode()
+    got = frame(take(of, inventory, NOW + 5))
+    assert math.isnan(got.value(gpu(0), "gpu_ecc_sbe_total"))
+    assert got.value(gpu(9), "gpu_ecc_sbe_total") == 2
+    node = Subject(SubjectKind.NODE, "n1")
+    assert inventory.children(node, NOW + 6, SubjectKind.GPU) == [gpu(9)]
+    assert inventory.children(node, NOW + 1, SubjectKind.GPU) == [gpu(0)]
+
+
+def test_a_counter_that_went_back_changes_the_epoch_once(collector: Any, page_server: Any) -> None:
+    of = collector(page_server.at("/m"))
+    epochs = []
+    for value in ("10", "12", "NaN", "12", "3", "4"):
+        page_server.pages["/m"] = row("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", value).encode()
+        epochs.append(int(frame(take(of)).epoch[0]))
+    assert epochs == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_gpu_that_vanishes_from_its_page_keeps_its_row_and_node_but_no_value_and_no_pod(
+    collector: Any, page_server: Any
+) -> None:
+    of, inventory = collector(page_server.at("/m"), forget_after_s=60), Inventory()
+    both = row("DCGM_FI_DEV_POWER_USAGE", 1, more=pod("j-0")) + row("DCGM_FI_DEV_POWER_USAGE", 2, n=1)
+    page_server.pages["/m"] = both.encode()
+    before = frame(take(of, inventory))
+    page_server.pages["/m"] = row("DCGM_FI_DEV_POWER_USAGE", 2, n=1).encode()
+    after = frame(take(of, inventory, NOW + 5))
+    assert after.index is before.index
+    assert math.isnan(after.value(gpu(0), "gpu_power_w"))
+    assert inventory.above(gpu(0), SubjectKind.NODE, NOW + 6) is not None
+    assert inventory.parents(gpu(0), NOW + 6, SubjectKind.POD) == []
+    assert gpu(0) not in frame(take(of, inventory, NOW + 70)).index.rows
+
+
+def test_a_page_cut_inside_a_line_is_told_and_its_last_number_is_not_believed(
+    collector: Any, page_server: Any
+) -> None:
+    whole = row("DCGM_FI_DEV_POWER_USAGE", 100) + row("DCGM_FI_DEV_POWER_USAGE", 700, n=1)
+    page_server.pages["/m"] = whole.encode()[:-2]
+    batch = take(collector(page_server.at("/m")))
+    assert batch.sources[0].reason is Reason.TRUNCATED
+    assert frame(batch).value(gpu(0), "gpu_power_w") == 100
+    assert gpu(1) not in frame(batch).index.rows
+
+
+def test_samples_of_another_time_are_refused(collector: Any, page_server: Any) -> None:
+    stamps = {0: NOW - 10, 1: NOW - 4000, 2: NOW + 4000}
+    page_server.pages["/m"] = "".join(
+        row("DCGM_FI_DEV_POWER_USAGE", f"100 {int(t * 1000)}", n=n) for n, t in stamps.items()
+    ).encode()
+    batch = take(collector(page_server.at("/m")))
+    got = frame(batch)
+    assert got.value(gpu(0), "gpu_power_w") == 100
+    assert got.times_s("gpu_power_w")[0] == NOW - 10
+    assert math.isnan(got.value(gpu(1), "gpu_power_w"))
+    assert math.isnan(got.value(gpu(2), "gpu_power_w"))
+    assert batch.sources[0].rejected == {Reason.STALE: 1, Reason.CLOCK: 1}
+
+
+def test_a_faulty_page_is_told_with_its_reason_and_takes_no_other_page_with_it(
+    collector: Any,
+    faulty: tuple[Any, str, set[str]],
+) -> None:
+    server, path, reasons = faulty
+    server.pages["/good"] = row("DCGM_FI_DEV_POWER_USAGE", 300).encode()
+    of = collector(server.at(path), server.at("/good"), max_bytes=1_000_000)
+    batch = take(of, timeout_s=0.6)
+    bad, good = batch.sources
+    assert good.ok
+    assert bad.reason in reasons, bad
+    assert frame(batch).value(gpu(0), "gpu_power_w") == 300
+
+
+def test_a_source_that_went_away_leaves_its_rows_missing_and_comes_back(collector: Any, page_server: Any) -> None:
+    of = collector(page_server.at("/m"))
+    page_server.pages["/m"] = row("DCGM_FI_DEV_POWER_USAGE", 300).encode()
+    first = frame(take(of))
+    del page_server.pages["/m"]
+    gone = take(of)
+    assert frame(gone).index is first.index
+    assert np.isnan(frame(gone).values).all()
+    assert gone.sources[0].covers == (Subject(SubjectKind.NODE, "n1"),)
+    page_server.pages["/m"] = row("DCGM_FI_DEV_POWER_USAGE", 301).encode()
+    assert frame(take(of)).value(gpu(0), "gpu_power_w") == 301
+
+
+def test_a_hostile_label_is_bounded_and_refused(collector: Any, page_server: Any) -> None:
+    for bad in ("x" * 10_000, "a\\nb", "\x07"):
+        page_server.pages["/m"] = (
+            row("DCGM_FI_DEV_POWER_USAGE", 1).replace("GPU-0", bad) + row("DCGM_FI_DEV_POWER_USAGE", 2, n=1)
+        ).encode()
+        batch = take(collector(page_server.at("/m")))
+        assert frame(batch).index.subjects == (gpu(1),)
+        assert batch.sources[0].rejected[Reason.MALFORMED] == 1

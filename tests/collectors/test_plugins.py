@@ -1,0 +1,41 @@
+"""Every collector plug-in keeps the contract: declared, bounded, honest when its source is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectors.check import check_collect, check_declaration
+from collectors.plugins import ALL
+from collectors.subject import Inventory
+
+AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "dcgm_exporter": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
+    "cadvisor": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
+    "node_log": lambda _: {"urls": ["http://127.0.0.1:9/kernel-log"]},
+    "training_logs": lambda folder: {"directory": str(folder / "absent")},
+}
+"""Settings of a source that is not there, per plug-in."""
+
+
+def test_every_plugin_is_checked() -> None:
+    assert {plugin.plugin for plugin in ALL} == set(AWAY)
+    assert len(ALL) == len(AWAY)
+
+
+@pytest.mark.parametrize("plugin", ALL, ids=lambda plugin: plugin.plugin)
+def test_it_declares_itself(plugin: Any) -> None:
+    check_declaration(plugin)
+
+
+@pytest.mark.parametrize("plugin", ALL, ids=lambda plugin: plugin.plugin)
+def test_a_source_that_is_away_is_a_status_with_a_reason_and_no_value(
+    plugin: Any, tmp_path: Path, opened: Any
+) -> None:
+    collector = opened(plugin(plugin.Settings(**AWAY[plugin.plugin](tmp_path))))
+    inventory = Inventory()
+    for now_s in (100.0, 105.0, 50.0):  # the clock may even go back
+        check_collect(collector, now_s, inventory, 2.0, expect_ok=False)
