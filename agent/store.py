@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from agent import audit
+from agent.clock import Clock
 from agent.database import Database
 from agent.incident import (
     Cause,
@@ -38,12 +39,6 @@ from detectors.base import Fault, Finding, Severity, State
 
 _SEVERITIES = list(Severity)
 _CLOSED = IncidentState.RESOLVED
-
-
-class Clock(Protocol):
-    """The daemon's clock."""
-
-    def now_s(self) -> float: ...
 
 
 class NoSuchIncident(Permanent):
@@ -77,7 +72,7 @@ class Move:
 def number_of(incident_id: str) -> int:
     """7 of `INC-7`. Raises NoSuchIncident."""
     prefix, _, digits = incident_id.strip().upper().partition("-")
-    if prefix != "INC" or not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
+    if prefix != "INC" or not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
         raise NoSuchIncident(f"{incident_id!r} is not an incident (INC-NUMBER)")
     return int(digits)
 
@@ -409,6 +404,13 @@ class Store:
     def open_incidents(self) -> list[IncidentSummary]:
         """Summaries of all that are not resolved, newest first."""
         return self.incidents([state for state in IncidentState if state is not _CLOSED])
+
+    def touch(self, connection: Connection, incident: Incident) -> None:
+        """Raises an incident's version without a move. Raises Conflict where it is no longer as it was read."""
+        mine = (incidents.c.number == number_of(incident.id)) & (incidents.c.version == incident.version)
+        row = {"version": incident.version + 1, "updated_s": self._clock.now_s()}
+        if connection.execute(sa.update(incidents).where(mine).values(row)).rowcount != 1:
+            raise Conflict(f"{incident.id}: somebody moved it first")
 
     def _row(self, connection: Connection, number: int, lock: bool = False) -> Any:
         query = sa.select(incidents).where(incidents.c.number == number)

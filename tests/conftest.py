@@ -25,6 +25,8 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 
+pytest_plugins = ["tests.kubernetes_api.cluster"]
+
 READY_S = 20.0
 _NUMBER = itertools.count()
 

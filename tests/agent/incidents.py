@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+from agent.clock import SteppedClock
 from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
 from collectors.frame import Instant, LogRecord
 from collectors.subject import Subject, SubjectKind
@@ -15,19 +14,14 @@ GPU = Subject(SubjectKind.GPU, "GPU-1")
 JOB = Subject(SubjectKind.JOB, "team/job")
 
 
-class ManualClock:
+class ManualClock(SteppedClock):
     """A clock that stands still until it is moved."""
 
     def __init__(self, now_s: float = 1_000.0) -> None:
-        self._now_s = now_s
-        self._lock = threading.Lock()
-
-    def now_s(self) -> float:
-        return self._now_s
+        super().__init__(now_s)
 
     def advance(self, seconds: float) -> None:
-        with self._lock:
-            self._now_s += seconds
+        self.wait_until(self.now_s() + seconds)
 
 
 def a_finding(

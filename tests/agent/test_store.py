@@ -120,10 +120,10 @@ def test_summaries_are_filtered_by_state_and_carry_findings_without_exhibits(sto
     assert [item.id for item in store.incidents(limit=1, offset=1)] == [first]
 
 
-@pytest.mark.parametrize("name", ["INC-9", "INC-x", "7", "INC--1", "", "INC-" + "9" * 30])
-def test_an_unknown_incident_is_named_in_the_error(store: Store, name: str) -> None:
-    with pytest.raises(NoSuchIncident):
-        store.incident(name)
+def test_an_unknown_incident_is_named_in_the_error(store: Store) -> None:
+    for name in ["INC-9", "INC-x", "7", "INC--1", "", "INC-" + "9" * 30]:
+        with pytest.raises(NoSuchIncident, match=name):
+            store.incident(name)
 
 
 def test_inventory_relations_and_snapshots_survive_a_restart(store: Store, clock: ManualClock) -> None:

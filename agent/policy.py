@@ -1,0 +1,118 @@
+"""Who may let an action happen: people and their roles, and the rule that each plan falls under.
+
+Decides purely; `agent.gate` stores. A rule is found from the action's kind and blast radius, never from what the
+clicker sends.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controllers.action import Action, ActionKind
+
+
+class Role(StrEnum):
+    """What a person may do; each role may do all that the ones before it may."""
+
+    VIEWER = "viewer"
+    RESPONDER = "responder"
+    """Rejects, closes and halts: the safe direction."""
+    APPROVER = "approver"
+    """Approves and resumes."""
+    ADMIN = "admin"
+
+
+_ORDER = list(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who is asking, as a channel has authenticated them. `name` is one identity over all channels (an e-mail
+    address or a login); `signed_in_s` is when they last proved it, None where the channel cannot tell."""
+
+    name: str
+    roles: frozenset[Role]
+    channel: str
+    signed_in_s: float | None = None
+
+    @property
+    def identity(self) -> str:
+        """The name in one spelling, so that nobody is two people."""
+        return unicodedata.normalize("NFKC", self.name).strip().casefold()
+
+    @property
+    def role(self) -> Role:
+        return max(self.roles, key=_ORDER.index, default=Role.VIEWER)
+
+    def may(self, needed: Role) -> bool:
+        return _ORDER.index(self.role) >= _ORDER.index(needed)
+
+
+class Rule(StrEnum):
+    AUTOMATIC = "automatic"
+    ONE = "one"
+    TWO = "two"
+    """Two different people, neither of whom asked for it."""
+    NEVER = "never"
+    """Shown as advice; carried out by hand."""
+
+
+PEOPLE: Mapping[Rule, int] = {Rule.AUTOMATIC: 0, Rule.ONE: 1, Rule.TWO: 2}
+_STRICTNESS = list(Rule)
+_HARMLESS = frozenset({ActionKind.NONE, ActionKind.OBSERVE, ActionKind.NOTIFY_OWNER})
+_MUST_SIGN_IN = frozenset({ActionKind.REBOOT_NODE, ActionKind.OPEN_RMA})
+
+
+class ApprovalSettings(BaseModel):
+    """Approval policy: how many people an action needs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    default: Rule = Field(default=Rule.ONE, description="Rule of every action kind that is not named in `kinds`.")
+    kinds: dict[ActionKind, Rule] = Field(
+        default_factory=dict, description="Rule by action kind: automatic, one, two (different people) or never."
+    )
+    wide_gpus: int = Field(default=64, ge=1, description="A plan that touches more GPUs than this is wide.")
+    wide_nodes: int = Field(default=8, ge=1, description="A plan that touches more nodes than this is wide.")
+    wide: Rule = Field(default=Rule.TWO, description="Rule of a wide plan, where it is stricter than its kind's.")
+    valid_s: float = Field(
+        default=3600.0, gt=0, description="An approval counts for this long, and never beyond the plan's expiry."
+    )
+    fresh_sign_in: frozenset[ActionKind] = Field(
+        default=_MUST_SIGN_IN, description="Kinds whose approver must have signed in lately."
+    )
+    fresh_sign_in_s: float = Field(default=300.0, gt=0, description="How lately, in seconds.")
+
+
+def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
+    """The rule that a plan falls under: its kind's, or the stricter one where the plan is wide."""
+    named = policy.kinds.get(action.kind)
+    rule = named or policy.default
+    if named is None and rule is Rule.ONE and not action.needs_approval and action.kind in _HARMLESS:
+        rule = Rule.AUTOMATIC
+    radius = action.blast_radius
+    wide = len(set(radius.gpus)) > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
+    return max(rule, policy.wide, key=_STRICTNESS.index) if wide else rule
+
+
+def may_not_approve(person: Person, action: Action, policy: ApprovalSettings, requester: str, now_s: float) -> str:
+    """Why a person may not approve a plan, as a sentence for them; empty where they may."""
+    rule = rule_for(action, policy)
+    if not person.identity:
+        return "Nobody is signed in."
+    if rule is Rule.NEVER:
+        return f"Policy never lets nightshift carry out {action.kind}: it is advice, to be done by hand."
+    if not person.may(Role.APPROVER):
+        return f"You are {person.role}; approving needs the role approver."
+    if rule is Rule.TWO and person.identity == Person(requester, frozenset(), "").identity:
+        return "You asked for this plan, so two other people have to approve it."
+    if action.kind in policy.fresh_sign_in:
+        age_s = float("inf") if person.signed_in_s is None else now_s - person.signed_in_s
+        if not 0 <= age_s <= policy.fresh_sign_in_s:
+            return f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s: sign in again."
+    return ""

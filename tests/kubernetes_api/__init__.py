@@ -1,0 +1,7 @@
+"""A Kubernetes API server for tests, in one process and without kubelets.
+
+It stands in for a kube-apiserver with its controller-manager (v1.36) where none can be run. Each behaviour cites
+Kubernetes' documentation or an answer that was recorded from a real server; whatever is not implemented answers
+501, so a test can never pass on a guess. The same tests run unchanged against a real cluster when
+`NIGHTSHIFT_TEST_KUBECONFIG` names one.
+"""

@@ -1,0 +1,90 @@
+"""The fixture behind every cluster test: our test API server, or the real cluster that a variable names."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+from kubernetes.client.rest import ApiException
+
+from tests.kubernetes_api.server import ApiServer
+
+VARIABLE = "NIGHTSHIFT_TEST_KUBECONFIG"
+
+
+@dataclass
+class Cluster:
+    """A cluster with a namespace of its own. `server` is None on a real one: a test that needs it says so."""
+
+    kubeconfig: dict[str, Any]
+    api: client.ApiClient
+    namespace: str
+    server: ApiServer | None
+    _nodes: list[str] = field(default_factory=list)
+
+    @property
+    def core(self) -> client.CoreV1Api:
+        return client.CoreV1Api(self.api)
+
+    def name(self, stem: str) -> str:
+        """A cluster-wide name that no other test uses."""
+        return f"{stem}-{uuid.uuid4().hex[:8]}"
+
+    def node(self, stem: str = "node", **spec: Any) -> str:
+        labels = spec.pop("labels", {})
+        name = self.name(stem)
+        self.core.create_node({"metadata": {"name": name, "labels": labels}, "spec": spec})
+        self._nodes.append(name)
+        return name
+
+    def pod(self, name: str, node: str | None = None, *, ready: bool = True, **metadata: Any) -> str:
+        """A pod that runs, as far as its status says: no kubelet is needed."""
+        spec: dict[str, Any] = {"containers": [{"name": "main", "image": "registry.invalid/none"}]}
+        spec |= {"automountServiceAccountToken": False} | ({"nodeName": node} if node else {})
+        body = {"metadata": {"name": name, **metadata}, "spec": spec}
+        self.core.create_namespaced_pod(self.namespace, body)
+        if ready:
+            status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            self.core.patch_namespaced_pod_status(name, self.namespace, {"status": status})
+        return name
+
+    def close(self) -> None:
+        for name in self._nodes:
+            try:
+                self.core.delete_node(name)
+            except ApiException as error:
+                if error.status != 404:
+                    raise
+        if self.server is None:
+            self.core.delete_namespace(self.namespace)
+
+
+def _connect(kubeconfig: dict[str, Any], server: ApiServer | None) -> Cluster:
+    api = config.new_client_from_config_dict(kubeconfig)
+    namespace = f"nightshift-test-{uuid.uuid4().hex[:8]}"
+    client.CoreV1Api(api).create_namespace({"metadata": {"name": namespace}})
+    return Cluster(kubeconfig, api, namespace, server)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A cluster, ours or the real one, with a fresh namespace."""
+    path = os.environ.get(VARIABLE)
+    if path:
+        with open(path, encoding="utf-8") as file:
+            found = _connect(yaml.safe_load(file), None)
+        yield found
+        found.close()
+        found.api.close()
+        return
+    with ApiServer() as server:
+        found = _connect(server.kubeconfig(), server)
+        yield found
+        found.close()
+        found.api.close()

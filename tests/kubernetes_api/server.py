@@ -1,0 +1,430 @@
+"""The HTTP front: routes, identities, watches and discovery.
+
+    with ApiServer() as server:
+        client = kubernetes.config.new_client_from_config_dict(server.kubeconfig())
+
+What has no route answers 501 NotImplemented and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
+
+import yaml
+
+from .api import Api, Options, timestamp
+from .errors import ApiError
+from .rbac import ADMIN, Attributes, Authorizer, User, service_account
+from .resources import Resource
+from .storage import Change, Object
+
+BOOKMARK_INTERVAL_S = 60.0
+_PATH = re.compile(
+    r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
+    r"(?:/namespaces/(?P<namespace>[^/]+))?(?:/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?)?"
+)
+_REVIEWS = ("selfsubjectaccessreviews", "subjectaccessreviews", "selfsubjectreviews")
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+@dataclass(frozen=True)
+class Route:
+    resource: Resource
+    namespace: str
+    name: str
+    subresource: str
+
+
+class ApiServer:
+    """A server on a loopback port; `admin_token` may do everything."""
+
+    admin_token = "admin"
+
+    def __init__(self, api: Api | None = None) -> None:
+        self.api = api or Api()
+        self.authorizer = Authorizer(self.api.storage, self.api.by_kind)
+        self.tokens: dict[str, tuple[User, datetime | None]] = {self.admin_token: (ADMIN, None)}
+        self.requests: list[tuple[User, Attributes]] = []
+        self.stopping = threading.Event()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.stopping.set()
+        with self.api.storage.changed:
+            self.api.storage.changed.notify_all()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def kubeconfig(self, token: str | None = None) -> dict[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": {"server": self.url}}],
+            "users": [{"name": "test", "user": {"token": token or self.admin_token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "default"}}],
+            "current-context": "test",
+        }
+
+    # requests
+
+    def authenticate(self, header: str) -> User:
+        user, expires = self.tokens.get(header.removeprefix("Bearer ").strip(), (None, None))
+        if user is None or (expires is not None and self.api.clock() >= expires):
+            raise ApiError("Unauthorized", "Unauthorized")
+        return user
+
+    def route(self, path: str) -> Route:
+        found = _PATH.fullmatch(path)
+        group = (found["group"] or "") if found else ""
+        version = (found["core"] or found["version"]) if found else ""
+        if found is None or (found["plural"] is None and not found["namespace"]):
+            raise ApiError("NotFound", "the server could not find the requested resource")
+        namespace, plural, name, sub = (
+            found["namespace"] or "",
+            found["plural"],
+            found["name"] or "",
+            found["sub"] or "",
+        )
+        if plural is None or (namespace and plural in ("status", "finalize") and not name):
+            namespace, plural, name, sub = "", "namespaces", namespace, plural or ""
+        resource = self.api.resources.get((group, plural))
+        if resource is None or resource.version != version:
+            raise ApiError("NotFound", "the server could not find the requested resource")
+        return Route(resource, namespace, name, sub)
+
+    def authorise(self, user: User, method: str, route: Route, query: dict[str, str]) -> None:
+        verb = _VERBS[method]
+        if not route.name and method in ("GET", "DELETE"):
+            verb = "deletecollection" if method == "DELETE" else "watch" if _true(query, "watch") else "list"
+        resource = route.resource
+        what = Attributes(verb, resource.group, resource.plural, route.subresource, route.namespace, route.name)
+        self.requests.append((user, what))
+        self.authorizer.check(user, what)
+
+    def respond(
+        self, method: str, path: str, query: dict[str, str], user: User, body: Any, media: str
+    ) -> tuple[int, Any]:
+        special = self._special(method, path, user, body)
+        if special is not None:
+            return special
+        route = self.route(path)
+        self.authorise(user, method, route, query)
+        api, resource, options = self.api, route.resource, _options(query)
+        where = (route.resource, route.namespace)
+        match method, route.subresource:
+            case ("GET", "" | "status") if route.name:
+                return 200, api.read(*where, route.name)
+            case "GET", "":
+                return 200, api.list(resource, route.namespace or None, query)
+            case ("POST", "") if not route.name:
+                return 201, api.create(*where, body, options)
+            case ("POST", "eviction") if resource.kind == "Pod":
+                return 201, api.evict(route.namespace, route.name, body, options)
+            case ("POST", "token") if resource.kind == "ServiceAccount":
+                return 201, self._token(route, body)
+            case ("POST", "binding") if resource.kind == "Pod":
+                return 201, self._bind(route, body, options)
+            case "PUT", "" | "status":
+                return 200, api.update(*where, route.name, body, options, route.subresource)
+            case "PATCH", "" | "status":
+                return api.patch(*where, route.name, body, media, options, route.subresource)
+            case ("DELETE", "") if route.name:
+                return 200, api.delete(*where, route.name, _delete_options(query, body), _options(query, body))
+            case "DELETE", "":
+                how = _delete_options(query, body)
+                return 200, api.delete_collection(resource, route.namespace or None, query, how, options)
+        raise ApiError("NotImplemented", f"the test API server does not implement {method} {path}")
+
+    def _special(self, method: str, path: str, user: User, body: Any) -> tuple[int, Any] | None:
+        if method == "GET":
+            path = path.rstrip("/")
+            match path:
+                case "/version":
+                    return 200, {"major": "1", "minor": "36", "gitVersion": "v1.36.2", "platform": "linux/amd64"}
+                case "/healthz" | "/readyz" | "/livez":
+                    return 200, "ok"
+                case "/api":
+                    return 200, {"kind": "APIVersions", "versions": ["v1"]}
+                case "/apis":
+                    return 200, self._groups()
+            if found := re.fullmatch(r"/api/(v1)|/apis/([^/]+)/([^/]+)", path):
+                return 200, self._discovery(found[2] or "", found[1] or found[3])
+        if method == "POST" and path.rpartition("/")[2] in _REVIEWS:
+            return 201, self._review(path, user, body)
+        return None
+
+    def _groups(self) -> Object:
+        versions: dict[str, set[str]] = {}
+        for resource in self.api.resources.values():
+            if resource.group:
+                versions.setdefault(resource.group, set()).add(resource.version)
+        groups = [
+            {
+                "name": group,
+                "versions": [{"groupVersion": f"{group}/{v}", "version": v} for v in sorted(found)],
+                "preferredVersion": {"groupVersion": f"{group}/{min(found)}", "version": min(found)},
+            }
+            for group, found in sorted(versions.items())
+        ]
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+
+    def _discovery(self, group: str, version: str) -> Object:
+        verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+        found = [r for r in self.api.resources.values() if (r.group, r.version) == (group, version)]
+        if not found:
+            raise ApiError("NotFound", "the server could not find the requested resource")
+        listed = []
+        for r in found:
+            entry = {"name": r.plural, "singularName": r.kind.lower(), "namespaced": r.namespaced, "kind": r.kind}
+            listed.append(entry | {"verbs": verbs})
+            if r.status:
+                listed.append(entry | {"name": f"{r.plural}/status", "verbs": ["get", "patch", "update"]})
+        name = f"{group}/{version}" if group else version
+        return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": listed}
+
+    def _review(self, path: str, user: User, body: Any) -> Object:
+        plural = path.rpartition("/")[2]
+        if plural == "selfsubjectreviews":
+            return {**(body or {}), "status": {"userInfo": {"username": user.name, "groups": list(user.groups)}}}
+        spec = body["spec"]
+        if plural == "subjectaccessreviews":
+            user = User(spec.get("user", ""), tuple(spec.get("groups") or ()))
+        asked = spec.get("resourceAttributes") or {}
+        what = Attributes(
+            asked.get("verb", ""),
+            asked.get("group", ""),
+            asked.get("resource", ""),
+            asked.get("subresource", ""),
+            asked.get("namespace", ""),
+            asked.get("name", ""),
+        )
+        return {**body, "status": {"allowed": self.authorizer.allowed(user, what)}}
+
+    def _token(self, route: Route, body: Object) -> Object:
+        self.api.read(route.resource, route.namespace, route.name)
+        seconds = (body.get("spec") or {}).get("expirationSeconds") or 3600
+        expires = self.api.clock() + timedelta(seconds=seconds)
+        token = f"sa-{uuid.uuid4().hex}"
+        self.tokens[token] = (service_account(route.namespace, route.name), expires)
+        status = {"token": token, "expirationTimestamp": timestamp(expires)}
+        return {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {}, "status": status}
+
+    def _bind(self, route: Route, body: Object, options: Options) -> Object:
+        pod = self.api.read(route.resource, route.namespace, route.name)
+        if pod["spec"].get("nodeName"):
+            message = (
+                f'Operation cannot be fulfilled on pods/binding "{route.name}": pod is already assigned to node'
+            )
+            raise ApiError("Conflict", f'{message} "{pod["spec"]["nodeName"]}"')
+        pod["spec"]["nodeName"] = body["target"]["name"]
+        self.api.storage.write(route.resource, pod)
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+    # watching
+
+    def watch(self, handler: Handler, route: Route, query: dict[str, str]) -> None:
+        """Streams events; a version that was compacted away is a 410 ERROR event inside a 200 stream."""
+        api, resource, storage = self.api, route.resource, self.api.storage
+        matches = api.match(resource, query)
+        timeout = float(query.get("timeoutSeconds") or 1800)
+        deadline = time.monotonic() + timeout
+        bookmarks = _true(query, "allowWatchBookmarks")
+        asked = query.get("resourceVersion", "")
+        initial = _true(query, "sendInitialEvents") or asked in ("", "0")
+        if asked and not asked.isdigit():
+            raise ApiError("BadRequest", f'resourceVersion: Invalid value: "{asked}"')
+        handler.start_stream()
+        with storage.lock:
+            current = [o for o in storage.all(resource, route.namespace or None) if matches(o)] if initial else []
+            version = storage.version if initial else int(asked)
+        if not initial and storage.too_old(version):
+            gone = ApiError("Expired", f"too old resource version: {version} ({storage.version})")
+            handler.send_event("ERROR", gone.status())
+            return
+        for obj in current:
+            handler.send_event("ADDED", obj)
+        if _true(query, "sendInitialEvents") and bookmarks:
+            handler.send_event("BOOKMARK", self._bookmark(resource, version, initial_end=True))
+        next_bookmark = min(time.monotonic() + BOOKMARK_INTERVAL_S, deadline - 2.0)
+        while not self.stopping.is_set():
+            until = min(deadline, next_bookmark) if bookmarks and next_bookmark > time.monotonic() else deadline
+            for change in storage.follow(
+                resource,
+                version,
+                lambda until=until: until - time.monotonic(),
+                self.stopping.is_set,  # type: ignore[misc]
+            ):
+                if change is None:
+                    break
+                version = change.version
+                event = _event_for(change, matches, route.namespace)
+                if event is not None:
+                    handler.send_event(event, change.after)
+                if time.monotonic() >= deadline:
+                    break
+            if time.monotonic() >= deadline:
+                return
+            if bookmarks and time.monotonic() >= next_bookmark:
+                with storage.lock:
+                    if not storage.since(resource, version):
+                        version = max(version, storage.version)
+                handler.send_event("BOOKMARK", self._bookmark(resource, version))
+                next_bookmark = time.monotonic() + BOOKMARK_INTERVAL_S
+
+    def _bookmark(self, resource: Resource, version: int, *, initial_end: bool = False) -> Object:
+        meta: Object = {"resourceVersion": str(version)}
+        if initial_end:
+            meta["annotations"] = {"k8s.io/initial-events-end": "true"}
+        return {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": meta}
+
+    def _handler(self) -> type[Handler]:
+        server = self
+
+        class Bound(Handler):
+            api_server = server
+
+        return Bound
+
+
+def _event_for(change: Change, matches: Any, namespace: str) -> str | None:
+    """What a selective watch sees of a change: an object that leaves the selection is DELETED for it."""
+
+    def seen(obj: Object | None) -> bool:
+        return obj is not None and (not namespace or obj["metadata"].get("namespace") == namespace) and matches(obj)
+
+    if change.type == "DELETED":
+        return "DELETED" if seen(change.before) else None
+    was, now = seen(change.before), seen(change.after)
+    return ("MODIFIED" if was else "ADDED") if now else ("DELETED" if was else None)
+
+
+def _true(query: dict[str, str], name: str) -> bool:
+    return query.get(name, "").lower() in ("true", "1")
+
+
+def _delete_options(query: dict[str, str], body: Any) -> Object:
+    """DeleteOptions from the body, or from the query where there is no body."""
+    how = dict(body or {})
+    if "gracePeriodSeconds" in query:
+        how.setdefault("gracePeriodSeconds", int(query["gracePeriodSeconds"]))
+    if "propagationPolicy" in query:
+        how.setdefault("propagationPolicy", query["propagationPolicy"])
+    return how
+
+
+def _options(query: dict[str, str], body: Any = None) -> Options:
+    dry = query.get("dryRun") == "All" or "All" in ((body or {}).get("dryRun") or [])
+    return Options(query.get("fieldManager") or query.get("_agent", "unknown"), dry, _true(query, "force"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection. HTTP/1.1 with chunked watches, as the real server."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+    api_server: ApiServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent: `ApiServer.requests` holds what was asked."""
+
+    def do_GET(self) -> None:
+        self._serve("GET")
+
+    def do_POST(self) -> None:
+        self._serve("POST")
+
+    def do_PUT(self) -> None:
+        self._serve("PUT")
+
+    def do_PATCH(self) -> None:
+        self._serve("PATCH")
+
+    def do_DELETE(self) -> None:
+        self._serve("DELETE")
+
+    def _serve(self, method: str) -> None:
+        url = urlsplit(self.path)
+        query = dict(parse_qsl(url.query, keep_blank_values=True))
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        media = (self.headers.get("Content-Type") or "application/json").partition(";")[0].strip()
+        if "fieldManager" not in query and media != "application/apply-patch+yaml":
+            query["_agent"] = (self.headers.get("User-Agent") or "unknown").partition("/")[0]
+        try:
+            user = self.api_server.authenticate(self.headers.get("Authorization") or "")
+            if method == "GET" and _true(query, "watch"):
+                route = self.api_server.route(url.path)
+                self.api_server.authorise(user, method, route, query)
+                self.api_server.watch(self, route, query)
+                self._end_stream()
+                return
+            body = _parse(raw, media)
+            code, answer = self.api_server.respond(method, url.path, query, user, body, media)
+        except ApiError as error:
+            code, answer = error.code, error.status()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+            return
+        self._answer(code, answer)
+
+    def _answer(self, code: int, answer: Any) -> None:
+        data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        retry = (
+            answer.get("details", {}).get("retryAfterSeconds") if isinstance(answer, dict) and code == 429 else None
+        )
+        if retry is not None:
+            self.send_header("Retry-After", str(retry))
+        self.end_headers()
+        self.wfile.write(data)
+        self.wfile.flush()
+
+    def start_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.flush()
+
+    def send_event(self, kind: str, obj: Object) -> None:
+        data = json.dumps({"type": kind, "object": obj}).encode() + b"\n"
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+    def _end_stream(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+        self.wfile.flush()
+
+
+def _parse(raw: bytes, media: str) -> Any:
+    if not raw:
+        return None
+    try:
+        return yaml.safe_load(raw) if media.endswith("yaml") else json.loads(raw)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ApiError("BadRequest", f"the object provided is unrecognized: {error}") from error

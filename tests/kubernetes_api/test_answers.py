@@ -1,0 +1,437 @@
+"""The test API server answers as a real kube-apiserver v1.36 did; the same tests run against a real cluster.
+
+The wording and codes were recorded from a real server with its controller-manager and no kubelet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from kubernetes import client, config, watch
+from kubernetes.client.rest import ApiException
+
+from tests.kubernetes_api.cluster import Cluster
+
+
+def refused(error: pytest.ExceptionInfo[ApiException], status: int, *words: str) -> None:
+    assert error.value.status == status
+    for word in words:
+        assert word in error.value.body
+
+
+def test_a_second_create_of_the_same_name_is_already_exists(cluster: Cluster) -> None:
+    name = cluster.node()
+    with pytest.raises(ApiException) as error:
+        cluster.core.create_node({"metadata": {"name": name}})
+    refused(error, 409, "AlreadyExists", f'nodes \\"{name}\\" already exists')
+
+
+def test_a_name_that_is_not_a_subdomain_is_invalid(cluster: Cluster) -> None:
+    with pytest.raises(ApiException) as error:
+        cluster.core.create_node({"metadata": {"name": "BAD_NAME"}})
+    refused(error, 422, "Invalid", "a lowercase RFC 1123 subdomain must consist of")
+
+
+def test_a_label_value_beyond_63_characters_is_invalid(cluster: Cluster) -> None:
+    with pytest.raises(ApiException) as error:
+        cluster.core.create_node({"metadata": {"name": cluster.name("n"), "labels": {"a": "x" * 64}}})
+    refused(error, 422, "metadata.labels")
+
+
+def test_a_missing_object_is_not_found(cluster: Cluster) -> None:
+    with pytest.raises(ApiException) as error:
+        cluster.core.read_node("nope")
+    refused(error, 404, 'nodes \\"nope\\" not found')
+
+
+def test_an_object_in_a_namespace_that_is_not_there_is_not_found(cluster: Cluster) -> None:
+    with pytest.raises(ApiException) as error:
+        cluster.core.create_namespaced_config_map("no-such-namespace", {"metadata": {"name": "c"}})
+    refused(error, 404, 'namespaces \\"no-such-namespace\\" not found')
+
+
+def test_lists_select_by_label_and_page_with_continue(cluster: Cluster) -> None:
+    mark = cluster.name("mark")
+    names = sorted(cluster.node(labels={"set": mark}) for _ in range(3))
+    cluster.node()
+    first = cluster.core.list_node(label_selector=f"set={mark}", limit=2)
+    assert [n.metadata.name for n in first.items] == names[:2]
+    late = cluster.node("aaa", labels={"set": mark})
+    rest = cluster.core.list_node(label_selector=f"set={mark}", limit=2, _continue=first.metadata._continue)
+    assert [n.metadata.name for n in rest.items] == names[2:], f"{late} came after the snapshot"
+    assert rest.metadata.resource_version == first.metadata.resource_version
+    chosen = cluster.core.list_node(label_selector=f"set in ({mark}),!gone")
+    assert len(chosen.items) == 4
+
+
+def test_an_unsupported_field_selector_is_a_bad_request(cluster: Cluster) -> None:
+    with pytest.raises(ApiException) as error:
+        cluster.core.list_node(field_selector="spec.color=red")
+    refused(error, 400, "field label not supported")
+
+
+def test_a_strategic_patch_replaces_taints_and_merges_labels(cluster: Cluster) -> None:
+    name = cluster.node(labels={"gpu": "h200"}, taints=[{"key": "a", "effect": "NoSchedule"}])
+    body: dict[str, Any] = {
+        "metadata": {"labels": {"x": "y"}},
+        "spec": {"unschedulable": True, "taints": [{"key": "b", "effect": "NoSchedule"}]},
+    }
+    node = cluster.core.patch_node(name, body)
+    assert node.spec.unschedulable is True
+    assert "a" not in [taint.key for taint in node.spec.taints]
+    assert node.metadata.labels["gpu"] == "h200"
+    assert node.metadata.labels["x"] == "y"
+
+
+def test_a_json_patch_whose_test_fails_changes_nothing(cluster: Cluster) -> None:
+    name = cluster.node(labels={"x": "y"})
+    patch = [
+        {"op": "add", "path": "/metadata/labels/z", "value": "1"},
+        {"op": "test", "path": "/metadata/labels/x", "value": "other"},
+    ]
+    with pytest.raises(ApiException) as error:
+        cluster.core.patch_node(name, patch)
+    assert error.value.status == 422
+    assert "z" not in cluster.core.read_node(name).metadata.labels
+
+
+def test_a_stale_put_is_a_conflict(cluster: Cluster) -> None:
+    name = cluster.node()
+    first, second = cluster.core.read_node(name), cluster.core.read_node(name)
+    first.metadata.annotations = {"k": "1"}
+    cluster.core.replace_node(name, first)
+    second.metadata.annotations = {"k": "2"}
+    with pytest.raises(ApiException) as error:
+        cluster.core.replace_node(name, second)
+    refused(
+        error, 409, "the object has been modified; please apply your changes to the latest version and try again"
+    )
+
+
+def test_a_put_that_changes_nothing_keeps_the_resource_version(cluster: Cluster) -> None:
+    body = {"metadata": {"name": "same"}, "data": {"k": "1"}}
+    made = cluster.core.create_namespaced_config_map(cluster.namespace, body)
+    again = cluster.core.replace_namespaced_config_map("same", cluster.namespace, made)
+    assert again.metadata.resource_version == made.metadata.resource_version
+
+
+def test_the_status_subresource_keeps_the_spec_and_the_other_way_round(cluster: Cluster) -> None:
+    name = cluster.node(unschedulable=True)
+    heartbeat = "2026-01-01T00:00:00Z"
+    condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid", "lastHeartbeatTime": heartbeat}
+    body: dict[str, Any] = {"status": {"conditions": [condition]}, "spec": {"unschedulable": False}}
+    node = cluster.core.patch_node_status(name, body)
+    assert [c.type for c in node.status.conditions] == ["GpuHealthy"]
+    assert node.spec.unschedulable is True
+    other = {"type": "Ready", "status": "True", "reason": "r", "lastHeartbeatTime": heartbeat}
+    node = cluster.core.patch_node_status(name, {"status": {"conditions": [other]}})
+    assert {c.type for c in node.status.conditions} == {"GpuHealthy", "Ready"}
+    pod = cluster.pod("still", ready=True)
+    changed = cluster.core.patch_namespaced_pod(pod, cluster.namespace, {"status": {"phase": "Failed"}})
+    assert changed.status.phase == "Running"
+
+
+def test_a_running_pods_spec_cannot_be_changed(cluster: Cluster) -> None:
+    pod = cluster.pod("fixed", cluster.node())
+    with pytest.raises(ApiException) as error:
+        cluster.core.patch_namespaced_pod(pod, cluster.namespace, {"spec": {"hostNetwork": True}})
+    refused(error, 422, "pod updates may not change fields other than")
+
+
+def test_a_watch_gives_what_changed_after_its_version(cluster: Cluster) -> None:
+    name = cluster.node()
+    version = cluster.core.list_node().metadata.resource_version
+
+    def change() -> None:
+        time.sleep(0.3)
+        cluster.core.patch_node(name, {"metadata": {"labels": {"later": "1"}}})
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    stream = watch.Watch().stream(cluster.core.list_node, resource_version=version, timeout_seconds=1)
+    seen = [(e["type"], e["object"].metadata.name) for e in stream]
+    thread.join()
+    assert ("MODIFIED", name) in seen
+
+
+def test_a_watch_sees_an_object_leave_its_selection_as_deleted(cluster: Cluster) -> None:
+    mark = cluster.name("mark")
+    name = cluster.node(labels={"set": mark})
+    version = cluster.core.list_node().metadata.resource_version
+    cluster.core.patch_node(name, {"metadata": {"labels": {"set": "other"}}})
+    cluster.core.patch_node(name, {"metadata": {"labels": {"set": mark}}})
+    stream = watch.Watch().stream(
+        cluster.core.list_node, resource_version=version, label_selector=f"set={mark}", timeout_seconds=1
+    )
+    assert [e["type"] for e in stream] == ["DELETED", "ADDED"]
+
+
+def test_a_watch_that_asks_for_them_gets_bookmarks(cluster: Cluster) -> None:
+    stream = watch.Watch().stream(
+        cluster.core.list_namespaced_config_map,
+        cluster.namespace,
+        resource_version=cluster.core.list_namespaced_config_map(cluster.namespace).metadata.resource_version,
+        allow_watch_bookmarks=True,
+        timeout_seconds=3,
+    )
+    kinds = {event["type"] for event in stream}
+    assert kinds <= {"BOOKMARK", "ADDED"}
+    if cluster.server is not None:
+        assert "BOOKMARK" in kinds
+
+
+def test_a_watch_from_a_compacted_version_is_410_inside_the_stream(cluster: Cluster) -> None:
+    if cluster.server is None:
+        pytest.skip("a real server compacts every five minutes, not on request")
+    version = cluster.core.list_node().metadata.resource_version
+    cluster.node()
+    cluster.server.api.storage.compact()
+    with pytest.raises(ApiException) as error:
+        list(watch.Watch().stream(cluster.core.list_node, resource_version=version, timeout_seconds=1))
+    assert error.value.status == 410
+
+
+def budget(cluster: Cluster, app: str, **spec: Any) -> str:
+    name = f"budget-{app}-{len(spec)}"
+    body = {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"app": app}}, **spec}}
+    client.PolicyV1Api(cluster.api).create_namespaced_pod_disruption_budget(cluster.namespace, body)
+    return name
+
+
+def settled(cluster: Cluster, name: str, pods: int) -> None:
+    """Waits until the disruption controller has counted the pods."""
+    policy = client.PolicyV1Api(cluster.api)
+    for _ in range(100):
+        status = policy.read_namespaced_pod_disruption_budget(name, cluster.namespace).status
+        if status and status.expected_pods == pods and status.observed_generation:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"budget {name} was not reconciled")
+
+
+def evict(cluster: Cluster, pod: str, **options: Any) -> None:
+    body = {"metadata": {"name": pod, "namespace": cluster.namespace}, **options}
+    cluster.core.create_namespaced_pod_eviction(pod, cluster.namespace, body)
+
+
+def test_an_eviction_that_a_budget_forbids_is_429_and_the_pod_stays(cluster: Cluster) -> None:
+    pod = cluster.pod("a1", cluster.node(), labels={"app": "a"})
+    settled(cluster, budget(cluster, "a", minAvailable=1), 1)
+    with pytest.raises(ApiException) as error:
+        evict(cluster, pod)
+    refused(error, 429, "Cannot evict pod as it would violate the pod's disruption budget.")
+    assert cluster.core.read_namespaced_pod(pod, cluster.namespace).metadata.deletion_timestamp is None
+
+
+def test_an_eviction_within_the_budget_spends_it(cluster: Cluster) -> None:
+    node = cluster.node()
+    first, second = (cluster.pod(name, node, labels={"app": "b"}) for name in ("b1", "b2"))
+    settled(
+        cluster,
+        budget(cluster, "b", maxUnavailable=1) if cluster.server else budget(cluster, "b", minAvailable=1),
+        2,
+    )
+    evict(cluster, first)
+    pod = cluster.core.read_namespaced_pod(first, cluster.namespace)
+    assert pod.metadata.deletion_timestamp is not None
+    with pytest.raises(ApiException) as error:
+        evict(cluster, second)
+    assert error.value.status == 429
+
+
+def test_an_eviction_of_a_pod_that_is_gone_is_404(cluster: Cluster) -> None:
+    with pytest.raises(ApiException) as error:
+        evict(cluster, "gone")
+    assert error.value.status == 404
+
+
+def test_a_pod_under_two_budgets_cannot_be_evicted(cluster: Cluster) -> None:
+    pod = cluster.pod("c1", cluster.node(), labels={"app": "c"})
+    settled(cluster, budget(cluster, "c", minAvailable=0), 1)
+    settled(cluster, budget(cluster, "c", minAvailable=0, unhealthyPodEvictionPolicy="AlwaysAllow"), 1)
+    with pytest.raises(ApiException) as error:
+        evict(cluster, pod)
+    refused(error, 500, "more than one PodDisruptionBudget")
+
+
+def test_a_dry_run_eviction_leaves_the_pod(cluster: Cluster) -> None:
+    pod = cluster.pod("d1", cluster.node())
+    cluster.core.create_namespaced_pod_eviction(
+        pod, cluster.namespace, {"metadata": {"name": pod, "namespace": cluster.namespace}}, dry_run="All"
+    )
+    assert cluster.core.read_namespaced_pod(pod, cluster.namespace).metadata.deletion_timestamp is None
+
+
+def test_a_pod_on_a_node_is_deleted_gracefully_and_at_once_with_zero_grace(cluster: Cluster) -> None:
+    pod = cluster.pod("e1", cluster.node())
+    cluster.core.delete_namespaced_pod(pod, cluster.namespace)
+    assert cluster.core.read_namespaced_pod(pod, cluster.namespace).metadata.deletion_grace_period_seconds == 30
+    cluster.core.delete_namespaced_pod(pod, cluster.namespace, grace_period_seconds=0)
+    with pytest.raises(ApiException) as error:
+        cluster.core.read_namespaced_pod(pod, cluster.namespace)
+    assert error.value.status == 404
+
+
+def test_a_finalizer_holds_an_object_until_it_is_removed(cluster: Cluster) -> None:
+    body = {"metadata": {"name": "held", "finalizers": ["nightshift.dev/hold"]}}
+    cluster.core.create_namespaced_config_map(cluster.namespace, body)
+    cluster.core.delete_namespaced_config_map("held", cluster.namespace)
+    held = cluster.core.read_namespaced_config_map("held", cluster.namespace)
+    assert held.metadata.deletion_timestamp is not None
+    patch = [{"op": "remove", "path": "/metadata/finalizers"}]
+    cluster.core.patch_namespaced_config_map("held", cluster.namespace, patch)
+    with pytest.raises(ApiException) as error:
+        cluster.core.read_namespaced_config_map("held", cluster.namespace)
+    assert error.value.status == 404
+
+
+def test_a_delete_with_another_uid_is_a_conflict(cluster: Cluster) -> None:
+    cluster.core.create_namespaced_config_map(cluster.namespace, {"metadata": {"name": "mine"}})
+    with pytest.raises(ApiException) as error:
+        cluster.core.delete_namespaced_config_map(
+            "mine", cluster.namespace, body={"preconditions": {"uid": "other"}}
+        )
+    refused(error, 409, "Precondition failed")
+
+
+def test_two_holders_of_one_lease_version_cannot_both_win(cluster: Cluster) -> None:
+    leases = client.CoordinationV1Api(cluster.api)
+    body = {"metadata": {"name": "l"}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15}}
+    leases.create_namespaced_lease(cluster.namespace, body)
+    first = leases.read_namespaced_lease("l", cluster.namespace)
+    second = leases.read_namespaced_lease("l", cluster.namespace)
+    first.spec.holder_identity, second.spec.holder_identity = "b", "c"
+    leases.replace_namespaced_lease("l", cluster.namespace, first)
+    with pytest.raises(ApiException) as error:
+        leases.replace_namespaced_lease("l", cluster.namespace, second)
+    refused(error, 409, "the object has been modified")
+
+
+def applied(cluster: Cluster, manager: str, data: dict[str, str], *, force: bool = False) -> Any:
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cm"}, "data": data}
+    return cluster.core.patch_namespaced_config_map(
+        "cm",
+        cluster.namespace,
+        body,
+        field_manager=manager,
+        force=force,
+        _content_type="application/apply-patch+yaml",
+    )
+
+
+def test_server_side_apply_conflicts_names_the_manager_and_the_field(cluster: Cluster) -> None:
+    assert [m.manager for m in applied(cluster, "m1", {"k": "1"}).metadata.managed_fields] == ["m1"]
+    with pytest.raises(ApiException) as error:
+        applied(cluster, "m2", {"k": "2"})
+    refused(error, 409, 'Apply failed with 1 conflict: conflict with \\"m1\\": .data.k')
+    assert applied(cluster, "m2", {"k": "2"}, force=True).data == {"k": "2"}
+
+
+def test_server_side_apply_removes_what_its_manager_no_longer_applies(cluster: Cluster) -> None:
+    applied(cluster, "m1", {"k": "1", "j": "1"})
+    applied(cluster, "m2", {"other": "1"})
+    assert applied(cluster, "m1", {"k": "1"}).data == {"k": "1", "other": "1"}
+
+
+def test_server_side_apply_shares_a_field_of_equal_value(cluster: Cluster) -> None:
+    applied(cluster, "m1", {"k": "1"})
+    applied(cluster, "m2", {"k": "1"})
+    assert applied(cluster, "m1", {}).data == {"k": "1"}, "m2 still applies it"
+
+
+def test_an_update_takes_a_field_from_its_applier(cluster: Cluster) -> None:
+    applied(cluster, "m1", {"k": "1"})
+    cluster.core.patch_namespaced_config_map("cm", cluster.namespace, {"data": {"k": "2"}}, field_manager="kubectl")
+    with pytest.raises(ApiException) as error:
+        applied(cluster, "m1", {"k": "1"})
+    refused(error, 409, 'conflict with \\"kubectl\\"')
+
+
+def test_a_custom_resource_is_held_to_its_schema_and_pruned(cluster: Cluster) -> None:
+    group = f"{cluster.name('ex')}.io"
+    schema = {
+        "type": "object",
+        "properties": {
+            "spec": {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer", "maximum": 10}}},
+            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        },
+    }
+    names = {"plural": "widgets", "singular": "widget", "kind": "Widget"}
+    version = {"name": "v1", "served": True, "storage": True, "subresources": {"status": {}}}
+    definition = {
+        "metadata": {"name": f"widgets.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": names,
+            "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+    extensions = client.ApiextensionsV1Api(cluster.api)
+    extensions.create_custom_resource_definition(definition)
+    time.sleep(0 if cluster.server else 2)
+    try:
+        custom = client.CustomObjectsApi(cluster.api)
+        place = (group, "v1", cluster.namespace, "widgets")
+        body = {"apiVersion": f"{group}/v1", "kind": "Widget", "metadata": {"name": "w1"}, "status": {"s": 1}}
+        made = custom.create_namespaced_custom_object(*place, {**body, "spec": {"n": 1, "unknown": 2}})
+        assert made["spec"] == {"n": 1}
+        assert "status" not in made
+        with pytest.raises(ApiException) as error:
+            custom.create_namespaced_custom_object(*place, {**body, "metadata": {"name": "w2"}, "spec": {"n": 99}})
+        refused(error, 422, "spec.n in body should be less than or equal to 10")
+    finally:
+        extensions.delete_custom_resource_definition(f"widgets.{group}")
+
+
+def test_a_service_account_may_do_only_what_its_role_says(cluster: Cluster) -> None:
+    rbac = client.RbacAuthorizationV1Api(cluster.api)
+    cluster.core.create_namespaced_service_account(cluster.namespace, {"metadata": {"name": "reader"}})
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}
+    rbac.create_namespaced_role(cluster.namespace, {"metadata": {"name": "read"}, "rules": [rule]})
+    binding = {
+        "metadata": {"name": "read"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "read"},
+        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": cluster.namespace}],
+    }
+    rbac.create_namespaced_role_binding(cluster.namespace, binding)
+    request: dict[str, Any] = {"spec": {"expirationSeconds": 600, "audiences": None}}
+    token = cluster.core.create_namespaced_service_account_token("reader", cluster.namespace, request).status.token
+    kubeconfig = {**cluster.kubeconfig, "users": [{"name": "sa", "user": {"token": token}}]}
+    context = {**cluster.kubeconfig["contexts"][0]["context"], "user": "sa"}
+    kubeconfig |= {"contexts": [{"name": "sa", "context": context}], "current-context": "sa"}
+    with config.new_client_from_config_dict(kubeconfig) as api:
+        core = client.CoreV1Api(api)
+        assert core.list_namespaced_pod(cluster.namespace).items == []
+        with pytest.raises(ApiException) as error:
+            core.patch_node("n1", {"spec": {"unschedulable": True}})
+        user = f"system:serviceaccount:{cluster.namespace}:reader"
+        refused(
+            error,
+            403,
+            f'User \\"{user}\\" cannot patch resource \\"nodes\\" in API group \\"\\" at the cluster scope',
+        )
+        review = {"spec": {"resourceAttributes": {"verb": "patch", "resource": "nodes"}}}
+        allowed = client.AuthorizationV1Api(api).create_self_subject_access_review(review).status.allowed
+        assert allowed is False
+
+
+def test_an_unknown_token_is_unauthorized(cluster: Cluster) -> None:
+    kubeconfig = {**cluster.kubeconfig, "users": [{"name": "x", "user": {"token": "forged"}}]}
+    context = {**cluster.kubeconfig["contexts"][0]["context"], "user": "x"}
+    kubeconfig |= {"contexts": [{"name": "x", "context": context}], "current-context": "x"}
+    with config.new_client_from_config_dict(kubeconfig) as api, pytest.raises(ApiException) as error:
+        client.CoreV1Api(api).list_node()
+    assert error.value.status == 401
+
+
+def test_what_is_not_implemented_answers_501(cluster: Cluster) -> None:
+    if cluster.server is None:
+        pytest.skip("a real server implements it")
+    pod = cluster.pod("logs", cluster.node())
+    with pytest.raises(ApiException) as error:
+        cluster.core.read_namespaced_pod_log(pod, cluster.namespace)
+    assert error.value.status == 501
