@@ -8,7 +8,7 @@ Layers, strongest last, each probed and reported as it was found in force, becau
   scratch     a tmpfs of bounded size as its only writable folder (root only; else a folder that is watched)
   rlimits     CPU seconds, file size, open files, processes, core, and address space where CUDA is not used
   landlock    read-only file system but scratch and the GPU's device nodes; executes the PTX assembler only
-  seccomp     no sockets, tracing, namespaces, mounts, kernel interfaces, or signals to others
+  seccomp     no sockets but idle Unix ones, no tracing, namespaces, mounts, kernel interfaces, or signals to others
 
 no-new-privs, rlimits, Landlock and seccomp are the *floor*: they need no privilege, and a host that cannot raise
 them refuses to start. Numbers: linux/uapi headers (seccomp.h, landlock.h, prctl.h); Landlock ABI per
@@ -112,9 +112,12 @@ def enter_namespaces(policy: Policy) -> dict[str, str]:
     scratch, scratch_bytes, uid = policy.scratch, policy.scratch_bytes, policy.uid
     layers: dict[str, str] = {}
     if os.geteuid() == 0:
-        for layer, flag in (("network", CLONE_NEWNET), ("processes", CLONE_NEWPID), ("ipc", CLONE_NEWIPC)):
+        for layer, flag in (("network", CLONE_NEWNET), ("ipc", CLONE_NEWIPC)):
             layers[layer] = _attempt(flag, "empty namespace")
         layers["mounts"] = _attempt(CLONE_NEWNS, "own namespace")
+        layers["processes"] = "shared"
+        if layers["mounts"] == "own namespace":
+            layers["processes"] = _attempt(CLONE_NEWPID, "empty namespace")
         layers["scratch"] = "folder, watched"
         if layers["mounts"] == "own namespace":
             try:
@@ -133,9 +136,15 @@ def enter_namespaces(policy: Policy) -> dict[str, str]:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{outer_uid} {outer_uid} 1")
         Path("/proc/self/gid_map").write_text(f"{outer_gid} {outer_gid} 1")
-        layers["processes"] = _attempt(CLONE_NEWPID, "empty namespace")
+    layers["processes"] = "shared (CUDA needs a /proc of its own namespace, which takes root to mount)"
     layers["scratch"] = "folder, watched"
     return layers
+
+
+def own_proc(layers: Mapping[str, str]) -> None:
+    """In the first process of a new PID namespace: a /proc that shows it, and nobody else."""
+    if layers.get("processes") == "empty namespace":
+        _call("mount", b"proc", b"/proc", b"proc", ctypes.c_ulong(14), None)  # NOSUID | NODEV | NOEXEC
 
 
 def _attempt(flags: int, name: str) -> str:
@@ -233,7 +242,8 @@ def _landlock(policy: Policy) -> str:
             ([policy.scratch], everything),
             (policy.readable, _READ),
             (policy.executable, _READ | _FS["execute"]),
-            (policy.devices, _READ | _FS["write_file"] | _FS["truncate"] | _FS["ioctl_dev"]),
+            # CUDA names its threads through /proc/self/task/*/comm and fails where it may not
+            ((*policy.devices, Path("/proc/self")), _READ | _FS["write_file"] | _FS["truncate"] | _FS["ioctl_dev"]),
         ]
         for paths, access in rules:
             for path in paths:
@@ -321,10 +331,7 @@ _DENIED: Mapping[str, tuple[int | None, int | None]] = {
     "personality": (135, 92),
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
-    "socket": (41, 198),
     "connect": (42, 203),
-    "bind": (49, 200),
-    "listen": (50, 201),
     "accept": (43, 202),
     "accept4": (288, 242),
     "sched_setaffinity": (203, 122),
@@ -335,6 +342,8 @@ _TO_SELF_ONLY: Mapping[str, tuple[int, int]] = {
     "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138),
 }
+_SOCKET = (41, 198)
+_AF_UNIX = 1
 _TKILL = (200, 130)
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
@@ -372,6 +381,13 @@ def _program(machine: str, own_pid: int) -> list[bytes]:
             _instruction(_RET, _ERRNO | _EPERM),
             _instruction(_RET, _ALLOW),
         ]
+    out += [  # the CUDA driver opens a Unix socket and listens on it; nobody may connect
+        _instruction(_JEQ, _SOCKET[column], 0, 4),
+        _instruction(_LD, 16),
+        _instruction(_JEQ, _AF_UNIX, 1, 0),
+        _instruction(_RET, _ERRNO | _EPERM),
+        _instruction(_RET, _ALLOW),
+    ]
     out += [_instruction(_JEQ, _TKILL[column], 0, 1), _instruction(_RET, _ERRNO | _EPERM)]
     out += [_instruction(_JEQ, _CLONE3[column], 0, 1), _instruction(_RET, _ERRNO | _ENOSYS)]
     out += [

@@ -166,6 +166,7 @@ def _become_host(
         os.environ.update(HOME=scratch, TMPDIR=scratch, TRITON_CACHE_DIR=f"{scratch}/triton")
         os.environ.update(TORCHINDUCTOR_CACHE_DIR=f"{scratch}/inductor", CUDA_CACHE_PATH=f"{scratch}/cuda")
         tempfile.tempdir = None
+        isolation.own_proc(layers)
         layers.update(isolation.confine(policy))
         _LIBC.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         end = Channel(line, bytes.fromhex(order["key"]), b"C")
