@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controllers.actuators.kubernetes import KubernetesActuator
 from controllers.actuators.simulated import SimulatedActuator
 
-ALL: tuple[type[SimulatedActuator], ...] = (SimulatedActuator,)
+ALL: tuple[type[SimulatedActuator] | type[KubernetesActuator], ...] = (SimulatedActuator, KubernetesActuator)

@@ -24,6 +24,7 @@ class QuarantineGpu:
         if gpu is None:
             return Proposal(None, "it is not known which one GPU this concerns")
         jobs = Reach.of(situation, gpu).jobs
+        node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
         why = "its memory degrades; no new work gets this GPU"
         if jobs:
             why += f", and {jobs[0].name} moves off it after its next checkpoint"
@@ -39,7 +40,7 @@ class QuarantineGpu:
             cost_gpu_hours=job_gpus(situation, jobs) * self._economy.restart_s / 3600.0,
             waiting_gpu_hours=self._economy.repeat_probability * crash_gpu_hours(situation, self._economy, jobs),
             note="the row remapping takes effect with the next GPU reset" if "remap" in situation.facts else "",
-            params={"after_checkpoint": True},
+            params={"after_checkpoint": True} | ({"node": node.name} if node else {}),
             preconditions=(Precondition(gpu, "quarantined", "false"),),
         )
         return Proposal(action, why)

@@ -1,0 +1,161 @@
+"""Jobs of four kinds, stopped and started as a whole: a gang is never killed rank by rank.
+
+Each kind has one field that stops all of its pods and keeps the object: `spec.suspend` of a batch/v1 Job, a JobSet
+and a RayJob, `spec.runPolicy.suspend` of a PyTorchJob (their API references). Where Kueue manages the job it owns
+that field, and its Workload's `spec.active` is the one to set (kueue.sigs.k8s.io, "Workload").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from collectors.base import Permanent
+from collectors.subject import Subject
+from controllers.actuators.kube_client import KubeClient, Object
+
+RESUME_STEP = "nightshift.dev/resume-from-step"
+"""Annotation on the job: the checkpoint hook. The job's start script resumes from the newest checkpoint whose step
+is at most this one, and must not delete later ones."""
+
+
+@dataclass(frozen=True)
+class JobKind:
+    kind: str
+    api: str
+    plural: str
+    suspend: tuple[str, ...]
+    """Path of the field that stops it."""
+    pods: str
+    """Label that carries the job's name on its pods."""
+
+
+KINDS = (
+    JobKind("Job", "apis/batch/v1", "jobs", ("spec", "suspend"), "batch.kubernetes.io/job-name"),
+    JobKind(
+        "JobSet", "apis/jobset.x-k8s.io/v1alpha2", "jobsets", ("spec", "suspend"), "jobset.sigs.k8s.io/jobset-name"
+    ),
+    JobKind(
+        "PyTorchJob",
+        "apis/kubeflow.org/v1",
+        "pytorchjobs",
+        ("spec", "runPolicy", "suspend"),
+        "training.kubeflow.org/job-name",
+    ),
+    JobKind("RayJob", "apis/ray.io/v1", "rayjobs", ("spec", "suspend"), "ray.io/originated-from-cr-name"),
+)
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A job as it stands in the cluster."""
+
+    kind: JobKind
+    namespace: str
+    name: str
+    object: Object
+
+    @property
+    def path(self) -> str:
+        return f"/{self.kind.api}/namespaces/{self.namespace}/{self.kind.plural}/{self.name}"
+
+    @property
+    def version(self) -> str:
+        return str(self.object["metadata"]["resourceVersion"])
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.object["metadata"].get("annotations") or {}
+
+    @property
+    def suspended(self) -> bool:
+        value: Any = self.object
+        for part in self.kind.suspend:
+            value = (value or {}).get(part)
+        return value is True
+
+    def with_suspend(self, value: bool) -> Object:
+        """The part of a merge patch that stops or starts it."""
+        patch: Object | bool = value
+        for part in reversed(self.kind.suspend):
+            patch = {part: patch}
+        assert isinstance(patch, dict)
+        return patch
+
+
+def split(job: Subject) -> tuple[str, str]:
+    namespace, _, name = job.name.partition("/")
+    if not namespace or not name:
+        raise Permanent(f"{job} is not namespace/job")
+    return namespace, name
+
+
+def find(kube: KubeClient, job: Subject) -> FoundJob | None:
+    """The job of that name; the outermost kind wins, since a JobSet owns Jobs. None where there is none."""
+    namespace, name = split(job)
+    found = []
+    for kind in KINDS:
+        item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}")
+        if item is not None:
+            found.append(FoundJob(kind, namespace, name, item))
+    if len(found) > 1:
+        owned = {r["uid"] for f in found for r in f.object["metadata"].get("ownerReferences") or []}
+        found = [f for f in found if f.object["metadata"]["uid"] in owned] or found
+        if len(found) > 1:
+            raise Permanent(f"{job} names {len(found)} jobs: {', '.join(f.kind.kind for f in found)}")
+    return found[0] if found else None
+
+
+def live_pods(kube: KubeClient, job: FoundJob) -> list[Object]:
+    """Pods of the job that still hold resources."""
+    path = f"/api/v1/namespaces/{job.namespace}/pods"
+    pods = kube.list(path, labelSelector=f"{job.kind.pods}={job.name}")
+    return [p for p in pods if (p.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
+
+
+def workload(kube: KubeClient, job: FoundJob) -> Object | None:
+    """Kueue's Workload of the job, if Kueue manages it: then Kueue owns the suspend field."""
+    if "kueue.x-k8s.io/queue-name" not in (job.object["metadata"].get("labels") or {}):
+        return None
+    uid = job.object["metadata"]["uid"]
+    for item in kube.list(f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{job.namespace}/workloads"):
+        if any(r.get("uid") == uid for r in item["metadata"].get("ownerReferences") or []):
+            return item
+    return None
+
+
+def is_active(workload: Object) -> bool:
+    return (workload.get("spec") or {}).get("active", True) is True
+
+
+def set_active(kube: KubeClient, workload: Object, value: bool, manager: str) -> None:
+    """Stops or starts a Workload; only if it is still what was read."""
+    version = str(workload["metadata"]["resourceVersion"])
+    kube.merge(_workload_path(workload), {"spec": {"active": value}}, version=version, manager=manager)
+
+
+def fresh(kube: KubeClient, workload: Object) -> Object:
+    return kube.get(_workload_path(workload))
+
+
+def _workload_path(workload: Object) -> str:
+    meta = workload["metadata"]
+    return f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{meta['namespace']}/workloads/{meta['name']}"
+
+
+def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
+    """The outermost job above a pod, through its owner references; None for a pod that no job owns."""
+    namespace = pod["metadata"]["namespace"]
+    found: FoundJob | None = None
+    current = pod
+    for _ in range(4):
+        owner = next((r for r in current["metadata"].get("ownerReferences") or [] if r.get("controller")), None)
+        kind = next((k for k in KINDS if owner and owner["kind"] == k.kind), None)
+        if owner is None or kind is None:
+            return found
+        item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{owner['name']}")
+        if item is None:
+            return found
+        found = FoundJob(kind, namespace, owner["name"], item)
+        current = item
+    return found

@@ -1,0 +1,77 @@
+"""Nodes as mitigations see them: cordoned or not, which pods a drain must move, which GPUs are quarantined.
+
+A drain leaves what `kubectl drain` leaves: mirror pods, pods of a DaemonSet and pods that have ended
+(kubernetes.io/docs/tasks/administer-cluster/safely-drain-node).
+"""
+
+from __future__ import annotations
+
+from collectors.base import Temporary
+from controllers.actuators.kube_client import KubeClient, Object
+
+QUARANTINE = "nightshift.dev/quarantined-gpus"
+"""Annotation of a node: UUIDs separated by commas."""
+QUARANTINE_LABEL = "nightshift.dev/quarantined"
+"""Label of a node with at least one quarantined GPU, for schedulers' node affinity."""
+
+
+def path(name: str) -> str:
+    return f"/api/v1/nodes/{name}"
+
+
+def is_cordoned(node: Object) -> bool:
+    return (node.get("spec") or {}).get("unschedulable") is True
+
+
+def quarantined(node: Object) -> list[str]:
+    text = (node["metadata"].get("annotations") or {}).get(QUARANTINE, "")
+    return [uuid for uuid in text.split(",") if uuid]
+
+
+def quarantine_patch(uuids: list[str]) -> Object:
+    label = "true" if uuids else None
+    return {"metadata": {"annotations": {QUARANTINE: ",".join(uuids) or None}, "labels": {QUARANTINE_LABEL: label}}}
+
+
+def node_that_quarantines(kube: KubeClient, uuid: str) -> str | None:
+    for node in kube.list("/api/v1/nodes", labelSelector=f"{QUARANTINE_LABEL}=true"):
+        if uuid in quarantined(node):
+            return str(node["metadata"]["name"])
+    return None
+
+
+def evictable(kube: KubeClient, node: str) -> list[Object]:
+    """Pods that a drain has to move."""
+    pods = kube.list("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
+    return [pod for pod in pods if _must_move(pod)]
+
+
+def _must_move(pod: Object) -> bool:
+    meta = pod["metadata"]
+    if "kubernetes.io/config.mirror" in (meta.get("annotations") or {}):
+        return False
+    if any(r.get("controller") and r["kind"] == "DaemonSet" for r in meta.get("ownerReferences") or []):
+        return False
+    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def evict(kube: KubeClient, pod: Object, grace_s: int | None) -> str:
+    """Asks for one eviction (policy/v1) of this very pod; returns what is waited for. A budget's 429 is a wait."""
+    meta = pod["metadata"]
+    name = f"{meta['namespace']}/{meta['name']}"
+    if meta.get("deletionTimestamp"):
+        return f"pod {name} is terminating"
+    options: Object = {"preconditions": {"uid": meta["uid"]}}
+    if grace_s is not None:
+        options["gracePeriodSeconds"] = grace_s
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        "deleteOptions": options,
+    }
+    try:
+        kube.request("POST", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction", body=body)
+    except Temporary as error:
+        return f"pod {name} waits: {error}"
+    return f"pod {name} is terminating"

@@ -1,0 +1,304 @@
+"""Mitigations on a Kubernetes API server, ours or a real one: done once, read back, and never somebody else's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from collectors.base import Permanent, Temporary
+from collectors.subject import Subject, SubjectKind
+from controllers.action import Action, ActionKind, Actuator, BlastRadius, OutcomeStatus, Precondition, Undo
+from controllers.actuators.kube_client import KubeClient
+from controllers.actuators.kube_jobs import RESUME_STEP
+from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from tests.kubernetes_api.cluster import Cluster
+
+_numbers = itertools.count()
+S = OutcomeStatus
+
+
+@pytest.fixture
+def actuator(cluster: Cluster) -> KubernetesActuator:
+    return KubernetesActuator(KubernetesSettings(drain_grace_s=0), KubeClient(cluster.api), now_s=lambda: 1000.0)
+
+
+def plan(kind: ActionKind, target: str, subject: SubjectKind, **params: Any) -> Action:
+    return Action(
+        id=f"act-{next(_numbers)}",
+        kind=kind,
+        target=Subject(subject, target),
+        why="because",
+        blast_radius=BlastRadius(),
+        undo=Undo(True, "undo it"),
+        expires_at_s=2000.0,
+        params=params,
+    )
+
+
+def on_node(kind: ActionKind, node: str) -> Action:
+    return plan(kind, node, SubjectKind.NODE)
+
+
+def schedulable(cluster: Cluster, node: str) -> bool:
+    return not cluster.core.read_node(node).spec.unschedulable
+
+
+def test_it_fulfils_the_actuator_contract(actuator: KubernetesActuator) -> None:
+    assert isinstance(actuator, Actuator)
+    assert actuator.kinds() == frozenset(KubernetesActuator.TARGETS)
+
+
+def test_a_cordon_happens_once_is_read_back_and_taken_back(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    node = cluster.node()
+    action = on_node(ActionKind.CORDON, node)
+    assert actuator.read(action).status is S.NOT_DONE
+    assert actuator.execute(action).status is S.DONE
+    assert not schedulable(cluster, node)
+    assert actuator.execute(action).status is S.ALREADY_DONE
+    assert actuator.read(action).status is S.DONE
+    assert actuator.undo(action).status is S.DONE
+    assert schedulable(cluster, node)
+    assert actuator.undo(action).status is S.ALREADY_DONE
+
+
+def test_what_a_person_cordoned_is_never_uncordoned(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    node = cluster.node(unschedulable=True)
+    action = on_node(ActionKind.CORDON, node)
+    assert "somebody else" in actuator.execute(action).detail
+    assert actuator.undo(action).status is S.REFUSED
+    assert actuator.execute(on_node(ActionKind.UNCORDON, node)).status is S.REFUSED
+    assert not schedulable(cluster, node)
+
+
+def test_a_person_who_uncordons_has_the_last_word(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    node = cluster.node()
+    action = on_node(ActionKind.CORDON, node)
+    actuator.execute(action)
+    cluster.core.patch_node(node, {"spec": {"unschedulable": None}})
+    assert actuator.execute(action).status is S.REFUSED
+    assert actuator.read(action).status is S.NOT_DONE
+    assert schedulable(cluster, node)
+
+
+def test_our_cordon_can_be_uncordoned_by_another_action(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    node = cluster.node()
+    actuator.execute(on_node(ActionKind.CORDON, node))
+    assert actuator.execute(on_node(ActionKind.UNCORDON, node)).status is S.DONE
+    assert schedulable(cluster, node)
+
+
+def test_a_node_that_changed_since_it_was_read_is_not_written(
+    cluster: Cluster, actuator: KubernetesActuator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cluster.node()
+    reading: Callable[..., Any] = KubeClient.get
+
+    def meddle(self: KubeClient, path: str) -> Any:
+        found = reading(self, path)
+        cluster.core.patch_node(node, {"metadata": {"labels": {"other": "writer"}}})
+        return found
+
+    monkeypatch.setattr(KubeClient, "get", meddle)
+    with pytest.raises(Temporary, match="the object has been modified"):
+        actuator.execute(on_node(ActionKind.CORDON, node))
+    assert schedulable(cluster, node)
+
+
+def test_preconditions_that_no_longer_hold_are_named(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    node = Subject(SubjectKind.NODE, cluster.node(unschedulable=True))
+    gone = Subject(SubjectKind.NODE, "gone")
+    action = on_node(ActionKind.CORDON, node.name)
+    conditions = (Precondition(node, "cordoned", "false"), Precondition(gone, "cordoned", "false"))
+    changed = actuator.changed(replace(action, preconditions=conditions))
+    assert changed == [f"{node}: cordoned is true, expected false", "node:gone does not exist any more"]
+
+
+def finished(act: Callable[[], Any], between: Callable[[], None] = lambda: None, rounds: int = 5) -> Any:
+    """Calls until the action is no longer under way."""
+    for _ in range(rounds):
+        try:
+            return act()
+        except Temporary:
+            between()
+    raise AssertionError(f"still under way after {rounds} calls")
+
+
+def test_a_drain_moves_what_must_move_and_leaves_the_rest(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    node = cluster.node()
+    daemon = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "1", "controller": True}]
+    stay = cluster.pod("daemon", node, ownerReferences=daemon)
+    cluster.pod("plain", node)
+    cluster.pod("elsewhere", cluster.node())
+    action = on_node(ActionKind.DRAIN, node)
+    assert finished(lambda: actuator.execute(action)).status is S.DONE
+    left = {p.metadata.name for p in cluster.core.list_namespaced_pod(cluster.namespace).items}
+    assert left == {stay, "elsewhere"}
+    assert actuator.read(action).status is S.DONE
+
+
+def test_a_drain_waits_for_a_disruption_budget_and_says_so(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    if cluster.server is None:
+        pytest.skip("a real disruption controller needs time that this test does not give it")
+    node = cluster.node()
+    cluster.pod("guarded", node, labels={"app": "a"})
+    body = {"metadata": {"name": "b"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}}}
+    policy = client.PolicyV1Api(cluster.api)
+    policy.create_namespaced_pod_disruption_budget(cluster.namespace, body)
+    action = on_node(ActionKind.DRAIN, node)
+    with pytest.raises(Temporary, match="would violate the pod's disruption budget"):
+        actuator.execute(action)
+    assert actuator.read(action).status is S.NOT_DONE
+    policy.delete_namespaced_pod_disruption_budget("b", cluster.namespace)
+    assert finished(lambda: actuator.execute(action)).status is S.DONE
+
+
+def job(cluster: Cluster, name: str, nodes: list[str]) -> str:
+    """A Job whose pods run on the given nodes, without a Job controller."""
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "registry.invalid/none"}]}}
+    body = {
+        "metadata": {"name": name},
+        "spec": {"parallelism": len(nodes), "completions": len(nodes), "template": template},
+    }
+    made = client.BatchV1Api(cluster.api).create_namespaced_job(cluster.namespace, body)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made.metadata.uid, "controller": True}
+    for rank, node in enumerate(nodes):
+        labels = {"batch.kubernetes.io/job-name": name}
+        cluster.pod(f"{name}-{rank}", node, labels=labels, ownerReferences=[owner])
+    return f"{cluster.namespace}/{name}"
+
+
+def stop_pods(cluster: Cluster, name: str) -> Callable[[], None]:
+    """What the Job controller and kubelets do once a job is suspended."""
+
+    def stop() -> None:
+        if client.BatchV1Api(cluster.api).read_namespaced_job(name, cluster.namespace).spec.suspend:
+            cluster.core.delete_collection_namespaced_pod(
+                cluster.namespace, label_selector=f"batch.kubernetes.io/job-name={name}", grace_period_seconds=0
+            )
+
+    return stop
+
+
+def test_a_job_is_stopped_whole_and_resumes_from_the_named_step(
+    cluster: Cluster, actuator: KubernetesActuator
+) -> None:
+    if cluster.server is None:
+        pytest.skip("a real Job controller would make pods of its own")
+    target = job(cluster, "train", [cluster.node(), cluster.node()])
+    action = plan(ActionKind.RESTART_JOB, target, SubjectKind.JOB, checkpoint_step=84000)
+    with pytest.raises(Temporary, match="stopping"):
+        actuator.execute(action)
+    with pytest.raises(Temporary, match="2 pods left"):
+        actuator.execute(action)
+    assert actuator.read(action).status is S.NOT_DONE
+    assert finished(lambda: actuator.execute(action), stop_pods(cluster, "train")).status is S.DONE
+    found = client.BatchV1Api(cluster.api).read_namespaced_job("train", cluster.namespace)
+    assert found.spec.suspend is False
+    assert found.metadata.annotations[RESUME_STEP] == "84000"
+    assert actuator.read(action).status is S.DONE
+    assert actuator.execute(action).status is S.DONE, "a repeat does not stop it again"
+    assert client.BatchV1Api(cluster.api).read_namespaced_job("train", cluster.namespace).spec.suspend is False
+
+
+def test_a_job_that_somebody_suspended_is_not_started(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    if cluster.server is None:
+        pytest.skip("a real Job controller would make pods of its own")
+    target = job(cluster, "held", [cluster.node()])
+    client.BatchV1Api(cluster.api).patch_namespaced_job("held", cluster.namespace, {"spec": {"suspend": True}})
+    with pytest.raises(Permanent, match="suspended by somebody else"):
+        actuator.execute(plan(ActionKind.RESTART_JOB, target, SubjectKind.JOB))
+
+
+def test_a_job_under_kueue_is_stopped_through_its_workload(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    if cluster.server is None:
+        pytest.skip("needs Kueue's definition, which this test would overwrite")
+    names = {"plural": "workloads", "singular": "workload", "kind": "Workload"}
+    preserved = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": preserved}}}
+    version = {"name": "v1beta1", "served": True, "storage": True, "schema": schema}
+    spec = {"group": "kueue.x-k8s.io", "scope": "Namespaced", "names": names, "versions": [version]}
+    definition = {"metadata": {"name": "workloads.kueue.x-k8s.io"}, "spec": spec}
+    client.ApiextensionsV1Api(cluster.api).create_custom_resource_definition(definition)
+    target = job(cluster, "queued", [cluster.node()])
+    queue = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}
+    found = client.BatchV1Api(cluster.api).patch_namespaced_job("queued", cluster.namespace, queue)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "queued", "uid": found.metadata.uid}
+    place = ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads")
+    custom = client.CustomObjectsApi(cluster.api)
+    meta = {"name": "job-queued", "ownerReferences": [owner]}
+    workload = {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "Workload",
+        "metadata": meta,
+        "spec": {"active": True},
+    }
+    custom.create_namespaced_custom_object(*place, workload)
+    action = plan(ActionKind.RESTART_JOB, target, SubjectKind.JOB)
+    with pytest.raises(Temporary, match="1 pods left"):
+        actuator.execute(action)
+    assert custom.get_namespaced_custom_object(*place, "job-queued")["spec"]["active"] is False
+    cluster.core.delete_namespaced_pod("queued-0", cluster.namespace, grace_period_seconds=0)
+    assert actuator.execute(action).status is S.DONE
+    assert custom.get_namespaced_custom_object(*place, "job-queued")["spec"]["active"] is True
+
+
+def test_a_drain_stops_a_gang_once_and_not_rank_by_rank(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    if cluster.server is None:
+        pytest.skip("a real Job controller would make pods of its own")
+    sick, well = cluster.node(), cluster.node()
+    job(cluster, "gang", [sick, sick, well])
+    action = on_node(ActionKind.DRAIN, sick)
+    with pytest.raises(Temporary, match="stopping"):
+        actuator.execute(action)
+    pods = cluster.core.list_namespaced_pod(cluster.namespace).items
+    assert [p.metadata.deletion_timestamp for p in pods] == [None] * 3, "no rank was evicted on its own"
+    assert finished(lambda: actuator.execute(action), stop_pods(cluster, "gang")).status is S.DONE
+    assert client.BatchV1Api(cluster.api).read_namespaced_job("gang", cluster.namespace).spec.suspend is False
+
+
+def test_a_missing_job_and_a_bare_pod_are_refused(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    with pytest.raises(Permanent, match="does not exist"):
+        actuator.execute(plan(ActionKind.RESTART_JOB, f"{cluster.namespace}/none", SubjectKind.JOB))
+    cluster.pod("bare", cluster.node())
+    outcome = actuator.execute(plan(ActionKind.RESTART_POD, f"{cluster.namespace}/bare", SubjectKind.POD))
+    assert outcome.status is S.REFUSED
+    assert "would not come back" in outcome.detail
+
+
+def test_a_pod_with_a_controller_is_deleted_once(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    owner = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "1", "controller": True}]
+    cluster.pod("owned", cluster.node(), ownerReferences=owner)
+    action = plan(ActionKind.RESTART_POD, f"{cluster.namespace}/owned", SubjectKind.POD)
+    with pytest.raises(Temporary, match="terminating"):
+        actuator.execute(action)
+    cluster.core.delete_namespaced_pod("owned", cluster.namespace, grace_period_seconds=0)
+    assert actuator.execute(action).status is S.DONE
+
+
+def test_a_gpu_is_quarantined_beside_others_and_taken_back(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    node = cluster.node()
+    first = plan(ActionKind.QUARANTINE_GPU, "GPU-1", SubjectKind.GPU, node=node)
+    second = plan(ActionKind.QUARANTINE_GPU, "GPU-2", SubjectKind.GPU, node=node)
+    assert actuator.execute(first).status is S.DONE
+    assert actuator.execute(second).status is S.DONE
+    meta = cluster.core.read_node(node).metadata
+    assert meta.annotations["nightshift.dev/quarantined-gpus"] == "GPU-1,GPU-2"
+    assert meta.labels["nightshift.dev/quarantined"] == "true"
+    assert actuator.undo(first).status is S.DONE
+    assert actuator.undo(second).status is S.DONE
+    assert "nightshift.dev/quarantined" not in (cluster.core.read_node(node).metadata.labels or {})
+
+
+def test_a_server_that_is_away_is_temporary(cluster: Cluster) -> None:
+    from kubernetes.client import ApiClient, Configuration
+
+    away = KubernetesActuator(
+        KubernetesSettings(), KubeClient(ApiClient(Configuration(host="http://127.0.0.1:1", retries=False)))
+    )
+    with pytest.raises(Temporary, match="no answer to GET"):
+        away.execute(on_node(ActionKind.CORDON, "n1"))
