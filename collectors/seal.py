@@ -70,7 +70,7 @@ def _number(value: float, path: str) -> str:
     if value == 0:
         return "0"
     sign = "-" if value < 0 else ""
-    digits, _, exponent = repr(abs(value)).lower().partition("e")
+    digits, _, exponent = float.__repr__(abs(value)).lower().partition("e")
     whole, _, fraction = digits.partition(".")
     point = len(whole) + int(exponent or 0)
     figures = (whole + fraction).rstrip("0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +86,8 @@ def test_a_restored_signer_is_the_same_signer() -> None:
 
 def test_a_fingerprint_is_the_sha_256_of_the_canonical_bytes() -> None:
     assert fingerprint({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+def test_a_numpy_float_is_written_as_the_number_that_it_is() -> None:
+    """np.float64 is a float whose repr is not a number; a detector's figures must not make a record unreadable."""
+    assert canonical_json([np.float64(0.1), np.float64(-3e21)]) == canonical_json([0.1, -3e21])

@@ -1,0 +1,59 @@
+"""Serves the console from a thread of the daemon, so that the tick loop never waits for a browser."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import uvicorn
+from fastapi import FastAPI
+
+from collectors.base import Permanent
+
+_START_S = 10.0
+
+
+class Server:
+    """A uvicorn on its own thread. `start` returns when it listens; `stop` ends open connections."""
+
+    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+        self._socket = _listen(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self.port}"
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, server_header=False
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="console", daemon=True
+        )
+
+    def start(self) -> None:
+        """Raises Permanent where it does not come up."""
+        self._thread.start()
+        deadline = time.monotonic() + _START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise Permanent(f"console: {self.url} did not start")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(5.0)
+        self._socket.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The socket, bound before anything else starts, so that a taken port is said at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise Permanent(f"console.port: cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.listen(128)
+    return listener

@@ -1,0 +1,34 @@
+// The theme button, sign-in by a link, and keys: "/" lists, "g" the fleet, "a" moves to Approve (Enter then presses it).
+(() => {
+  const root = document.documentElement;
+  document.getElementById("theme")?.addEventListener("click", () => {
+    const dark = root.dataset.theme
+      ? root.dataset.theme === "dark"
+      : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    localStorage.setItem("nightshift-theme", root.dataset.theme);
+  });
+
+  // A ready link carries the token behind "#", which browsers never send or log; it is posted as the form would.
+  const form = document.getElementById("sign-in");
+  const handed = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (form && handed) {
+    history.replaceState(null, "", location.pathname + location.search);
+    form.elements.token.value = handed;
+    form.submit();
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "g") location.assign("/");
+    if (event.key === "/") { event.preventDefault(); location.assign("/incidents"); }
+    if (event.key === "a") document.querySelector('[data-key="a"]')?.focus();
+  });
+
+  const openCited = () => {
+    const cited = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (cited && cited.tagName === "DETAILS") cited.open = true;
+  };
+  addEventListener("hashchange", openCited);
+  openCited();
+})();
