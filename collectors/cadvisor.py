@@ -72,11 +72,9 @@ class CadvisorCollector(PageCollector):
             relations.add((subject, holder))
             if node is not None or _node_name(layout):
                 relations.add((holder, here))
-            job, rank = self._workload.place(namespace, pod)
+            job, _ = self._workload.place(namespace, pod)
             if job is not None:
                 relations.add((holder, job))
-            if job is not None and rank is not None:
-                relations.update(((rank, holder), (rank, job)))
         placed = [cells(kind, found) for kind, found in entries.items()]
         return Plan(layout, placed, frozenset(relations), {}, (here,), dict(rejected))
 

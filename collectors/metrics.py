@@ -32,6 +32,8 @@ class Metric:
     low: float = 0.0
     high: float = 1e18
     """Values outside cannot be: they are refused, never shown as health."""
+    zero_is_missing: bool = False
+    """Where the exporter writes 0 for "none"."""
 
 
 _G, _C = MetricType.GAUGE, MetricType.COUNTER
@@ -136,7 +138,15 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("container_memory_anonymous_bytes", _BOX, "bytes", _G, "Anonymous memory", "container_memory_rss"),
     Metric("container_memory_cache_bytes", _BOX, "bytes", _G, "Page cache", "container_memory_cache"),
-    Metric("container_memory_limit_bytes", _BOX, "bytes", _G, "Memory limit", "container_spec_memory_limit_bytes"),
+    Metric(
+        "container_memory_limit_bytes",
+        _BOX,
+        "bytes",
+        _G,
+        "Memory limit",
+        "container_spec_memory_limit_bytes",
+        zero_is_missing=True,
+    ),
     Metric("container_oom_events_total", _BOX, "events", _C, "OOM kills", "container_oom_events_total"),
     Metric("node_memory_total_bytes", _NODE, "bytes", _G, "Host memory", "node_memory_MemTotal_bytes"),
     Metric("node_memory_available_bytes", _NODE, "bytes", _G, "Host memory left", "node_memory_MemAvailable_bytes"),

@@ -79,6 +79,7 @@ class Rows:
         self.column = {metric.exported_as: number for number, metric in enumerate(metrics)}
         self._low = np.array([metric.low for metric in metrics])
         self._high = np.array([metric.high for metric in metrics])
+        self._zero_is_missing = np.array([metric.zero_is_missing for metric in metrics])
         self._counters = np.array(
             [n for n, metric in enumerate(metrics) if metric.type is MetricType.COUNTER], dtype=np.int64
         )
@@ -98,6 +99,7 @@ class Rows:
         rejected: dict[Reason, int] = {}
         raw = sample_values[where.position]
         values = (without_blanks(raw) if blanks else raw) * where.scale
+        values[(values == 0) & self._zero_is_missing[where.column]] = np.nan
         wrong = ~np.isnan(values) & ~((values >= self._low[where.column]) & (values <= self._high[where.column]))
         _refuse(values, wrong, Reason.MALFORMED, rejected)
         times: Floats | float = float(at_s)

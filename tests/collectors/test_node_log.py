@@ -1,0 +1,123 @@
+"""Kernel lines over HTTP: each once, in order, with gaps and restarts told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from collectors.check import check_collect
+from collectors.frame import Reason
+from collectors.kernel_event import KernelEventKind
+from collectors.node_log import NodeLogCollector
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Batch
+
+NOW = 1_795_260_000.0
+XID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
+
+
+class Log:
+    """A node agent's endpoint over a list of texts."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, float, str]] = []
+
+    def __call__(self, handler: BaseHTTPRequestHandler) -> None:
+        after = int(parse_qs(urlsplit(handler.path).query)["after"][0])
+        if self.lines and self.lines[-1][0] < after:
+            after = -1
+        rows = ({"cursor": c, "t_s": t, "text": x} for c, t, x in self.lines if c > after)
+        body = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+
+@pytest.fixture
+def collector(opened: Any, page_server: Any) -> Callable[..., NodeLogCollector]:
+    def make(path: str = "/k", **settings: Any) -> NodeLogCollector:
+        url = page_server.at(path)
+        made: NodeLogCollector = opened(
+            NodeLogCollector(NodeLogCollector.Settings(urls=[url], nodes={url: "n1"}, **settings))
+        )
+        return made
+
+    return make
+
+
+def take(of: NodeLogCollector) -> Batch:
+    return check_collect(of, NOW, Inventory(), 2.0)
+
+
+def test_every_line_arrives_once(collector: Any, page_server: Any) -> None:
+    log, of = Log(), collector()
+    page_server.pages["/k"] = log
+    log.lines = [(n, NOW - 10 + n, f"line {n}") for n in range(3)]
+    assert [r.text for r in take(of).logs] == ["line 0", "line 1", "line 2"]
+    log.lines.append((3, NOW - 1, XID))
+    batch = take(of)
+    assert [r.offset for r in batch.logs] == [3]
+    (event,) = batch.events
+    assert (event.kind, event.code, event.node) == (KernelEventKind.XID, 79, Subject(SubjectKind.NODE, "n1"))
+    assert event.record.at.t_s == NOW - 1
+    assert take(of).logs == []
+
+
+def test_a_log_that_began_anew_is_read_from_its_start_and_told(collector: Any, page_server: Any) -> None:
+    log, of = Log(), collector()
+    page_server.pages["/k"] = log
+    log.lines = [(n, NOW, "x") for n in range(100)]
+    take(of)
+    log.lines = [(0, NOW, "Linux version 6.1.0 (x)"), (1, NOW, XID)]
+    assert [e.kind for e in take(of).events] == [KernelEventKind.GAP, KernelEventKind.BOOT, KernelEventKind.XID]
+    assert take(of).events == () or take(of).events == []
+
+
+def test_a_flood_keeps_every_event_drops_plain_lines_and_says_so(collector: Any, page_server: Any) -> None:
+    log, of = Log(), collector(max_lines=10)
+    page_server.pages["/k"] = log
+    log.lines = [(n, NOW, XID if n % 100 == 50 else "noise") for n in range(1000)]
+    batch = take(of)
+    assert sum(e.kind is KernelEventKind.XID for e in batch.events) == 10
+    assert batch.events[-1].kind is KernelEventKind.GAP
+    assert len(batch.logs) <= 20
+    assert batch.sources[0].rejected[Reason.TOO_LARGE] == 1000 - len(batch.logs)
+
+
+def test_lines_that_are_none_are_counted_and_the_others_used(collector: Any, page_server: Any) -> None:
+    good = json.dumps({"cursor": 5, "t_s": NOW, "text": XID})
+    bad = [
+        "nonsense",
+        "[]",
+        '{"cursor": "1", "t_s": 1, "text": "x"}',
+        '{"cursor": 1}',
+        '{"cursor":1,"t_s":1,"text":2}',
+    ]
+    page_server.pages["/k"] = ("\n".join([*bad, good]) + "\n").encode()
+    batch = take(collector())
+    assert batch.sources[0].rejected == {Reason.MALFORMED: 5}
+    assert len(batch.events) == 1
+
+
+def test_a_time_that_cannot_be_is_replaced_by_now_with_its_uncertainty(collector: Any, page_server: Any) -> None:
+    page_server.pages["/k"] = (json.dumps({"cursor": 1, "t_s": 1e12, "text": XID}) + "\n").encode()
+    batch = take(collector())
+    assert batch.events[0].record.at.t_s == NOW
+    assert batch.events[0].record.at.uncertainty_s > 0
+    assert batch.sources[0].rejected == {Reason.CLOCK: 1}
+
+
+def test_a_faulty_node_is_told_and_never_becomes_an_event(
+    collector: Any, faulty: tuple[Any, str, set[str]]
+) -> None:
+    _, path, _ = faulty
+    batch = check_collect(collector(path, max_bytes=100_000), NOW, Inventory(), 0.6)
+    (status,) = batch.sources
+    assert not status.ok or status.rejected or status.samples == 0
+    assert not batch.events

@@ -1,0 +1,275 @@
+"""Trainers' logs become steps: every known format, rotation, restarts, and nothing from lines that are none."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectors.check import check_collect
+from collectors.frame import Reason, StepSeries
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tail import Tail
+from collectors.tick import Batch
+from collectors.trainer_line import LinePattern, read_line
+from collectors.training_logs import TrainingLogsCollector
+from collectors.workload import WorkloadRule
+
+NOW = 1_795_266_100.0
+RANK = Subject(SubjectKind.RANK, "ml/job#3")
+MEGATRON = (
+    "[2026-11-21 13:00:00] iteration      100/  500000 | consumed samples:       102400 | elapsed time per "
+    "iteration (ms): 3456.7 | learning rate: 1.500000E-04 | global batch size:  1024 | lm loss: 6.512345E+00 | "
+    "loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+TITAN = (
+    "[titan] 2026-11-21 13:00:00,500 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  8.0123  \x1b[33mgrad_norm:  "
+    "1.2345  \x1b[34mmemory: 10.00GiB(20.00%)  tps: 12,345  tflops: 10.0  mfu: 20.0%\x1b[39m"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "figures"),
+    [
+        (MEGATRON, 100, {"step_time_s": 3.4567, "learning_rate": 1.5e-4, "loss": 6.512345, "grad_norm": 1.234}),
+        (TITAN, 10, {"loss": 8.0123, "grad_norm": 1.2345, "tokens_per_s": 12345.0}),
+        ("iter 100: loss 2.3456, time 123.45ms, mfu 12.34%", 100, {"loss": 2.3456, "step_time_s": 0.12345}),
+        (
+            "{'loss': 2.3, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.1}",
+            None,
+            {"loss": 2.3, "grad_norm": 1.25, "learning_rate": 5e-5},
+        ),
+        ("{'loss': '2.3', 'grad_norm': 'nan', 'step': 40}", 40, {"loss": 2.3, "grad_norm": math.inf}),
+        (
+            "Epoch 1:  10%|█ | 100/1000 [00:10<01:30,  2.00it/s, v_num=0, train_loss=2.300]",
+            1100,
+            {"step_time_s": 0.5, "loss": 2.3},
+        ),
+        (
+            "step=7 loss=2.5 grad_norm=1.0 lr=1e-4 step_time=250ms tokens_per_s=1000",
+            7,
+            {"loss": 2.5, "grad_norm": 1.0, "learning_rate": 1e-4, "step_time_s": 0.25, "tokens_per_s": 1000.0},
+        ),
+        ('{"step": 7, "train/loss": NaN, "grad_norm": 3}', 7, {"loss": math.inf, "grad_norm": 3.0}),
+        ("successfully saved checkpoint from iteration     500 to /ckpt", 500, {"checkpoint_saved": 1.0}),
+        ("Saving model checkpoint to out/checkpoint-80", 80, {"checkpoint_saved": 1.0}),
+        ("saving checkpoint to out", None, {"checkpoint_saved": 1.0}),
+        ("Saved checkpoint step=500 path=/checkpoints/x/500", 500, {"checkpoint_saved": 1.0}),
+    ],
+)
+def test_every_trainers_step_line_is_read(line: str, step: int | None, figures: dict[str, float]) -> None:
+    found = read_line(line)
+    assert found is not None
+    assert (found.step, dict(found.figures)) == (step, pytest.approx(figures))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 250: train loss 2.1012, val loss 2.2022",
+        "{'eval_loss': 2.3, 'eval_runtime': 1.0}",
+        "epoch 3 finished, loss: 2.0",
+        "Map:  57%|█████▋    | 570/1000 [00:01<00:00, 500.00 examples/s]",
+        "validation loss=2.0",
+        "saving checkpoint at iteration     500 to /ckpt in torch_dist format",
+        "",
+    ],
+)
+def test_evaluations_and_other_lines_give_no_figures(line: str) -> None:
+    found = read_line(line)
+    assert found is None or not found.figures
+
+
+def test_times_and_ranks_are_read_where_a_line_gives_them() -> None:
+    for text, t_s in [
+        ("2026-11-21T13:00:00.250Z INFO step=1 loss=2", 1795266000.25),
+        ("2026-11-21T13:00:00.25+00:00 stdout F step=1 loss=2", 1795266000.25),
+        ("[2026-11-21 14:00:00,250 +01:00] step=1 loss=2", 1795266000.25),
+        ("step=1 loss=2", None),
+    ]:
+        line = read_line(text)
+        assert line is not None
+        assert line.t_s == pytest.approx(t_s)
+    for text in (
+        "step=1 loss=2 rank=3",
+        "[rank3] step=1 loss=2",
+        "[default3]: step=1 loss=2",
+        "rank: 3 step=1 loss=2",
+    ):
+        line = read_line(text)
+        assert line is not None
+        assert line.rank == (None if "default" in text else 3)
+
+
+def test_a_format_of_ones_own_is_a_pattern_and_a_wrong_pattern_is_refused_by_name() -> None:
+    own = LinePattern.parse(r"batch (?P<step>\d+) done in (?P<step_time_ms>[\d.]+) cost (?P<loss>\S+)")
+    line = read_line("batch 12 done in 250.0 cost 3.5", [own])
+    assert line is not None
+    assert (line.step, line.figures) == (12, {"loss": 3.5, "step_time_s": 0.25})
+    for wrong in ("(", r"(?P<cost>\d+)", r"(?P<step>\d+)"):
+        with pytest.raises(ValueError, match="pattern"):
+            LinePattern.parse(wrong)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.text(max_size=120), st.sampled_from(["", "step=1 loss=", "iteration 1/2 |", "iter 1: loss ", "{'loss': "])
+)
+def test_no_line_makes_it_raise(text: str, start: str) -> None:
+    line = read_line(start + text)
+    assert line is None or not any(math.isnan(value) for value in line.figures.values())
+
+
+@pytest.mark.parametrize(
+    ("pod", "job", "rank"),
+    [
+        ("job-3", "job", 3),
+        ("llama-70b-v3-worker-12", "llama-70b-v3", 12),
+        ("job-master-0", "job", 0),
+        ("job-0-x7k2p", "job", 0),
+        ("notebook", None, None),
+    ],
+)
+def test_a_pods_name_tells_job_and_rank(pod: str, job: str | None, rank: int | None) -> None:
+    found_job, found_rank = WorkloadRule().place("ml", pod)
+    assert found_job == (None if job is None else Subject(SubjectKind.JOB, f"ml/{job}"))
+    assert found_rank == (None if rank is None else Subject(SubjectKind.RANK, f"ml/{job}#{rank}"))
+
+
+@pytest.fixture
+def collector(opened: Any, tmp_path: Path) -> Callable[..., TrainingLogsCollector]:
+    def make(**given: Any) -> TrainingLogsCollector:
+        made: TrainingLogsCollector = opened(
+            TrainingLogsCollector(TrainingLogsCollector.Settings(directory=tmp_path, **given))
+        )
+        return made
+
+    return make
+
+
+def take(of: TrainingLogsCollector, inventory: Inventory | None = None) -> Batch:
+    return check_collect(of, NOW, inventory or Inventory(), 2.0)
+
+
+def only(batch: Batch) -> StepSeries:
+    (series,) = batch.steps
+    return series
+
+
+def test_new_steps_arrive_once_with_their_rank_and_relations(collector: Any, tmp_path: Path) -> None:
+    log, of, inventory = tmp_path / "ml_job-3_trainer.log", collector(), Inventory()
+    log.write_text(
+        "2026-11-21T13:00:00Z INFO rank=3 step=1 loss=2.5\n2026-11-21T13:00:01Z INFO rank=3 step=2 loss=2.4"
+    )
+    first = only(take(of, inventory))
+    assert (first.subject, first.step.tolist(), first.t_s.tolist()) == (RANK, [1], [1795266000.0])
+    with log.open("a") as stream:
+        stream.write("\n2026-11-21T13:00:02Z INFO rank=3 step=3 loss=nan\n")
+    second = only(take(of, inventory))
+    assert second.step.tolist() == [2, 3]
+    assert second.column("loss").tolist() == [2.4, math.inf]
+    assert np.isnan(second.column("grad_norm")).all()
+    assert take(of, inventory).steps == []
+    assert inventory.parents(RANK, NOW, SubjectKind.POD) == [Subject(SubjectKind.POD, "ml/job-3")]
+    assert inventory.parents(RANK, NOW, SubjectKind.JOB) == [Subject(SubjectKind.JOB, "ml/job")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "ml_job-3_trainer.log",
+        "ml_job-3_0a1b2c3d-0000-1111-2222-333344445555/trainer/0.log",
+        f"job-3_ml_trainer-{'a' * 64}.log",
+    ],
+)
+def test_the_kubelets_layouts_and_ours_are_known(collector: Any, tmp_path: Path, path: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("step=1 loss=2.5\n")
+    assert only(take(collector())).subject == RANK
+
+
+def test_a_restart_changes_the_run_and_a_rewind_alone_does_not(collector: Any, tmp_path: Path) -> None:
+    log, of = tmp_path / "ml_job-3_trainer.log", collector()
+    runs = []
+    for text in ("step=10 loss=2\n", "step=5 loss=2\n", "Loading checkpoint step=5 rank=3\nstep=6 loss=2\n"):
+        with log.open("a") as stream:
+            stream.write(text)
+        runs.append(only(take(of)).run)
+    log.unlink()
+    log.write_text("step=1 loss=2\n")
+    runs.append(only(take(of)).run)
+    assert runs[0] == runs[1]
+    assert len(set(runs)) == 3
+
+
+def test_one_pod_of_several_ranks_is_told_apart_by_its_lines(collector: Any, tmp_path: Path) -> None:
+    (tmp_path / "ml_big-0_t.log").write_text("rank=8 step=1 loss=2\nrank=9 step=1 loss=3\n")
+    found = {s.subject.name: s.column("loss").tolist() for s in take(collector()).steps}
+    assert found == {"ml/big#8": [2.0], "ml/big#9": [3.0]}
+
+
+def test_trainers_that_print_steps_in_a_bar_and_figures_apart_are_joined(collector: Any, tmp_path: Path) -> None:
+    (tmp_path / "ml_hf-0_t.log").write_text(
+        "\r 10%|#         | 100/1000 [00:10<01:30,  2.00it/s]{'loss': 2.3, 'grad_norm': 1.2}\n"
+        "\r 20%|##        | 200/1000 [00:10<01:30,  2.00it/s]\n{'loss': 2.1, 'grad_norm': 1.2}\n"
+    )
+    found = only(take(collector()))
+    assert found.step.tolist() == [100, 200]
+    assert found.column("loss").tolist() == [2.3, 2.1]
+
+
+def test_quotable_lines_are_kept_and_bounded(collector: Any, tmp_path: Path) -> None:
+    lines = ["RuntimeError: CUDA error: uncorrectable ECC error"] + ["noise"] * 50 + ["NCCL WARN x"] * 500
+    (tmp_path / "ml_job-3_trainer.log").write_text("\n".join(lines) + "\n")
+    logs = take(collector(max_lines=20)).logs
+    assert logs[0].text.startswith("RuntimeError")
+    assert logs[0].subject == RANK
+    assert len(logs) == 20
+
+
+def test_a_huge_file_is_read_from_near_its_end_and_an_endless_line_is_skipped(
+    collector: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "ml_job-3_trainer.log"
+    log.write_text("".join(f"step={n} loss=2\n" for n in range(10_000)) + "x" * 100_000 + "\nstep=10000 loss=3\n")
+    of = collector(max_bytes=2**18)
+    batch = take(of)
+    assert only(batch).step.tolist()[-1] == 10_000
+    with log.open("a") as stream:
+        stream.write("y" * 300_000)
+    assert take(of).sources[0].rejected == {Reason.TOO_LARGE: 1}
+    with log.open("a") as stream:
+        stream.write("\nstep=10001 loss=3\n")
+    assert only(take(of)).step.tolist() == [10_001]
+
+
+def test_a_rotated_file_loses_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("1\n")
+    tail = Tail(path, 2**16)
+    assert [line for _, line in tail.read().lines] == [b"1"]
+    with path.open("a") as stream:
+        stream.write("2\n")
+    path.rename(tmp_path / "a.log.1")
+    path.write_text("3\n")
+    read = tail.read()
+    assert [line for _, line in read.lines] == [b"2", b"3"]
+    assert read.replaced
+
+
+def test_the_collector_reads_fast_enough_for_a_storm(collector: Any, tmp_path: Path) -> None:
+    for rank in range(4):
+        text = "".join(f"2026-11-21T13:00:00Z rank={rank} step={n} loss=2.5 grad_norm=1.0\n" for n in range(2500))
+        (tmp_path / f"ml_job-{rank}_t.log").write_text(text)
+    started = time.perf_counter()
+    batch = take(collector())
+    assert sum(len(s.step) for s in batch.steps) == 10_000
+    assert time.perf_counter() - started < 2.0
