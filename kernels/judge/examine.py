@@ -67,6 +67,7 @@ class HostRunner:
             "source": candidate.source,
             "entry": candidate.entry,
             "language": candidate.language,
+            "vram_bytes": process.limits.vram_bytes,
         }
         process.request(order, process.limits.import_s, stage="compile")
         return cls(process, candidate, problem)

@@ -102,6 +102,8 @@ class Host:
     def _load(self, order: Mapping[str, Any]) -> None:
         if self._device == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, order["vram_bytes"] / total))
             if order["language"] == "triton":
                 record.replace_launcher()
         torch.manual_seed(int.from_bytes(os.urandom(7), "little"))

@@ -150,7 +150,7 @@ class Judge:
         """A fresh confined process under this judge's limits."""
         process = self._zygote.start(role, self.limits)
         if self._nvml is not None:
-            process.watch_vram(self._nvml.used_bytes)
+            process.watch_vram(self._nvml.used_bytes, self._nvml.free_bytes)
         return process
 
     def solo(self, problem: Problem, case: Case) -> Solo:

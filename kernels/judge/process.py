@@ -33,6 +33,7 @@ from kernels.judge.zygote import children
 
 Role = Literal["candidate", "replay"]
 _WATCH_S = 0.05
+_VRAM_RESERVE_BYTES = 2 << 30
 _STDERR_KEPT = 64 << 10
 
 
@@ -211,6 +212,7 @@ class Process:
         self._status = status
         self._scratch = scratch
         self._vram_of: Callable[[int], int] | None = None
+        self._free_vram: Callable[[], int] | None = None
         self._ended: Refusal | None = None
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._drain, self._watch)]
@@ -263,8 +265,9 @@ class Process:
         if made:
             self.request({"op": "attach", "buffers": [asdict(lent) for lent in made]}, self.limits.call_s)
 
-    def watch_vram(self, used_bytes: Callable[[int], int]) -> None:
-        """Let the watch also ask for the device memory of this process, by its id."""
+    def watch_vram(self, used_bytes: Callable[[int], int], free_bytes: Callable[[], int]) -> None:
+        """Let the watch also ask for the device memory of this process, by its id, and for what is left."""
+        self._free_vram = free_bytes
         self._vram_of = used_bytes
 
     def descendants(self) -> list[int]:
@@ -374,6 +377,8 @@ class Process:
                 self.use.vram_bytes = max(self.use.vram_bytes, vram)
                 if vram > self.limits.vram_bytes:
                     self._end(Reason.vram_limit, f"{vram} bytes of VRAM, more than {self.limits.vram_bytes}")
+            if self._free_vram is not None and self._free_vram() < _VRAM_RESERVE_BYTES:
+                self._end(Reason.vram_limit, "left the GPU less free memory than the judge needs")
             if watched and _folder_bytes(self._scratch) > self.limits.scratch_bytes:
                 self._end(Reason.disk_limit, f"more than {self.limits.scratch_bytes} bytes written")
 

@@ -54,6 +54,7 @@ def warm(device: str) -> None:
         from triton.backends.nvidia.driver import CudaUtils
 
         CudaUtils()
+        CudaUtils.__init__ = lambda self: None  # a singleton, but each call would build it again
         get_ptxas_version(0)
     elif os.environ.get("TRITON_INTERPRET") == "1":
         from kernels.judge.record import count_interpreted
