@@ -21,7 +21,20 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.incident import IncidentState
-from agent.kinship import EFFECTS, SAME, STAGE, STORMY, Effect, Kin, Places, Same, kin_of
+from agent.kinship import (
+    EFFECTS,
+    SAME,
+    STAGE,
+    STORMY,
+    Effect,
+    Kin,
+    Places,
+    Same,
+    causal_key,
+    first_cause,
+    kin_of,
+    onset_key,
+)
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Finding, Severity, State
 
@@ -97,11 +110,6 @@ class Decision:
         return max((f.severity for f in self.findings), key=order.index)
 
 
-def first_cause(findings: Iterable[Finding]) -> Finding:
-    """The earliest stage of the causal order; within it the more severe, then the earlier onset."""
-    return min(findings, key=_causal_key)
-
-
 def correlate(
     findings: Iterable[Finding],
     known: Iterable[Known],
@@ -111,14 +119,6 @@ def correlate(
 ) -> list[Decision]:
     """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`."""
     return _Correlation(list(known), inventory, at_s, settings or Settings()).decide(_latest(findings))
-
-
-def _key(finding: Finding) -> tuple[float, str, str, str]:
-    return (finding.since.t_s, finding.fault, str(finding.subject), finding.detector)
-
-
-def _causal_key(finding: Finding) -> tuple[int, int, tuple[float, str, str, str]]:
-    return (STAGE[kin_of(finding)], -tuple(Severity).index(finding.severity), _key(finding))
 
 
 def _latest(findings: Iterable[Finding]) -> list[Finding]:
@@ -131,7 +131,7 @@ def _latest(findings: Iterable[Finding]) -> list[Finding]:
             held.summary,
         ):
             newest[finding.episode] = finding
-    return sorted(newest.values(), key=_key)
+    return sorted(newest.values(), key=onset_key)
 
 
 @dataclass
@@ -188,7 +188,7 @@ class _Correlation:
         return [Decision(Verb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)]
 
     def _place(self, fresh: list[Finding]) -> list[Decision]:
-        groups = sorted(self._same(fresh), key=lambda g: (g.stage, _key(g.findings[0])))
+        groups = sorted(self._same(fresh), key=lambda g: (g.stage, onset_key(g.findings[0])))
         homes: list[_Group] = []
         placed: dict[Subject, list[tuple[_Group, Finding]]] = defaultdict(list)
         for group in groups:
@@ -306,7 +306,7 @@ class _Correlation:
             for home, member in near.values():
                 rules = self._matching(EFFECTS, lambda r, m=member: kin_of(m) in r.causes, member, finding)  # type: ignore[misc]
                 if any(kin_of(finding) in r.effects and self._follows(member, finding, r) for r in rules):
-                    found.append((_causal_key(member), home))
+                    found.append((causal_key(member), home))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
     def _storms(self, homes: list[_Group]) -> list[_Group]:
@@ -347,7 +347,7 @@ class _Correlation:
         return [s for s in self._places.of(finding) if s.kind is scope]
 
     def _bursts(self, homes: list[_Group]) -> list[list[_Group]]:
-        ordered = sorted(homes, key=lambda h: _key(first_cause(h.findings)))
+        ordered = sorted(homes, key=lambda h: onset_key(first_cause(h.findings)))
         bursts: list[list[_Group]] = []
         last_s = -math.inf
         for home in ordered:
@@ -371,16 +371,16 @@ class _Correlation:
         return None
 
     def _decision(self, home: _Group) -> Decision:
-        found = tuple(sorted(home.findings, key=_key))
+        found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
             return Decision(Verb.OPEN, found, home.reason)
-        new_cause = _causal_key(first_cause(found))[0] < _causal_key(first_cause(home.incident.findings))[0]
+        new_cause = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
         verb = Verb.REOPEN if home.incident.resolved else Verb.ATTACH
         return Decision(verb, found, home.reason, home.incident.id, new_cause)
 
 
 def _ordered(one: Finding, other: Finding) -> tuple[Finding, Finding]:
-    return (one, other) if _key(one) <= _key(other) else (other, one)
+    return (one, other) if onset_key(one) <= onset_key(other) else (other, one)
 
 
 def _gap(earlier: Finding, later: Finding, ongoing: bool) -> float:

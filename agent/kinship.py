@@ -10,11 +10,12 @@ another error, so they are followers and never first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault, Finding
+from detectors.base import Fault, Finding, Severity
 
 MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 BUS_XIDS = frozenset({54, 79, 167})
@@ -42,6 +43,8 @@ class Kin(StrEnum):
     FOLLOWER = "follower"
     ANOMALY = "anomaly"
 
+
+HARDWARE = frozenset({Kin.MEMORY, Kin.BUS, Kin.LINK, Kin.FIRMWARE})
 
 STAGE: dict[Kin, int] = {
     Kin.MEMORY: 0,
@@ -94,9 +97,21 @@ def xid_of(finding: Finding) -> int | None:
 
 
 def kin_of(finding: Finding) -> Kin:
+    """The kin of a finding. A burst of Xids goes by its first code, but hardware comes before the crash that it
+    causes, and both before what only follows."""
     if finding.fault is not Fault.XID:
         return _BY_FAULT[finding.fault]
-    code = xid_of(finding)
+    first = xid_of(finding)
+    others = [int(code) for code in str(finding.facts.get("codes", "")).split() if code.isdigit()]
+    classes = [_class_of(code) for code in [*([] if first is None else [first]), *others]]
+    for wanted in (HARDWARE, {Kin.APPLICATION}, {Kin.FOLLOWER}):
+        for kin in classes:
+            if kin in wanted:
+                return kin
+    return Kin.FIRMWARE
+
+
+def _class_of(code: int) -> Kin:
     classes = (
         (MEMORY_XIDS, Kin.MEMORY),
         (BUS_XIDS, Kin.BUS),
@@ -105,6 +120,21 @@ def kin_of(finding: Finding) -> Kin:
         (FOLLOWER_XIDS, Kin.FOLLOWER),
     )
     return next((kin for codes, kin in classes if code in codes), Kin.FIRMWARE)
+
+
+def onset_key(finding: Finding) -> tuple[float, str, str, str]:
+    """Orders findings by onset, then by name: the same order whatever order they came in."""
+    return (finding.since.t_s, finding.fault, str(finding.subject), finding.detector)
+
+
+def causal_key(finding: Finding) -> tuple[int, int, tuple[float, str, str, str]]:
+    """Orders findings by stage, then the more severe, then the earlier onset."""
+    return (STAGE[kin_of(finding)], -tuple(Severity).index(finding.severity), onset_key(finding))
+
+
+def first_cause(findings: Iterable[Finding]) -> Finding:
+    """Of findings that belong together, the one that the causal order puts first."""
+    return min(findings, key=causal_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +162,6 @@ class Effect:
 
 _GPU, _NODE, _JOB, _POD = SubjectKind.GPU, SubjectKind.NODE, SubjectKind.JOB, SubjectKind.POD
 _DAY_S = 86_400.0
-HARDWARE = frozenset({Kin.MEMORY, Kin.BUS, Kin.LINK, Kin.FIRMWARE})
-
 SAME: tuple[Same, ...] = (
     Same(frozenset({Kin.MEMORY}), _GPU, _DAY_S, ongoing=True),
     Same(HARDWARE, _GPU, 300.0),
@@ -214,7 +242,7 @@ class Places:
         key = (finding.subject, finding.since.t_s, finding.at.t_s, covers)
         if key not in self._known:
             found = self._touched(finding.subject, finding.since.t_s, finding.at.t_s)
-            for text in filter(None, (part.strip() for part in covers.split(","))):
+            for text in covers.replace(",", " ").split():
                 try:
                     found |= self._touched(Subject.parse(text), finding.since.t_s, finding.at.t_s)
                 except ValueError:

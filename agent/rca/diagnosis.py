@@ -9,11 +9,16 @@ from enum import StrEnum
 from collectors.seal import sha256_hex
 from detectors.base import Fault
 
+SERIES = "application/vnd.nightshift.series+json"
+LOG = "text/plain; charset=utf-8"
+FACTS = "application/json"
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One numbered item of an incident's bundle (`E1`, `E2`, …). `content` is what was seen, byte for byte: text,
-    or JSON `{"t_s": […], "values": […], "unit": …, "metric": …, "subject": …}` for a series."""
+    """One numbered item of an incident's bundle (`E1`, `E2`, …). `content` is what was seen, byte for byte, by
+    `media_type`: `SERIES` is JSON `{"t_s": […], "values": […], "unit": …, "metric": …, "subject": …}`; `LOG` is one
+    line `<Unix s>\t<text>` per record; `FACTS` is JSON of any shape."""
 
     id: str
     source: str
@@ -51,13 +56,15 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One sentence with its proof: a predicate over evidence, its arguments, and quotes."""
+    """One sentence with its proof: a predicate over evidence, its arguments, and quotes. `evidence_sha256` (by
+    evidence id) is what the evidence hashed to when the claim was made: one changed byte and the claim falls."""
 
     sentence: str
     predicate: Predicate
     evidence_ids: tuple[str, ...]
     quotes: tuple[Quote, ...] = ()
     arguments: Mapping[str, str | float] = field(default_factory=dict)
+    evidence_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
 class Confidence(StrEnum):

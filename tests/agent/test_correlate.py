@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.correlate import Decision, Known, Verb, correlate, first_cause
+from agent.correlate import Decision, Known, Verb, correlate
 from agent.incident import IncidentState
-from agent.kinship import EFFECTS, SAME, STAGE, Kin, kin_of
+from agent.kinship import EFFECTS, SAME, STAGE, Kin, first_cause, kin_of
 from collectors.frame import Instant
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Fault, Finding, Severity, State

@@ -1,0 +1,292 @@
+"""Says again whether a claim is true, from the evidence's bytes alone: what does not hold is dropped and counted.
+
+A true quote proves nothing about the conclusion drawn from it, so each claim is a predicate that is evaluated here,
+whoever made it. A claim holds only if its evidence still hashes to what it hashed to when the claim was made, its
+quotes stand in that evidence byte for byte, and its predicate is true of it.
+
+    rose, fell    series: the median after `split_s` differs from the median before by `at_least` [unit]
+    preceded      the first evidence's moment lies before the second's by more than `margin_s`; a moment is the time
+                  of the quoted line, or when a series first reached `level`
+    co_located    facts of the inventory: `one` and `other` share the place `place`
+    absent        none of `patterns` (one per line) stands in a log whose source was seen to be `ok` all along
+    equals        facts: the value at `path` (dots between keys) is `value`; logs beside it are there to be quoted
+    repeated      log: lines with `pattern`; series: values of at least `level`; either at least `times`
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent.rca.diagnosis import FACTS, LOG, SERIES, Claim, Diagnosis, Evidence, Predicate, Quote
+
+MIN_QUOTE_CHARS = 3
+MAX_QUOTE_CHARS = 500
+
+
+class Ungrounded(Exception):
+    """Why a claim does not hold; said to people, never raised out of this module."""
+
+
+@dataclass(frozen=True)
+class Grounded:
+    """The claims that hold, in order, and those that fell, each with the reason."""
+
+    held: tuple[Claim, ...]
+    fell: tuple[tuple[Claim, str], ...]
+
+
+def bind(claim: Claim, evidence: Iterable[Evidence]) -> Claim:
+    """The claim with the present hashes of its evidence: done once, when it is made."""
+    hashes = {item.id: item.sha256 for item in evidence if item.id in claim.evidence_ids}
+    return replace(claim, evidence_sha256=hashes)
+
+
+def ground(claims: Iterable[Claim], evidence: Sequence[Evidence]) -> Grounded:
+    """Re-evaluates every claim over the evidence."""
+    held: list[Claim] = []
+    fell: list[tuple[Claim, str]] = []
+    for claim in claims:
+        reason = why_not(claim, evidence)
+        if reason is None:
+            held.append(claim)
+        else:
+            fell.append((claim, reason))
+    return Grounded(tuple(held), tuple(fell))
+
+
+def reground(diagnosis: Diagnosis) -> Diagnosis:
+    """A stored diagnosis as it may be shown now: only claims that still hold, the others counted as dropped."""
+    grounded = ground(diagnosis.claims, diagnosis.evidence)
+    return replace(diagnosis, claims=grounded.held, dropped=diagnosis.dropped + len(grounded.fell))
+
+
+def why_not(claim: Claim, evidence: Sequence[Evidence]) -> str | None:
+    """Why a claim does not hold over the evidence, or None where it does."""
+    by_id: dict[str, Evidence] = {}
+    for item in evidence:
+        if item.id in by_id:
+            return f"evidence {item.id} is there twice"
+        by_id[item.id] = item
+    try:
+        _check_shape(claim, by_id)
+        items = [by_id[name] for name in claim.evidence_ids]
+        _EVALUATE[claim.predicate](claim, items)
+    except Ungrounded as reason:
+        return str(reason)
+    return None
+
+
+def _check_shape(claim: Claim, by_id: Mapping[str, Evidence]) -> None:
+    if not claim.evidence_ids:
+        raise Ungrounded("it cites no evidence")
+    for name in claim.evidence_ids:
+        if name not in by_id:
+            raise Ungrounded(f"evidence {name} does not exist")
+        if claim.evidence_sha256.get(name) != by_id[name].sha256:
+            raise Ungrounded(f"evidence {name} is not what the claim was made on")
+    for quote in claim.quotes:
+        if quote.evidence_id not in claim.evidence_ids:
+            raise Ungrounded(f"it quotes {quote.evidence_id}, which it does not cite")
+        if not MIN_QUOTE_CHARS <= len(quote.text) <= MAX_QUOTE_CHARS:
+            raise Ungrounded(
+                f"a quote of {len(quote.text)} characters is not {MIN_QUOTE_CHARS} to {MAX_QUOTE_CHARS}"
+            )
+        if _bytes(quote) not in by_id[quote.evidence_id].content:
+            raise Ungrounded(f"the quote does not stand in {quote.evidence_id}")
+
+
+def _bytes(quote: Quote) -> bytes:
+    try:
+        return quote.text.encode()
+    except UnicodeEncodeError:
+        raise Ungrounded("the quote is not valid text") from None
+
+
+def _number(claim: Claim, name: str, default: float | None = None) -> float:
+    value = claim.arguments.get(name, default)
+    try:
+        found = math.nan if value is None else float(value)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise Ungrounded(f"argument {name} is not a finite number")
+    return found
+
+
+def _text(claim: Claim, name: str) -> str:
+    value = claim.arguments.get(name)
+    if not isinstance(value, str) or not value:
+        raise Ungrounded(f"argument {name} is missing")
+    return value
+
+
+def _json(item: Evidence) -> Any:
+    try:
+        return json.loads(item.content)
+    except ValueError:
+        raise Ungrounded(f"{item.id} is not JSON") from None
+
+
+def series_of(item: Evidence) -> list[tuple[float, float]]:
+    """(t_s, value) pairs of a series, missing values left out. Raises Ungrounded where it is not one."""
+    if item.media_type != SERIES:
+        raise Ungrounded(f"{item.id} is not a series")
+    read = _json(item)
+    try:
+        pairs = [
+            (float(t), float(v)) for t, v in zip(read["t_s"], read["values"], strict=True) if None not in (t, v)
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise Ungrounded(f"{item.id} is not a series") from None
+    if not pairs:
+        raise Ungrounded(f"{item.id} holds no values")
+    return pairs
+
+
+def lines_of(item: Evidence) -> list[tuple[float, str]]:
+    """(t_s, text) of each line of a log item; a line without a readable time has NaN."""
+    if item.media_type != LOG:
+        raise Ungrounded(f"{item.id} is not a log")
+    found = []
+    for line in item.content.decode(errors="replace").split("\n"):
+        time_text, tab, text = line.partition("\t")
+        if tab:
+            try:
+                found.append((float(time_text), text))
+            except ValueError:
+                found.append((math.nan, line))
+    return found
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _change(claim: Claim, item: Evidence) -> float:
+    pairs, split_s = series_of(item), _number(claim, "split_s")
+    before = [value for t_s, value in pairs if t_s <= split_s]
+    after = [value for t_s, value in pairs if t_s > split_s]
+    if not before or not after:
+        raise Ungrounded(f"{item.id} does not reach to both sides of {split_s}")
+    tail = after[-max(1, min(5, len(after))) :]
+    return _median(tail) - _median(before)
+
+
+def _rose(claim: Claim, items: list[Evidence], sign: float = 1.0) -> None:
+    at_least = _number(claim, "at_least")
+    if at_least <= 0:
+        raise Ungrounded("at_least must be above zero")
+    for item in items:
+        change = _change(claim, item)
+        if not sign * change >= at_least:
+            raise Ungrounded(f"{item.id} changed by {change:g}, not {sign * at_least:g}")
+
+
+def _fell(claim: Claim, items: list[Evidence]) -> None:
+    _rose(claim, items, -1.0)
+
+
+def _moment(claim: Claim, item: Evidence) -> float:
+    if item.media_type == SERIES:
+        level = _number(claim, "level")
+        reached = [t_s for t_s, value in series_of(item) if value >= level]
+        if not reached:
+            raise Ungrounded(f"{item.id} never reached {level:g}")
+        return reached[0]
+    quotes = [quote.text for quote in claim.quotes if quote.evidence_id == item.id]
+    if not quotes:
+        raise Ungrounded(f"it quotes no line of {item.id}")
+    times = [t_s for t_s, text in lines_of(item) if quotes[0] in text and math.isfinite(t_s)]
+    if not times:
+        raise Ungrounded(f"the quoted line of {item.id} has no time")
+    return min(times)
+
+
+def _preceded(claim: Claim, items: list[Evidence]) -> None:
+    margin_s = _number(claim, "margin_s", 0.0)
+    if margin_s < 0:
+        raise Ungrounded("margin_s must not be negative")
+    if len(items) == 1 and items[0].media_type == LOG and len(claim.quotes) == 2:
+        first, second = (
+            min((t for t, text in lines_of(items[0]) if q.text in text), default=math.nan) for q in claim.quotes
+        )
+    elif len(items) == 2:
+        first, second = (_moment(claim, item) for item in items)
+    else:
+        raise Ungrounded("it needs two moments")
+    if not first + margin_s < second:
+        raise Ungrounded(f"the first came {second - first:g} s before the second, not more than {margin_s:g} s")
+
+
+def _co_located(claim: Claim, items: list[Evidence]) -> None:
+    one, other, place = (_text(claim, name) for name in ("one", "other", "place"))
+    for item in items:
+        above = _json(item).get("above") if item.media_type == FACTS and isinstance(_json(item), dict) else None
+        if not isinstance(above, dict):
+            raise Ungrounded(f"{item.id} holds no relations")
+        for subject in (one, other):
+            if subject != place and place not in above.get(subject, ()):
+                raise Ungrounded(f"{item.id} does not put {subject} on {place}")
+
+
+def _absent(claim: Claim, items: list[Evidence]) -> None:
+    logs, facts = ([i for i in items if i.media_type == kind] for kind in (LOG, FACTS))
+    if not logs or not facts:
+        raise Ungrounded("absence needs a log and the state of its source")
+    for item in facts:
+        state = _json(item)
+        if not isinstance(state, dict) or state.get("ok") is not True:
+            raise Ungrounded(f"{item.id}: the source was not seen to be well")
+    for pattern in filter(None, _text(claim, "patterns").split("\n")):
+        for item in logs:
+            if pattern.encode(errors="replace") in item.content:
+                raise Ungrounded(f"{pattern!r} stands in {item.id}")
+
+
+def _equals(claim: Claim, items: list[Evidence]) -> None:
+    wanted = claim.arguments.get("value")
+    facts = [item for item in items if item.media_type == FACTS]
+    if not facts:
+        raise Ungrounded("it cites no facts")
+    for item in facts:
+        found = _json(item)
+        for key in _text(claim, "path").split("."):
+            if not isinstance(found, dict) or key not in found:
+                raise Ungrounded(f"{item.id} has no {claim.arguments['path']}")
+            found = found[key]
+        if isinstance(found, bool) or not isinstance(found, int | float | str):
+            raise Ungrounded(f"{item.id}: {claim.arguments['path']} is not a value")
+        if isinstance(found, str) != isinstance(wanted, str) or found != wanted:
+            raise Ungrounded(f"{item.id}: {claim.arguments['path']} is {found!r}, not {wanted!r}")
+
+
+def _repeated(claim: Claim, items: list[Evidence]) -> None:
+    times = _number(claim, "times")
+    if times < 2:
+        raise Ungrounded("once is not repeated")
+    for item in items:
+        if item.media_type == SERIES:
+            level = _number(claim, "level")
+            count = sum(value >= level for _, value in series_of(item))
+        else:
+            pattern = _text(claim, "pattern")
+            count = sum(pattern in text for _, text in lines_of(item))
+        if count < times:
+            raise Ungrounded(f"{item.id} shows it {count} times, not {times:g}")
+
+
+_EVALUATE: dict[Predicate, Callable[[Claim, list[Evidence]], None]] = {
+    Predicate.ROSE: _rose,
+    Predicate.FELL: _fell,
+    Predicate.PRECEDED: _preceded,
+    Predicate.CO_LOCATED: _co_located,
+    Predicate.ABSENT: _absent,
+    Predicate.EQUALS: _equals,
+    Predicate.REPEATED: _repeated,
+}
