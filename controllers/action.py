@@ -169,10 +169,12 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A playbook's answer: an action, or None; either way with the reason."""
+    """A playbook's answer: an action, or None; either way with the reason. `refused`: something would fit, but the
+    guard does not let it happen, so a person has to look."""
 
     action: Action | None
     reason: str
+    refused: bool = False
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ class OpenRma:
             return Proposal(None, "it is not known which one GPU this concerns")
         if "remap_failure" in situation.facts:
             why = "a row remapping failed (Xid 64): NVIDIA's criterion for a return"
-        elif number(situation, "attempt") >= 1:
+        elif number(situation, "repairs") >= 1:
             why = "the fault came back after a repair"
         else:
             return Proposal(None, "no criterion for a return is met")

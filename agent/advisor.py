@@ -1,0 +1,118 @@
+"""Answers the lifecycle's two questions about an incident: what is the cause, and what should be done?
+
+Gathers the evidence, lets the rules diagnose, turns the diagnosis into a situation, lets the catalogue choose, and
+asks the guard. Changes nothing: what it answers is stored, shown, approved and carried out elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.incident import Incident, IncidentState
+from agent.kinship import first_cause
+from agent.mitigate import choose
+from agent.rca.diagnosis import Confidence, Diagnosis
+from agent.rca.evidence import Limits, PastIncident, gather
+from agent.rca.rules import diagnose
+from collectors.frame import Instant
+from collectors.history import History
+from collectors.subject import Inventory
+from controllers.action import Action, ActionKind, Playbook, Proposal, Situation
+from controllers.guard import Commitment, Ruling, rule
+from controllers.guard import Settings as GuardSettings
+from detectors.base import Finding
+
+
+@dataclass(frozen=True)
+class Advisor:
+    """`now_s` is the daemon's clock; `can` the kinds that its actuators carry out; `begun` the actions that have
+    begun; `past` incidents that resemble one."""
+
+    history: History
+    inventory: Inventory
+    playbooks: Sequence[Playbook]
+    can: frozenset[ActionKind]
+    now_s: Callable[[], float]
+    guard_settings: GuardSettings = field(default_factory=GuardSettings)
+    begun: Callable[[], Sequence[Commitment]] = list
+    past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
+    limits: Limits = field(default_factory=Limits)
+    redact: Callable[[str], str] | None = None
+
+    def diagnose(self, incident: Incident) -> Diagnosis:
+        """The rules' diagnosis as of now, with its evidence."""
+        found = findings_of(incident)
+        at_s = self.now_s()
+        bundle = gather(
+            found, self.history, self.inventory, at_s, self.past(incident), self.limits, redact=self.redact
+        )
+        return diagnose(found, bundle, self.inventory)
+
+    def plan(self, incident: Incident) -> Proposal:
+        """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""
+        if incident.diagnosis is None:
+            return Proposal(None, "there is no diagnosis yet")
+        if incident.diagnosis.confidence is Confidence.UNKNOWN:
+            return Proposal(None, "the cause is not known well enough to act on: watched")
+        choice = choose(situation_of(incident, self.inventory, self.now_s()), self.playbooks, self.can)
+        action = choice.proposal.action
+        if action is None:
+            return choice.proposal
+        ruling = self.guard(action, self.begun())
+        if not ruling.allowed and ruling.retry_at_s is None:
+            return Proposal(
+                None, f"{action.kind} of {action.target.name} is refused: {ruling.reason}", refused=True
+            )
+        reason = choice.proposal.reason
+        if not ruling.allowed:
+            reason += f". It has to wait: {ruling.reason}"
+        milder = "; ".join(f"not {kind}: {why}" for kind, why in choice.considered)
+        return Proposal(action, f"{reason} ({milder})" if milder else reason)
+
+    def guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
+        """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""
+        return rule(action, begun, self.inventory, self.now_s(), self.guard_settings)
+
+
+def findings_of(incident: Incident) -> list[Finding]:
+    """An incident's findings, each in its newest firing form but with the state that it has now."""
+    return [
+        replace(
+            s.finding, state=s.state, at=Instant(max(s.last_seen_s, s.finding.at.t_s), clock=s.finding.at.clock)
+        )
+        for s in incident.findings
+    ]
+
+
+def situation_of(incident: Incident, inventory: Inventory, at_s: float) -> Situation:
+    """What the playbooks look at: the diagnosed cause and its facts, never text."""
+    if incident.diagnosis is None:
+        raise ValueError(f"{incident.id} has no diagnosis")
+    found = findings_of(incident)
+    repaired = sum(step.after is IncidentState.CONFIRMING for step in incident.history)
+    facts = {**incident.diagnosis.facts, "attempt": float(incident.attempt), "repairs": float(repaired)}
+    cause = first_cause(found)
+    return Situation(incident.id, incident.diagnosis.cause, cause.subject, tuple(found), inventory, at_s, facts)
+
+
+def resembling(incident: Incident, others: Iterable[Incident], limit: int = 5) -> list[PastIncident]:
+    """Past incidents with the same first fault, those on the same subject first, then the newest."""
+    cause = first_cause(findings_of(incident))
+    alike = [
+        other
+        for other in others
+        if other.id != incident.id and any(s.finding.fault is cause.fault for s in other.findings)
+    ]
+    alike.sort(key=lambda o: (cause.subject not in o.subjects, -o.opened_s))
+    return [
+        PastIncident(
+            id=other.id,
+            cause=str(other.diagnosis.cause) if other.diagnosis else "not diagnosed",
+            subject=str(other.subjects[0]),
+            opened_s=other.opened_s,
+            action=str(other.action.kind) if other.action else "none",
+            outcome=str(other.state),
+        )
+        for other in alike[:limit]
+    ]

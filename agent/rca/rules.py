@@ -1,0 +1,256 @@
+"""The rules' diagnosis: deterministic, without any model, from an incident's findings and evidence.
+
+The first cause is the earliest stage of the causal order (`agent.kinship`): hardware before leaks, leaks before
+what they kill, a crashed rank before the hang of the others; 43, 45 and 154 never first, 94 and 95 read as the
+memory error that they contain or fail to contain. What an Xid calls for comes from NVIDIA's catalogue, unless the
+driver announced its own recovery action by Xid 154. Each claim is re-evaluated over the evidence before it is kept;
+if none stands, the cause is said to be unknown: abstaining beats guessing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+
+from agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
+from agent.rca.claims import Case, Where, draft
+from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Predicate
+from agent.rca.evidence import Bundle
+from agent.rca.grounding import ground
+from collectors.subject import Inventory, Subject, SubjectKind
+from detectors.base import Fault, Finding
+from detectors.xid_catalogue import CATALOGUE, Recovery, announced_action
+
+_K = SubjectKind
+RESET = frozenset({Recovery.RESET_GPU, Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P, Recovery.RESET_GPU_IF_UVM})
+_WORST = (Recovery.REBOOT_NODE, *sorted(RESET), Recovery.CONTACT_SUPPORT, Recovery.RESTART_APP)
+SILENT = (
+    "silent data corruption is possible, not shown: no hardware error was seen, which does not exclude it, and a "
+    "clean test afterwards does not clear the hardware"
+)
+
+_SAYS: dict[Fault, str] = {
+    Fault.GPU_MEMORY_LEAK: "GPU memory leak",
+    Fault.HOST_MEMORY_LEAK: "Host memory leak",
+    Fault.LOSS_DIVERGED: "Loss diverged",
+    Fault.LOSS_NONFINITE: "Loss is not a number",
+    Fault.DATA_STALL: "Training waits for data",
+    Fault.HANG: "Job hangs",
+    Fault.STRAGGLER: "One rank is slow",
+    Fault.HBM_IMMINENT: "HBM failing",
+    Fault.HBM_DEGRADED: "HBM degrading",
+    Fault.XID: "GPU error",
+    Fault.GPU_LOST: "GPU lost",
+    Fault.NVLINK_DEGRADED: "NVLink errors",
+    Fault.PCIE_DEGRADED: "PCIe errors",
+    Fault.THROTTLE: "GPU throttled",
+    Fault.OOM_KILL: "Killed for want of host memory",
+    Fault.SOURCE_LOST: "Source lost",
+    Fault.ANOMALY: "Unusual behaviour",
+}
+_STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
+
+
+def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) -> Diagnosis:
+    """The rules' diagnosis of an incident with these findings. Deterministic."""
+    cause = first_cause(findings)
+    case = Case(cause, tuple(findings), bundle, where_of(cause, inventory))
+    grounded = ground(draft(case), bundle.items)
+    fault = fault_of(cause)
+    confidence = _confidence(case, grounded.held)
+    return Diagnosis(
+        cause=fault,
+        headline=_headline(case, fault, grounded.held),
+        confidence=confidence,
+        claims=grounded.held,
+        evidence=bundle.items,
+        caveats=tuple(_caveats(case, grounded.held)),
+        hypothesis=_hypothesis(case, grounded.held),
+        dropped=len(grounded.fell),
+        facts=_facts(case, inventory),
+    )
+
+
+def where_of(finding: Finding, inventory: Inventory) -> Where:
+    """Where a finding sat at its onset."""
+    places = Places(inventory).of(finding)
+    named = {kind: tuple(sorted(s.name for s in places if s.kind is kind)) for kind in SubjectKind}
+    ranks = named[_K.RANK]
+    if not ranks and len(named[_K.POD]) == 1:
+        pod = Subject(_K.POD, named[_K.POD][0])
+        for at_s in (finding.since.t_s, finding.at.t_s):
+            ranks = ranks or tuple(s.name for s in inventory.children(pod, at_s, _K.RANK))
+    return Where(named[_K.GPU], ranks, named[_K.POD], named[_K.JOB], named[_K.NODE])
+
+
+def fault_of(cause: Finding) -> Fault:
+    """The diagnosed fault: an Xid of a known class is said as the fault of that class."""
+    if cause.fault is not Fault.XID:
+        return cause.fault
+    kin = kin_of(cause)
+    return {Kin.MEMORY: Fault.HBM_DEGRADED, Kin.BUS: Fault.GPU_LOST, Kin.LINK: Fault.NVLINK_DEGRADED}.get(
+        kin, Fault.XID
+    )
+
+
+def codes_of(findings: Iterable[Finding]) -> tuple[int, ...]:
+    """Every Xid among findings."""
+    found: set[int] = set()
+    for finding in findings:
+        code = xid_of(finding)
+        if finding.fault is Fault.XID and code is not None:
+            found |= {code, *(int(c) for c in str(finding.facts.get("codes", "")).split() if c.isdigit())}
+    return tuple(sorted(found))
+
+
+def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:
+    """(what is called for, why) by the Xids among findings; None where there are none. An announced action (154)
+    overrides the catalogue; of several codes the gravest counts."""
+    for finding in findings:
+        announced = str(finding.facts.get("announced_recovery", ""))
+        action = announced_action(announced) if announced else None
+        if action is not None:
+            return _plain(action), f"the driver announced it (Xid 154: {announced})"
+    actions = {CATALOGUE[code].action: code for code in codes_of(findings) if code in CATALOGUE}
+    for action in _WORST:
+        if action in actions:
+            code = actions[action]
+            said = f"NVIDIA's catalogue: Xid {code} ({CATALOGUE[code].meaning}) → {action}"
+            return _plain(action), said
+    if actions:
+        code = next(iter(sorted(actions.values())))
+        return "none", f"NVIDIA's catalogue asks for nothing to be done about Xid {code}"
+    return None
+
+
+def _plain(action: Recovery) -> str:
+    return "reset_gpu" if action in RESET else action.value
+
+
+def _headline(case: Case, fault: Fault, held: Sequence[Claim]) -> str:
+    what = _SAYS[fault]
+    code = xid_of(case.cause)
+    if fault is Fault.XID and code is not None:
+        meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
+        what = f"Xid {code} ({meaning})"
+    if kin_of(case.cause) is Kin.LOSS:
+        if _jumped(held):
+            what += " after the learning rate jumped"
+        elif not case.fact("hardware_events") > 0:
+            what += ", silent corruption possible, not shown"
+        else:
+            what += ", silent corruption suspected, not proven"
+    return f"{what} · {case.where.sentence(case.cause.subject)}"
+
+
+def _jumped(held: Sequence[Claim]) -> bool:
+    return any(c.arguments.get("path") == "jumped" and c.arguments.get("value") == "yes" for c in held)
+
+
+def _confidence(case: Case, held: Sequence[Claim]) -> Confidence:
+    """How sure the cause is, by the kind of proof that stands: measured changes and orders in time weigh more than
+    what a detector says of itself."""
+    strong = sum(claim.predicate in _STRONG for claim in held)
+    quoted = any(claim.quotes for claim in held)
+    if not held or case.cause.fault is Fault.ANOMALY:
+        return Confidence.UNKNOWN
+    kin = kin_of(case.cause)
+    if kin is Kin.LOSS:
+        return Confidence.HIGH if _jumped(held) else Confidence.MEDIUM if strong else Confidence.LOW
+    if kin is Kin.FOLLOWER:
+        return Confidence.LOW
+    if kin in HARDWARE or kin in (Kin.OOM, Kin.GONE, Kin.APPLICATION):
+        return Confidence.HIGH if quoted else Confidence.MEDIUM if strong else Confidence.LOW
+    alone = kin in (Kin.GPU_LEAK, Kin.HOST_LEAK) and not any("peer" in str(c.arguments.get("path")) for c in held)
+    if strong and not alone:
+        return Confidence.HIGH
+    return Confidence.MEDIUM if strong or kin in (Kin.SOURCE, Kin.HANG, Kin.THROTTLE) else Confidence.LOW
+
+
+def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
+    found = []
+    kin = kin_of(case.cause)
+    if kin is Kin.LOSS and not _jumped(held) and not case.fact("hardware_events") > 0:
+        found.append(SILENT)
+    if kin is Kin.LOSS and case.bundle.one("learning_rate") is None:
+        found.append("the learning rate was not logged: whether it changed is not known")
+    software = kin in (Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER)
+    if software and case.where.nodes and not any(c.predicate is Predicate.ABSENT for c in held):
+        found.append("the kernel log of its nodes was not read, or shows GPU errors: hardware is not excluded")
+    if kin in (Kin.GPU_LEAK, Kin.HOST_LEAK):
+        if not math.isfinite(case.fact("peers")):
+            found.append("there are no other ranks to compare with: it may be growth that ends by itself")
+        found.append("which allocation is kept is not known from outside the process")
+    if kin is Kin.STALL:
+        found.append("whether storage, network or the loader's own code is slow was not measured")
+    if kin is Kin.FOLLOWER:
+        found.append("this Xid follows another error; that one was not seen")
+    for finding in case.findings:
+        if "sources_disagree" in finding.facts and len(found) < 4:
+            found.append(f"sources disagree on Xid {xid_of(finding)}: {finding.facts['sources_disagree']}")
+    if case.bundle.left_out:
+        found.append(f"{case.bundle.left_out} items did not fit into the evidence")
+    others = {kin_of(f) for f in case.findings} & HARDWARE
+    if len(others) > 1:
+        found.append(f"errors of several kinds together ({', '.join(sorted(others))}): the first one is named")
+    return found
+
+
+def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
+    kin = kin_of(case.cause)
+    if kin is Kin.LOSS and not _jumped(held):
+        if case.cause.fault is Fault.LOSS_DIVERGED:
+            return "a flipped bit in weights or optimizer state, bad data, or an unstable step"
+        return "an overflow, a division by zero in the data path, or a flipped bit"
+    return {
+        Kin.GPU_LEAK: "tensors kept from step to step, such as a loss that was appended without detach",
+        Kin.HOST_LEAK: "a data-loader worker or a cache that keeps what it read",
+        Kin.STALL: "slow storage, too few loader workers, or a worker that restarts",
+    }.get(kin, "")
+
+
+def _facts(case: Case, inventory: Inventory) -> dict[str, str | float]:
+    """Figures that the playbooks and the summary go by; only what is known."""
+    cause, where = case.cause, case.where
+    facts: dict[str, str | float] = {"subject": str(cause.subject), "since_s": cause.since.t_s}
+    for name, values in (("gpu", where.gpus), ("rank", where.ranks), ("job", where.jobs), ("node", where.nodes)):
+        if len(values) == 1:
+            facts[name] = values[0]
+    job = Subject(_K.JOB, where.jobs[0]) if len(where.jobs) == 1 else None
+    if job is not None:
+        facts["job_gpus"] = float(len(inventory.gpus(job, cause.at.t_s)))
+        owner = inventory.fact(job, "owner")
+        facts |= {"owner": owner} if owner else {}
+    known = {"onset_step": "onset_step", "eta_s": "eta_s", "lost_share": "lost_fraction"}
+    facts |= {to: case.fact(name) for name, to in known.items() if math.isfinite(case.fact(name))}
+    codes = codes_of(case.findings)
+    if codes and kin_of(cause) in HARDWARE | {Kin.APPLICATION, Kin.FOLLOWER}:
+        code = xid_of(cause)
+        facts["xid"] = float(code if code is not None else codes[0])
+        recovery = recovery_of(case.findings)
+        if recovery is not None:
+            facts["recovery_action"], facts["recovery_reason"] = recovery
+        if 64 in codes:
+            facts["remap_failure"] = 1.0
+        if 63 in codes:
+            facts["remap"] = 1.0
+        if MEMORY_XIDS & set(codes):
+            facts["memory_xids"] = " ".join(str(c) for c in codes if c in MEMORY_XIDS)
+    return facts | _checkpoints(case)
+
+
+def _checkpoints(case: Case) -> dict[str, str | float]:
+    """The newest checkpoint, and the newest from before the onset: in time, and in step where it is told."""
+    item = case.bundle.one("checkpoints")
+    if item is None:
+        return {}
+    saved = json.loads(item.content)
+    pairs = list(zip(saved["step"], saved["t_s"], strict=True))
+    step, at_s = pairs[-1]
+    facts: dict[str, str | float] = {"checkpoint_step": float(step), "checkpoint_s": float(at_s)}
+    onset_step, onset_s = case.fact("onset_step"), case.cause.since.t_s
+    safe = [(s, t) for s, t in pairs if t < onset_s and not s >= onset_step]
+    if safe:
+        facts |= {"safe_checkpoint_step": float(safe[-1][0]), "safe_checkpoint_s": float(safe[-1][1])}
+    return facts
