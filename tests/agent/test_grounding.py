@@ -71,9 +71,9 @@ CASES: list[tuple[str, bool, Claim, list[Evidence]]] = [
     ("repeated lines", True, claim(P.REPEATED, KLOG, pattern="Xid (", times=2.0), [KLOG]),
     ("repeated too often", False, claim(P.REPEATED, KLOG, pattern="Xid (", times=3.0), [KLOG]),
     ("once is not repeated", False, claim(P.REPEATED, KLOG, pattern="Xid (", times=1.0), [KLOG]),
-    ("repeated peaks", True, claim(P.REPEATED, RISING, level=5.0, times=3.0), [RISING]),
-    ("a quote with one letter changed", False, claim(P.REPEATED, KLOG, quotes=(WRONG,), pattern="Xid", times=2.0), [KLOG]),
-    ("a quote not cited", False, claim(P.EQUALS, SAID, quotes=(XID,), path="facts.xid", value=94.0), [SAID, KLOG]),
+    ("peaks again", True, claim(P.REPEATED, RISING, level=5.0, times=3.0), [RISING]),
+    ("a quote changed", False, claim(P.REPEATED, KLOG, quotes=(WRONG,), pattern="Xid", times=2.0), [KLOG]),
+    ("quoted, not cited", False, claim(P.EQUALS, SAID, quotes=(XID,), path="facts.xid", value=94.0), [SAID, KLOG]),
     ("evidence that does not exist", False, claim(P.EQUALS, SAID, path="facts.xid", value=94.0), [KLOG]),
     ("evidence that is there twice", False, claim(P.EQUALS, SAID, path="facts.xid", value=94.0), [SAID, SAID]),
     ("no evidence", False, claim(P.EQUALS, path="facts.xid", value=94.0), [SAID]),
@@ -136,8 +136,12 @@ wild_items = st.builds(
         st.just(PLACES.content),
     ),
 )
+ARGUMENTS = (
+    *("split_s", "at_least", "level", "margin_s", "path", "value"),
+    *("pattern", "patterns", "times", "one", "other", "place"),
+)
 arguments = st.dictionaries(
-    st.sampled_from("split_s at_least level margin_s path value pattern patterns times one other place".split()),
+    st.sampled_from(ARGUMENTS),
     st.one_of(st.floats(), st.text(max_size=6), st.sampled_from(["Xid (", "facts.xid", "job:a", "above"])),
 )  # fmt: skip
 quotes = st.lists(st.builds(Quote, st.sampled_from(["E1", "E2", "E9"]), st.text(max_size=8)), max_size=2).map(tuple)
