@@ -12,6 +12,8 @@ from collectors.frame import StepSeries
 from collectors.subject import Subject
 
 TYPICAL_STEPS = 256
+NEAR_STEPS = 9
+"""A gap stands out from this many steps before it; a run of long steps is another pace, not gap after gap."""
 
 
 @dataclass(slots=True)
@@ -21,6 +23,8 @@ class Gap:
     start_s: float
     end_s: float
     checkpoint: bool
+    count: int = 0
+    """Steps that the rhythm had seen at its end."""
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class Rhythm:
     step: int = -1
     count: int = 0
     recent_s: list[float] = field(default_factory=list)
+    near_s: list[float] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     run_since_s: float = np.nan
 
@@ -67,10 +72,19 @@ class Progress:
         took = t_s - before
         typical = rhythm.typical_s
         long = took > max(self.ratio * typical, self.least_s) if np.isfinite(typical) else np.zeros(len(took), bool)
+        paces = np.concatenate([rhythm.near_s, took])
+        for i in np.flatnonzero(long):
+            around = paces[max(i + len(rhythm.near_s) - NEAR_STEPS, 0) : i + len(rhythm.near_s)]
+            long[i] = len(around) == 0 or took[i] > self.ratio * np.median(around)
         near = saved | np.concatenate([[False], saved[:-1]])
-        rhythm.gaps += [
-            Gap(float(before[i]), float(t_s[i]), bool(near[i])) for i in np.flatnonzero(long & np.isfinite(before))
-        ]
+        for i in np.flatnonzero(long & np.isfinite(before)):
+            gap = Gap(float(before[i]), float(t_s[i]), bool(near[i]), rhythm.count + int(i) + 1)
+            last = rhythm.gaps[-1] if rhythm.gaps else None
+            if last is not None and 0 < gap.count - last.count <= NEAR_STEPS // 2:
+                gap = Gap(last.start_s, gap.end_s, last.checkpoint or gap.checkpoint, gap.count)
+                rhythm.gaps.pop()
+            rhythm.gaps.append(gap)
+        rhythm.near_s = paces[np.isfinite(paces)][-NEAR_STEPS:].tolist()
         usual = took[~long & np.isfinite(took)]
         rhythm.recent_s = (rhythm.recent_s + usual.tolist())[-TYPICAL_STEPS:]
         rhythm.first_s = float(t_s[0]) if np.isnan(rhythm.first_s) else rhythm.first_s
@@ -92,7 +106,8 @@ class Progress:
                 "step": r.step,
                 "count": r.count,
                 "recent_s": r.recent_s,
-                "gaps": [[g.start_s, g.end_s, g.checkpoint] for g in r.gaps],
+                "near_s": r.near_s,
+                "gaps": [[g.start_s, g.end_s, g.checkpoint, g.count] for g in r.gaps],
                 "run_since_s": r.run_since_s,
             }
             for subject, r in self.rhythms.items()
