@@ -31,7 +31,7 @@ def test_a_run_that_becomes_slower_has_one_gap_not_many() -> None:
 def test_stalls_between_usual_steps_are_gaps_each() -> None:
     """A pause every few steps stands out, whatever the length of the batches of steps."""
     for at_once in (1, 4, 10):
-        gaps = after(([0.5] * 12 + [40.0]) * 6, at_once).gaps
+        gaps = after([0.5] * 20 + ([0.5] * 12 + [40.0]) * 6, at_once).gaps
         assert [round(g.end_s - g.start_s) for g in gaps] == [40] * 6
 
 
