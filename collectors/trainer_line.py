@@ -41,6 +41,8 @@ _STARTED = re.compile(
     r"|start(?:ing)? training|training starts|\*+ running training)\b",
     re.IGNORECASE,
 )
+_STARTING = ("process group", "checkpoint", "resum", "start", "running training")
+"""A word of each start, to look for first: most lines have none, and a plain search is ten times as fast."""
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
 _CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
 
@@ -98,15 +100,16 @@ def read_line(text: str, patterns: Sequence[LinePattern] = ()) -> TrainerLine | 
     t_s, text = _without_cri(text)
     if t_s is None:
         t_s = stamp_s(text)
-    rank = _rank(text)
+    rank = _rank(text) if "rank" in text or "RANK" in text or "Rank" in text else None
     for pattern in patterns:
         if (match := pattern.expression.search(text)) is not None:
             return _own(match, t_s, rank)
-    if _SAVED.search(text):
+    lower = text.lower()
+    if "checkpoint" in lower and _SAVED.search(text):
         found = _SAVED_STEP.search(text)
         step = int(found.group(1)) if found and len(found.group(1)) < 16 else None
         return TrainerLine(step, {"checkpoint_saved": 1.0}, t_s, rank)
-    if _STARTED.search(text):
+    if any(word in lower for word in _STARTING) and _STARTED.search(text):
         return TrainerLine(None, {}, t_s, rank, started=True)
     step, figures, told = _figures(text)
     if step is None and not figures:
@@ -118,7 +121,7 @@ def read_line(text: str, patterns: Sequence[LinePattern] = ()) -> TrainerLine | 
 
 def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
     figures: dict[str, float] = {}
-    if (match := _MEGATRON.search(text)) is not None:
+    if "iteration" in text and (match := _MEGATRON.search(text)) is not None:
         for part in match.group(2).split("|"):
             key, _, value = part.partition(":")
             key = key.strip().lower()
@@ -127,11 +130,11 @@ def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
             elif (column := _COLUMN_OF.get(key)) in FIGURES:
                 _set(figures, str(column), value)
         return _step(match.group(1)), figures, None
-    if (match := _NANOGPT.search(text)) is not None:
+    if "iter " in text and (match := _NANOGPT.search(text)) is not None:
         _set(figures, "loss", match.group(2))
         _set(figures, "step_time_s", match.group(3), 1e-3)
         return _step(match.group(1)), figures, None
-    if _NANOGPT_EVAL.search(text):
+    if "val loss" in text and _NANOGPT_EVAL.search(text):
         return None, {}, None
     if "{'" in text and "'loss'" in text:
         step_text = None
@@ -162,7 +165,7 @@ def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
 
 def _progress(text: str) -> tuple[int | None, dict[str, float], str]:
     """Step, step time and what follows of a tqdm bar; Lightning counts anew in each epoch."""
-    match = _PROGRESS.search(text)
+    match = _PROGRESS.search(text) if "|" in text else None
     if match is None:
         return None, {}, ""
     number, total, speed, unit, rest = match.groups()
