@@ -149,7 +149,7 @@ def load(folder: Path = FOLDER) -> Recording:
     settled = int(np.searchsorted(ok_t_s, first_step_s + _SETTLED_S))
     idle = int(np.argmax(samples["idle"]["sm_clock_mhz"] > 1000))
     return Recording(
-        idle=Episode(cells("idle", 0, idle)),
+        idle=Episode(cells("idle", 1, idle)),  # GPM needs two samples: the first has no activity
         startup=Episode(cells("train_ok", released, settled, base=settled)),
         healthy=Episode(cells("train_ok", settled)),
         divergence=since_step("train_diverge", 250, loop_from=60, learning_rate=0.05),
