@@ -105,6 +105,11 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
 }
 
 
+NEEDS_A_PERSON = frozenset({Cause.OUTCOME_UNKNOWN, Cause.CONTAINMENT_KEPT, Cause.UNDONE})
+"""Escalated for one of these, an incident stays open although its signals are clear: what was done to the world
+has to be looked at."""
+
+
 class IllegalTransition(ValueError):
     """The table has no such move; the incident stays where it is."""
 

@@ -69,6 +69,16 @@ class Move:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where an incident stands: its state, and the runs and failures of that state's stage."""
+
+    state: IncidentState
+    version: int
+    stage_runs: int
+    stage_failures: int
+
+
 def number_of(incident_id: str) -> int:
     """7 of `INC-7`. Raises NoSuchIncident."""
     prefix, _, digits = incident_id.strip().upper().partition("-")
@@ -112,7 +122,8 @@ class Store:
                 "news": 0,
                 "attempt": 0,
                 "version": 1,
-                "stage_tries": 0,
+                "stage_runs": 0,
+                "stage_failures": 0,
             }
             number = connection.execute(sa.insert(incidents).values(row).returning(incidents.c.number)).scalar_one()
             for finding in found:
@@ -248,7 +259,9 @@ class Store:
                 version=move.version + 1,
                 updated_s=now,
                 entered_s=now,
-                stage_tries=0,
+                moved_by=move.cause,
+                stage_runs=0,
+                stage_failures=0,
                 due_s=None,
                 runner=None,
                 runner_term=None,
@@ -301,13 +314,14 @@ class Store:
         move = Move(Cause.DIAGNOSIS_STORED, by, diagnosis.headline, incident.version)
         self.change(incident.id, move, keep, stored)
 
-    def save_plan(self, incident: Incident, action: Action, reason: str, *, by: str) -> None:
-        """Stores a proposed action and moves the incident to awaiting approval."""
+    def save_plan(self, incident: Incident, action: Action, reason: str, *, by: str, rule: str = "one") -> None:
+        """Stores a proposed action, with the approval rule that it falls under, and waits for approval."""
         now = self._clock.now_s()
         columns = {
             "plan_sha256": action.plan_sha256,
             "action_kind": action.kind,
             "expires_s": action.expires_at_s,
+            "approval_rule": rule,
             "attempt": incident.attempt + 1,
         }
 
@@ -322,6 +336,33 @@ class Store:
 
         note = f"{action.kind} {action.target}: {reason}"
         self.change(incident.id, Move(Cause.PLAN_PROPOSED, by, note, incident.version), keep, columns)
+
+    # One runner at a time ---------------------------------------------------------------------------------------
+
+    def claim(self, number: int, version: int, runs: int, runner: str, term: int) -> bool:
+        """Takes an incident for one run of its stage. False where it has moved, has been run, or is being run by
+        somebody of this term; a claim of an earlier term belongs to a leader that is gone."""
+        c = incidents.c
+        free = sa.or_(c.runner.is_(None), c.runner_term < term, c.runner == runner)
+        mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs) & free
+        with self.database.write() as connection:
+            row = {"runner": runner, "runner_term": term}
+            return connection.execute(sa.update(incidents).where(mine).values(row)).rowcount == 1
+
+    def put_off(self, number: int, version: int, runs: int, due_s: float | None, *, failed: bool) -> bool:
+        """Ends a run that did not move the incident: the next one is not before `due_s` and has another key."""
+        c = incidents.c
+        mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs)
+        row: dict[str, Any] = {"runner": None, "runner_term": None, "due_s": due_s, "stage_runs": runs + 1}
+        row["stage_failures"] = c.stage_failures + int(failed)
+        with self.database.write() as connection:
+            return connection.execute(sa.update(incidents).where(mine).values(row)).rowcount == 1
+
+    def position(self, number: int) -> Position:
+        """Where an incident stands on its way."""
+        with self.database.read() as connection:
+            row = self._row(connection, number)
+        return Position(IncidentState(row.state), row.version, row.stage_runs, row.stage_failures)
 
     # Reading ----------------------------------------------------------------------------------------------------
 

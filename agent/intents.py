@@ -1,0 +1,96 @@
+"""Intents: what is about to be done to the world, stored before it is done, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from agent import audit
+from agent.database import Database
+from agent.records import dump, load, plain
+from agent.tables import audit_head, intents, plans
+from collectors.base import Permanent
+from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from controllers.guard import Commitment
+
+_HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
+_GIVES_BACK_ITSELF = (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE)
+
+
+def store_intent(
+    connection: Connection, incident: int, action: Action, phase: str, now_s: float, runner: str
+) -> None:
+    """Stores the intent to carry out (`act`) or take back (`undo`) an action, once per action id.
+
+    Raises Permanent where the id was used for another plan: an idempotency key must name one thing.
+    """
+    mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
+    known = connection.execute(sa.select(intents.c.plan_sha256, intents.c.incident).where(mine)).one_or_none()
+    if known is not None:
+        if (known.plan_sha256, known.incident) != (action.plan_sha256, incident):
+            raise Permanent(f"action id {action.id} was used for another plan; every plan needs its own id")
+        return
+    row = {"action_id": action.id, "phase": phase, "incident": incident, "plan_sha256": action.plan_sha256}
+    connection.execute(sa.insert(intents).values(**row, at_s=now_s, runner=runner))
+    audit.append(connection, at_s=now_s, kind="intent", by=runner, incident=incident, body=row)
+
+
+def end_intent(connection: Connection, incident: int, action: Action, phase: str, outcome: Outcome) -> None:
+    """Stores what became of an intent."""
+    mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
+    connection.execute(sa.update(intents).where(mine).values(ended_s=outcome.at_s, outcome=dump(outcome)))
+    body = {"action_id": action.id, "phase": phase, "outcome": plain(outcome)}
+    audit.append(connection, at_s=outcome.at_s, kind="outcome", by=phase, incident=incident, body=body)
+
+
+def has_intent(database: Database, action: Action, phase: str) -> bool:
+    """Whether an earlier run has stored this intent."""
+    mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
+    with database.read() as connection:
+        return connection.execute(sa.select(intents.c.action_id).where(mine)).one_or_none() is not None
+
+
+def commitments(connection: Connection) -> list[Commitment]:
+    """Every action that has begun and not failed, oldest first, for the guard.
+
+    In a write transaction this queues behind every other intent (on the audit log's head), so that two actions
+    that fit alone and not together cannot both begin.
+    """
+    connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
+    rows = connection.execute(
+        sa.select(intents, plans.c.body)
+        .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
+        .order_by(intents.c.at_s)
+    ).all()
+    ends = {(r.action_id, r.phase): load(Outcome, r.outcome) for r in rows if r.outcome is not None}
+    found = []
+    for row in rows:
+        end = ends.get((row.action_id, "act"))
+        if row.phase != "act" or (end is not None and end.status not in _HAPPENED):
+            continue
+        action = load(Action, row.body)
+        undone = ends.get((row.action_id, "undo"))
+        released_s = None
+        if undone is not None and undone.status in _HAPPENED[:2]:
+            released_s = undone.at_s
+        elif end is not None and action.kind in _GIVES_BACK_ITSELF:
+            released_s = end.at_s
+        found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
+    return [_released(item, found) for item in found if item.action.kind is not ActionKind.UNCORDON]
+
+
+def _released(item: Commitment, all_: list[Commitment]) -> Commitment:
+    """A cordon or drain that a later uncordon of the same target took back."""
+    later = [
+        other.ended_s
+        for other in all_
+        if other.action.kind is ActionKind.UNCORDON
+        and other.action.target == item.action.target
+        and other.begun_s >= item.begun_s
+        and other.ended_s is not None
+    ]
+    if item.released_s is not None or not later:
+        return item
+    return replace(item, released_s=min(later))

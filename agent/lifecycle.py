@@ -1,0 +1,302 @@
+"""Drives incidents along the one table: what is due follows from their rows, stages run on the replica that leads.
+
+Nothing is lost with a process, because nothing is kept in one: `advance` reads the rows that are due, moves what a
+timer moves, and queues a stage under the key (incident, stage, version, run). Waiting for a person, an expiry or a
+quiet window is a row as well: thousands cost no thread. A run that comes late finds another version and leaves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+
+from agent.incident import NEEDS_A_PERSON, Cause, IncidentState
+from agent.lease import LEASE_S, Leadership
+from agent.policy import Rule
+from agent.stage_queue import POLL_S, StageQueue
+from agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Parts, Stages
+from agent.store import Conflict, name_of
+from agent.tables import incidents
+from collectors.base import Permanent, Temporary
+
+_S, _C = IncidentState, Cause
+_SEEN_AT_ONCE = 500
+_LOOK_AGAIN_S = 15.0
+"""How long a queued run is trusted to be on its way before its record is read again."""
+_SWEEP_S = 3600.0
+_HALT_AGAIN_S = 1.0
+_one_per_process = threading.Lock()
+
+
+class Lifecycle:
+    """Stands for the lead, and while it leads moves every incident that is due.
+
+    One may be started at a time in a process; `close` it before another. Its thread is the only one that it keeps
+    beside the workers of the stages, however many incidents wait.
+    """
+
+    def __init__(self, parts: Parts, *, replica: str = "nightshift-0", lease_s: float = LEASE_S) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._lease_s = lease_s
+        self._leadership = Leadership(parts.store.database, replica, lease_s=lease_s)
+        self._stages = Stages(parts, lambda: self._leadership.leads, replica)
+        self._new_queue = partial(StageQueue, parts.store.database, replica, parts.settings.workers, self._run)
+        self._queue: StageQueue | None = None
+        self._on_its_way: dict[int, float] = {}
+        self._running: set[int] = set()
+        self._mutex = threading.RLock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._log = structlog.get_logger("lifecycle").bind(replica=replica)
+
+    # Running ----------------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica leads: detection and stages run here and nowhere else."""
+        return self._queue is not None and self._leadership.leads
+
+    @property
+    def term(self) -> int:
+        """Rises with every change of leader."""
+        return self._leadership.term
+
+    def start(self) -> None:
+        """Begins to stand for the lead. Raises AlreadyRunning where another daemon holds the SQLite store."""
+        if not _one_per_process.acquire(blocking=False):
+            raise Permanent("a Lifecycle is already started in this process; close it first")
+        try:
+            self._stand()
+        except BaseException:
+            self._leadership.abandon()
+            _one_per_process.release()
+            raise
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._loop, name="lifecycle", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Looks at the rows now rather than at the next poll."""
+        self._wake.set()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stops taking stages up, waits for those that run, gives the lead back."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+        self._thread = None
+        deadline = time.monotonic() + timeout_s
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._step_down()
+        try:
+            self._leadership.release()
+        except (Temporary, Permanent) as error:
+            self._leadership.abandon()
+            self._log.warning("lead not given back; its lease ends by itself", error=str(error))
+        _one_per_process.release()
+
+    def wait_idle(self, timeout_s: float = 30.0) -> bool:
+        """Waits until this replica leads and no stage is due or running at the clock's present time.
+
+        For stepped clocks: the next step then sees a world in which everything that could happen has.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.leads and self.advance(self._parts.clock.now_s()) == 0 and not self._running:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _loop(self) -> None:
+        renew_at = sweep_at = 0.0
+        while not self._stop.is_set():
+            try:
+                now = time.monotonic()
+                if now >= renew_at:
+                    renew_at = now + self._lease_s / 6
+                    self._stand()
+                if self._queue is not None and now >= sweep_at:
+                    sweep_at = now + _SWEEP_S
+                    self._queue.sweep()
+                self.advance(self._parts.clock.now_s())
+            except Temporary as error:
+                self._log.warning("waits and tries again", error=str(error))
+                self._stop.wait(self._lease_s / 6)
+            except Permanent as error:
+                self._log.error("cannot go on; tries again", error=str(error))
+                self._stop.wait(self._lease_s)
+            except Exception:  # noqa: BLE001 the thread that drives every incident must not die of a defect of ours
+                self._log.exception("defect in the lifecycle; tries again")
+                self._stop.wait(self._lease_s)
+            if self._queue is not None and not self._leadership.leads:
+                self._step_down()
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+
+    def _stand(self) -> None:
+        """Takes, keeps or loses the lead; starts or stops the queue accordingly."""
+        with self._mutex:
+            term = self._leadership.term
+            leads = self._leadership.claim()
+            if self._queue is not None and (not leads or self._leadership.term != term):
+                self._step_down()
+            if leads and self._queue is None:
+                queue = self._new_queue()
+                self._on_its_way.clear()
+                adopted = queue.start()
+                self._queue = queue
+                self._log.info("leads", term=self.term, taken_over=adopted)
+
+    def _step_down(self) -> None:
+        with self._mutex:
+            if self._queue is not None:
+                self._queue.stop()
+                self._queue = None
+                self._log.info("leads no more", term=self.term)
+
+    # Deciding what is due ---------------------------------------------------------------------------------------
+
+    def advance(self, now_s: float) -> int:
+        """Moves what a timer moves and queues the stages that are due at `now_s`; returns how many rows were due.
+
+        Does nothing while another replica leads.
+        """
+        with self._mutex:
+            if self._queue is None or not self._leadership.leads:
+                return 0
+            halted = self._parts.gate.halted().halted
+            due = [row for row in self._due(now_s) if not (halted and _acts(row))]
+            for row in due:
+                try:
+                    if not self._moved_by_timer(row, now_s) and row.state in STAGE_OF:
+                        self._queue_stage(self._queue, row)
+                except Conflict:
+                    continue  # somebody was faster; the next pass sees what they made of it
+            return len(due)
+
+    def _due(self, now_s: float) -> list[Any]:
+        """Rows that need something at this time, most severe first: one query, however many incidents wait."""
+        settings, c = self._parts.settings, incidents.c
+
+        def in_(*states: IncidentState) -> sa.ColumnElement[bool]:
+            return c.state.in_([str(state) for state in states])
+
+        quiet = c.clear_since_s <= now_s - settings.quiet_s
+        settled = c.entered_s <= now_s - settings.quiet_s
+        wanted = sa.or_(
+            in_(_S.OPEN, _S.DIAGNOSED, _S.APPROVED, _S.ACTING, _S.UNDOING),
+            in_(_S.AWAITING_APPROVAL)
+            & sa.or_(c.expires_s <= now_s, c.news == 1, quiet, c.approval_rule == str(Rule.AUTOMATIC)),
+            in_(_S.MONITORING) & sa.or_(c.news == 1, quiet),
+            in_(_S.ESCALATED) & quiet & c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]),
+            in_(_S.CONFIRMING) & sa.or_(quiet & settled, c.entered_s <= now_s - settings.confirm_timeout_s),
+        )
+        put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s)
+        worst_first = sa.case({"critical": 0, "warning": 1}, value=c.severity, else_=2)
+        query = sa.select(incidents).where(wanted, ~put_off).order_by(worst_first, c.number).limit(_SEEN_AT_ONCE)
+        with self._store.database.read() as connection:
+            return list(connection.execute(query).all())
+
+    def _moved_by_timer(self, row: Any, now_s: float) -> bool:
+        """Moves that need no stage: cleared by itself, new evidence, expired, approved by policy."""
+        state, incident_id = IncidentState(row.state), name_of(row.number)
+        quiet_s = -1.0 if row.clear_since_s is None else now_s - row.clear_since_s
+        waits = state in (_S.AWAITING_APPROVAL, _S.MONITORING)
+        if (waits or state is _S.ESCALATED) and quiet_s >= self._parts.settings.quiet_s:
+            cause, note = _C.CLEARED_BY_ITSELF, f"every finding has been clear for {quiet_s:.0f} s"
+        elif (waits or state is _S.DIAGNOSED) and row.news:
+            cause, note = _C.NEW_EVIDENCE, "a fault was found that the diagnosis has not seen"
+        elif state is _S.AWAITING_APPROVAL and row.expires_s <= now_s:
+            cause, note = _C.EXPIRED, "nobody decided in time"
+        elif state is _S.AWAITING_APPROVAL:
+            return self._parts.gate.approve_by_policy(self._store.incident(incident_id))
+        else:
+            return False
+        self._store.move(incident_id, cause, "lifecycle", note, row.version)
+        return True
+
+    def _queue_stage(self, queue: StageQueue, row: Any) -> None:
+        now = time.monotonic()
+        if row.number in self._running or now < self._on_its_way.get(row.number, 0.0):
+            return
+        stage = STAGE_OF[IncidentState(row.state)]
+        key = f"{name_of(row.number)}/{stage}/{row.version}/{row.stage_runs}"
+        if queue.put(key, row.number, row.version, row.stage_runs):
+            self._on_its_way[row.number] = now + _LOOK_AGAIN_S
+        else:  # that run ended without a trace in the incident (the store was away): the next one has a new key
+            self._store.put_off(row.number, row.version, row.stage_runs, None, failed=False)
+
+    # Running a stage --------------------------------------------------------------------------------------------
+
+    def _run(self, key: str, number: int, version: int, runs: int) -> None:
+        """One run of one stage, on a worker thread. Its result is in the store; nothing is raised out of it."""
+        with self._mutex:
+            if number in self._running:
+                return
+            self._running.add(number)
+        try:
+            self._run_claimed(key, number, version, runs)
+        except (Temporary, Permanent) as error:  # the store itself is away: `advance` queues another run
+            self._log.warning("stage not stored", key=key, error=str(error))
+        finally:
+            with self._mutex:
+                self._running.discard(number)
+                self._on_its_way.pop(number, None)
+            self._wake.set()
+
+    def _run_claimed(self, key: str, number: int, version: int, runs: int) -> None:
+        settings, now_s = self._parts.settings, self._parts.clock.now_s()
+        if not self._store.claim(number, version, runs, key, self._leadership.term):
+            return
+        incident = self._store.incident(name_of(number))
+        failed, due_s, why = False, now_s + settings.retry_s, "nothing to do yet"
+        try:
+            self._stages.run(incident)
+        except Conflict as error:
+            due_s, why = now_s, str(error)
+        except Lost as error:
+            due_s, why = now_s + _HALT_AGAIN_S, str(error)
+        except Later as error:
+            due_s, why = error.at_s, str(error)
+        except Temporary as error:
+            failures = self._store.position(number).stage_failures
+            if failures + 1 >= settings.max_tries:
+                return self._give_up(incident.id, f"tried {failures + 1} times: {error}")
+            retry_s = min(settings.retry_s * 2**failures, settings.retry_max_s)
+            failed, due_s, why = True, now_s + max(retry_s, error.retry_after_s or 0.0), str(error)
+        except Permanent as error:
+            return self._give_up(incident.id, str(error))
+        except Exception as error:  # noqa: BLE001 a defect of ours must not strand an incident in silence
+            self._log.exception("defect in a stage", key=key)
+            return self._give_up(incident.id, f"defect in nightshift: {type(error).__name__}: {error}")
+        else:
+            if self._store.position(number).version != version:
+                return None  # it moved: done
+        at = self._store.position(number)  # an act that stored its intent is one version further
+        if at.state in STAGE_OF and self._store.put_off(number, at.version, at.stage_runs, due_s, failed=failed):
+            self._log.info("stage put off", key=key, failed=failed, why=why)
+        return None
+
+    def _give_up(self, incident_id: str, why: str) -> None:
+        """A person has to take over. While acting, the world may have changed: that is said by its own cause."""
+        incident = self._store.incident(incident_id)
+        if incident.state not in STAGE_OF:
+            return
+        acting = incident.state in (_S.ACTING, _S.UNDOING)
+        cause = _C.OUTCOME_UNKNOWN if acting else _C.STAGE_FAILED
+        self._store.move(incident.id, cause, STAGE_OF[incident.state], why, incident.version)
+
+
+def _acts(row: Any) -> bool:
+    """Whether a row's stage reaches the world, which a halt freezes."""
+    return row.state in STAGE_OF and STAGE_OF[row.state] in ACTS_ON_THE_WORLD

@@ -1,0 +1,328 @@
+"""What each stage of an incident does: decides from what is stored and what the world says, acts, stores what came.
+
+A stage may be run again from its start at any moment (a crash, a new leader, a retry). So none of them remembers:
+each begins by reading the incident, and where an intent is stored, by reading the world. An action is carried out
+only after its intent is on disk, and only once per action id.
+
+    open        diagnose     a diagnosis is stored
+    diagnosed   plan         a plan is proposed, or the reason why there is none
+    approved    act          checks again, stores the intent, carries out, stores the outcome
+    acting      act          after a crash: reads the world first
+    confirming  confirm      the detector is clear and stayed clear; the probe agrees
+    undoing     undo         takes the action back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from agent.clock import Clock
+from agent.gate import Gate
+from agent.incident import Cause, Incident, IncidentState
+from agent.intents import commitments, end_intent, has_intent, store_intent
+from agent.policy import rule_for
+from agent.rca.diagnosis import Diagnosis
+from agent.store import Move, Store, number_of
+from collectors.base import Permanent, Temporary
+from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, Proposal
+from controllers.guard import Commitment, Ruling
+
+_S, _C, _O = IncidentState, Cause, OutcomeStatus
+
+
+class Stage(StrEnum):
+    DIAGNOSE = "diagnose"
+    PLAN = "plan"
+    ACT = "act"
+    CONFIRM = "confirm"
+    UNDO = "undo"
+
+
+STAGE_OF = {
+    _S.OPEN: Stage.DIAGNOSE,
+    _S.DIAGNOSED: Stage.PLAN,
+    _S.APPROVED: Stage.ACT,
+    _S.ACTING: Stage.ACT,
+    _S.CONFIRMING: Stage.CONFIRM,
+    _S.UNDOING: Stage.UNDO,
+}
+"""The stage that an incident in a state needs; in the other states it waits for a person or for the signals."""
+
+ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
+CONTAINMENT = frozenset({ActionKind.CORDON, ActionKind.QUARANTINE_GPU, ActionKind.DRAIN})
+"""Taking these back while the fault is still there would put it back to work."""
+
+
+class LifecycleSettings(BaseModel):
+    """Settings of the incident's way. Times are in the daemon's clock."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quiet_s: float = Field(
+        default=120.0,
+        ge=0,
+        description="Every finding has to stay clear for so long before it is resolved.",
+    )
+    confirm_timeout_s: float = Field(
+        default=1800.0, gt=0, description="After an action, how long to wait for recovery before undoing it."
+    )
+    max_plans: int = Field(default=5, ge=1, description="Plans for one incident before a person has to take over.")
+    max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
+    retry_s: float = Field(default=5.0, gt=0, description="Wait before a stage's second try; doubles each time.")
+    retry_max_s: float = Field(default=300.0, gt=0, description="Longest wait between two tries of a stage.")
+    workers: int = Field(default=4, ge=1, description="Stages that run at the same time.")
+
+
+class Diagnose(Protocol):
+    """Finds the cause of an incident. May raise Temporary or Permanent."""
+
+    def __call__(self, incident: Incident) -> Diagnosis: ...
+
+
+class Plan(Protocol):
+    """Chooses the least disruptive fitting mitigation, with a new action id for each `incident.attempt`."""
+
+    def __call__(self, incident: Incident) -> Proposal: ...
+
+
+class Probe(Protocol):
+    """Actively tests that the action worked: DONE where it did, FAILED where not; Temporary to be asked again."""
+
+    def __call__(self, incident: Incident) -> Outcome: ...
+
+
+class Guard(Protocol):
+    """Whether an action may begin now, given those that have: asked in the transaction that stores the intent."""
+
+    def __call__(self, action: Action, begun: Sequence[Commitment]) -> Ruling: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the stages work with; built once in `agent.app`."""
+
+    store: Store
+    gate: Gate
+    clock: Clock
+    diagnose: Diagnose
+    plan: Plan
+    actuator_for: Callable[[ActionKind], Actuator]
+    settings: LifecycleSettings
+    probe: Probe | None = None
+    guard: Guard | None = None
+
+
+class Lost(Exception):
+    """This replica no longer leads, or people have halted: the stage stops before it touches the world."""
+
+
+class Later(Exception):
+    """The stage is right but not now; it is run again at `at_s`, which does not count as a try."""
+
+    def __init__(self, reason: str, at_s: float) -> None:
+        super().__init__(reason)
+        self.at_s = at_s
+
+
+class _Refused(Exception):
+    def __init__(self, ruling: Ruling) -> None:
+        super().__init__(ruling.reason)
+        self.ruling = ruling
+
+
+class Stages:
+    """Runs one stage of one incident. `may_act` says whether this replica still leads."""
+
+    def __init__(self, parts: Parts, may_act: Callable[[], bool], runner: str) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._may_act = may_act
+        self._runner = runner
+
+    def run(self, incident: Incident) -> None:
+        """Runs the stage that the incident's state needs and stores its result.
+
+        Raises Temporary where another try may help, Permanent where not, Later or Lost where it has to wait.
+        Nothing is half-done in any case.
+        """
+        match STAGE_OF[incident.state]:
+            case Stage.DIAGNOSE:
+                self._store.save_diagnosis(incident, self._parts.diagnose(incident), by=Stage.DIAGNOSE)
+            case Stage.PLAN:
+                self._plan(incident)
+            case Stage.ACT:
+                self._act(incident)
+            case Stage.CONFIRM:
+                self._confirm(incident)
+            case Stage.UNDO:
+                self._undo(incident)
+
+    def _move(
+        self,
+        incident: Incident,
+        cause: Cause,
+        note: str,
+        also: Callable[[Connection, int], None] | None = None,
+    ) -> None:
+        by = STAGE_OF[incident.state]
+        self._store.change(incident.id, Move(cause, by, note, incident.version), also)
+
+    # Plan -------------------------------------------------------------------------------------------------------
+
+    def _plan(self, incident: Incident) -> None:
+        if incident.attempt >= self._parts.settings.max_plans:
+            self._move(incident, _C.GUARD_REFUSED, f"{incident.attempt} plans were made; a person has to take over")
+            return
+        proposal = self._parts.plan(incident)
+        if proposal.action is not None:
+            rule = rule_for(proposal.action, self._parts.gate.policy)
+            self._store.save_plan(incident, proposal.action, proposal.reason, by=Stage.PLAN, rule=rule)
+        elif proposal.refused:
+            self._move(incident, _C.GUARD_REFUSED, proposal.reason)
+        else:
+            self._move(incident, _C.NO_PLAN, proposal.reason)
+
+    # Act --------------------------------------------------------------------------------------------------------
+
+    def _act(self, incident: Incident) -> None:
+        action = _plan_of(incident)
+        actuator = self._parts.actuator_for(action.kind)
+        if incident.state is _S.APPROVED:
+            if not self._still_right(incident, action, actuator):
+                return
+            self._stop_unless_allowed()
+            if not self._intend(incident, action):
+                return
+            incident = self._store.incident(incident.id)
+        else:
+            outcome = actuator.read(action)  # the intent is older than this run: did it happen?
+            if outcome.status is not _O.NOT_DONE:
+                self._conclude(incident, action, outcome)
+                return
+            if not self._still_right(incident, action, actuator):
+                return
+        self._stop_unless_allowed()
+        try:
+            outcome = actuator.execute(action)
+        except Temporary:
+            outcome = actuator.read(action)  # the answer was lost, or nothing was done
+            if outcome.status is _O.NOT_DONE:
+                raise
+        except Permanent as error:
+            outcome = Outcome(_O.REFUSED, str(error), self._now())
+        self._conclude(incident, action, outcome)
+
+    def _intend(self, incident: Incident, action: Action) -> bool:
+        """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""
+
+        def store(connection: Connection, number: int) -> None:
+            if self._parts.guard is not None:
+                ruling = self._parts.guard(action, commitments(connection))
+                if not ruling.allowed:
+                    raise _Refused(ruling)
+            store_intent(connection, number, action, "act", self._now(), self._runner)
+
+        try:
+            self._move(incident, _C.INTENT_STORED, f"{action.kind} {action.target} as {action.id}", store)
+        except _Refused as refused:
+            if refused.ruling.retry_at_s is not None:
+                raise Later(refused.ruling.reason, refused.ruling.retry_at_s) from refused
+            self._move(incident, _C.GUARD_REFUSED, refused.ruling.reason)
+            return False
+        return True
+
+    def _still_right(self, incident: Incident, action: Action, actuator: Actuator) -> bool:
+        """Asks again, right before acting: approval, expiry, preconditions. False where it moved instead."""
+        objections = self._parts.gate.objections(incident)
+        objections += [(_C.WORLD_CHANGED, sentence) for sentence in actuator.changed(action)]
+        if objections:
+            self._move(incident, objections[0][0], "; ".join(sentence for _, sentence in objections))
+        return not objections
+
+    def _stop_unless_allowed(self) -> None:
+        if not self._may_act():
+            raise Lost("another replica leads now")
+        halt = self._parts.gate.halted()
+        if halt.halted:
+            raise Lost(f"halted by {halt.by}")
+
+    def _conclude(self, incident: Incident, action: Action, outcome: Outcome) -> None:
+        done = {_O.DONE: _C.ACTION_DONE, _O.ALREADY_DONE: _C.ACTION_DONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
+        cause = done.get(outcome.status, _C.ACTION_FAILED)
+        self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "act", outcome))
+
+    # Confirm ----------------------------------------------------------------------------------------------------
+
+    def _confirm(self, incident: Incident) -> None:
+        settings, now = self._parts.settings, self._now()
+        action = _plan_of(incident)
+        quiet_since = quiet_since_s(incident)
+        failure = f"not recovered {settings.confirm_timeout_s:.0f} s after the action"
+        if quiet_since is not None and now - quiet_since >= settings.quiet_s:
+            proof = f"every finding has been clear for {now - quiet_since:.0f} s"
+            tested = self._parts.probe(incident) if self._parts.probe else None
+            if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
+                self._move(incident, _C.CONFIRMED, proof + (f"; {tested.detail}" if tested else ""))
+                return
+            failure = f"{proof}, but the probe says: {tested.detail}"
+        elif now - incident.entered_s < settings.confirm_timeout_s:
+            return
+        if action.kind in CONTAINMENT:
+            self._move(incident, _C.CONTAINMENT_KEPT, f"{failure}; {action.kind} of {action.target} stays in place")
+        else:
+            self._move(incident, _C.NOT_CONFIRMED, failure)
+
+    # Undo -------------------------------------------------------------------------------------------------------
+
+    def _undo(self, incident: Incident) -> None:
+        action = _plan_of(incident)
+        if not action.undo.possible:
+            self._move(incident, _C.ACTION_FAILED, f"cannot be taken back: {action.undo.how}")
+            return
+        actuator = self._parts.actuator_for(action.kind)
+        if has_intent(self._store.database, action, "undo"):
+            outcome = actuator.read(action)
+            if outcome.status is _O.NOT_DONE:  # the action is gone, so it was taken back
+                self._conclude_undo(incident, action, replace(outcome, status=_O.DONE))
+                return
+            if outcome.status is _O.UNKNOWN:
+                self._conclude_undo(incident, action, outcome)
+                return
+        self._stop_unless_allowed()
+        with self._store.database.write() as connection:
+            store_intent(connection, number_of(incident.id), action, "undo", self._now(), self._runner)
+        try:
+            outcome = actuator.undo(action)
+        except Temporary:
+            outcome = actuator.read(action)
+            if outcome.status is not _O.NOT_DONE:
+                raise
+            outcome = replace(outcome, status=_O.DONE)
+        except Permanent as error:
+            outcome = Outcome(_O.REFUSED, str(error), self._now())
+        self._conclude_undo(incident, action, outcome)
+
+    def _conclude_undo(self, incident: Incident, action: Action, outcome: Outcome) -> None:
+        done = {_O.DONE: _C.UNDONE, _O.ALREADY_DONE: _C.UNDONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
+        cause = done.get(outcome.status, _C.ACTION_FAILED)
+        self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "undo", outcome))
+
+    def _now(self) -> float:
+        return self._parts.clock.now_s()
+
+
+def quiet_since_s(incident: Incident) -> float | None:
+    """Since when a confirming incident is quiet: all clear, and counted from after the action. None: it is not."""
+    return None if incident.clear_since_s is None else max(incident.clear_since_s, incident.entered_s)
+
+
+def _plan_of(incident: Incident) -> Action:
+    if incident.action is None:
+        raise Permanent(f"{incident.id} is {incident.state} without a plan")
+    return incident.action

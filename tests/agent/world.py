@@ -1,0 +1,64 @@
+"""A small world for the tests of the incident's way: a simulated cluster, and scripted diagnosis and planning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agent.clock import Clock
+from agent.gate import Gate
+from agent.incident import Incident
+from agent.lifecycle import Lifecycle
+from agent.policy import ApprovalSettings, Person, Role
+from agent.stages import LifecycleSettings, Parts
+from agent.store import Store
+from controllers.action import Action, ActionKind, Proposal, Undo
+from controllers.actuators.simulated import SimulatedActuator, SimulatedCluster
+from tests.agent.incidents import GPU, JOB, NODE, a_diagnosis, an_action
+
+ANN = Person("ann", frozenset({Role.APPROVER}), "console", None)
+BOB = Person("bob", frozenset({Role.APPROVER}), "cli", None)
+UNDOABLE = Undo(True, "lift the quarantine", ActionKind.QUARANTINE_GPU)
+
+
+def _restart(incident: Incident) -> Action:
+    return an_action(f"{incident.id}-{incident.attempt + 1}".lower())
+
+
+@dataclass
+class World:
+    """What a lifecycle under test works with. Two of them on one `url` and folder are two processes' views."""
+
+    url: str
+    folder: Path
+    clock: Clock
+    fault_point: Callable[[str], None] = field(default=lambda place: None)
+    policy: ApprovalSettings = field(default_factory=ApprovalSettings)
+    settings: LifecycleSettings = field(
+        default_factory=lambda: LifecycleSettings(quiet_s=10, confirm_timeout_s=100)
+    )
+    action: Callable[[Incident], Action] = _restart
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.url, self.clock, fault_point=self.fault_point)
+        self.gate = Gate(self.store, self.policy, self.clock)
+        self.cluster = SimulatedCluster(self.folder / "cluster.sqlite")
+        self.actuator = SimulatedActuator(self.cluster.path, self.clock.now_s)
+        for subject in (NODE, GPU, JOB):
+            self.cluster.add(subject)
+
+    def parts(self, **changes: object) -> Parts:
+        made = Parts(
+            store=self.store,
+            gate=self.gate,
+            clock=self.clock,
+            diagnose=lambda incident: a_diagnosis(),
+            plan=lambda incident: Proposal(self.action(incident), "least disruptive"),
+            actuator_for=lambda kind: self.actuator,
+            settings=self.settings,
+        )
+        return replace(made, **changes)  # type: ignore[arg-type]
+
+    def lifecycle(self, **changes: object) -> Lifecycle:
+        return Lifecycle(self.parts(**changes))
