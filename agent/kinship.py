@@ -263,6 +263,8 @@ class Places:
                 found |= held | {s for s in pods if s.kind is SubjectKind.POD}
                 for child in found & (held | pods):
                     found |= {s for s in self._inventory.ancestors(child, at_s) if s.kind in _HOUSING}
+            here = [s for s in found if s.kind is SubjectKind.POD]
+            found |= {r for s in here for r in self._inventory.children(s, at_s, SubjectKind.RANK)}
             if len(found) > 1:
                 return found
         return {subject}

@@ -6,12 +6,13 @@ Figures in a sentence are those of the predicate's own arguments or of the evide
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from agent.kinship import Kin, kin_of, xid_of
+from agent.kinship import Kin, kin_of, onset_key, xid_of
 from agent.rca.diagnosis import LOG, Claim, Evidence, Predicate, Quote
 from agent.rca.evidence import Bundle
 from agent.rca.grounding import MAX_QUOTE_CHARS, Ungrounded, bind, lines_of, series_of
@@ -32,9 +33,13 @@ class Where:
     pods: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    whole_job: bool = False
+    """Several ranks of the job show it alike, so that no one rank can be named."""
 
     def sentence(self, subject: Subject) -> str:
         """Such as `rank 3 of ml/a (GPU-1f3c…, node n1)`."""
+        if self.whole_job and len(self.jobs) == 1:
+            return f"job {self.jobs[0]} ({len(self.gpus)} GPUs on {', '.join(self.nodes[:4])})"
         inside = []
         if len(self.ranks) == 1:
             head = f"rank {self.ranks[0].rpartition('#')[2]} of {self.ranks[0].rpartition('#')[0]}"
@@ -198,7 +203,9 @@ def _learning_rate(case: Case) -> Drafts:
     item = case.bundle.one("learning_rate")
     if kin_of(case.cause) is not Kin.LOSS or item is None:
         return
-    yield _claim(_P.EQUALS, "the learning rate jumped before or at the onset", item, path="jumped", value="yes")
+    told = json.loads(item.content)
+    sentence = f"the learning rate jumped from {told['before']:.3g} to {told['after']:.3g} at {clock(told['at_s'])}"
+    yield _claim(_P.EQUALS, sentence, item, path="jumped", value="yes")
     yield _claim(_P.EQUALS, "the learning rate followed its schedule", item, path="jumped", value="no")
 
 
@@ -267,7 +274,12 @@ def _plain(case: Case) -> Drafts:
 def _place(case: Case) -> Drafts:
     subject, where = str(case.cause.subject), case.where
     item = case.bundle.one("topology")
-    if len(where.jobs) == 1 and len(where.nodes) == 1 and not subject.startswith(("job:", "source:")):
+    if (
+        len(where.jobs) == 1
+        and len(where.nodes) == 1
+        and not where.whole_job
+        and not subject.startswith(("job:", "source:"))
+    ):
         other = f"rank:{where.ranks[0]}" if len(where.ranks) == 1 else subject
         sentence = f"it is {where.sentence(case.cause.subject)}"
         yield _claim(_P.CO_LOCATED, sentence, item, one=subject, other=other, place=f"job:{where.jobs[0]}")
@@ -328,12 +340,22 @@ def _no_hardware_errors(case: Case) -> Drafts:
 
 
 def _consequences(case: Case) -> Drafts:
+    """What else was found, one sentence per fault: the first subject by name, the others by number."""
+    by_fault: dict[Fault, list[Finding]] = {}
     for finding in case.findings:
         if finding is not case.cause and finding.fault is not Fault.XID:
-            later_s = finding.since.t_s - case.cause.since.t_s
-            when = f"{span(later_s)} later" if later_s > 0 else "at the same time"
-            sentence = f"{when}: {finding.fault} on {finding.subject.kind} {short(finding.subject.name)}"
-            yield _claim(_P.EQUALS, sentence, case.said(finding), path="fault", value=finding.fault.value)
+            by_fault.setdefault(finding.fault, []).append(finding)
+    for fault, found in by_fault.items():
+        first = min(found, key=onset_key)
+        later_s = first.since.t_s - case.cause.since.t_s
+        when = f"{span(later_s)} later" if later_s >= 1 else "at the same time"
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        sentence = f"{when}: {_words(fault)} on {first.subject.kind} {short(first.subject.name)}{more}"
+        yield _claim(_P.EQUALS, sentence, case.said(first), path="fault", value=fault.value)
+
+
+def _words(fault: Fault) -> str:
+    return fault.value.replace("_", " ")
 
 
 _BY_KIN: dict[Kin, Callable[[Case], Drafts]] = {

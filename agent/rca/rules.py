@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
 from agent.rca.claims import Case, Where, draft
@@ -55,9 +56,9 @@ _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predica
 def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) -> Diagnosis:
     """The rules' diagnosis of an incident with these findings. Deterministic."""
     cause = first_cause(findings)
-    case = Case(cause, tuple(findings), bundle, where_of(cause, inventory))
+    case = Case(cause, tuple(findings), bundle, where_of(findings, inventory))
     grounded = ground(draft(case), bundle.items)
-    fault = fault_of(cause)
+    fault = fault_of(findings)
     confidence = _confidence(case, grounded.held)
     return Diagnosis(
         cause=fault,
@@ -72,26 +73,33 @@ def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) 
     )
 
 
-def where_of(finding: Finding, inventory: Inventory) -> Where:
-    """Where a finding sat at its onset."""
-    places = Places(inventory).of(finding)
-    named = {kind: tuple(sorted(s.name for s in places if s.kind is kind)) for kind in SubjectKind}
-    ranks = named[_K.RANK]
-    if not ranks and len(named[_K.POD]) == 1:
-        pod = Subject(_K.POD, named[_K.POD][0])
-        for at_s in (finding.since.t_s, finding.at.t_s):
-            ranks = ranks or tuple(s.name for s in inventory.children(pod, at_s, _K.RANK))
-    return Where(named[_K.GPU], ranks, named[_K.POD], named[_K.JOB], named[_K.NODE])
+def where_of(findings: Sequence[Finding], inventory: Inventory) -> Where:
+    """Where the first cause sat at its onset. Where several ranks of one job show the same fault of training, the
+    job as a whole: in data-parallel training every rank shows the loss, and whose fault it was cannot be seen."""
+    cause = first_cause(findings)
+    places = Places(inventory)
+    touched = places.of(cause)
+    alike = {f.subject for f in findings if kin_of(f) is kin_of(cause)}
+    jobs = [s for s in touched if s.kind is _K.JOB]
+    whole = kin_of(cause) in (Kin.LOSS, Kin.STALL, Kin.HANG) and len(alike) > 1 and len(jobs) == 1
+    if whole or cause.subject.kind is _K.JOB:
+        stand_in = replace(cause, subject=jobs[0]) if jobs else cause
+        touched = places.of(stand_in)
+    named = {kind: tuple(sorted(s.name for s in touched if s.kind is kind)) for kind in SubjectKind}
+    return Where(named[_K.GPU], named[_K.RANK], named[_K.POD], named[_K.JOB], named[_K.NODE], whole)
 
 
-def fault_of(cause: Finding) -> Fault:
-    """The diagnosed fault: an Xid of a known class is said as the fault of that class."""
+def fault_of(findings: Sequence[Finding]) -> Fault:
+    """The diagnosed fault: an Xid of a known class is said as the fault of that class, memory errors by the gravest
+    that was found."""
+    cause = first_cause(findings)
+    kin = kin_of(cause)
+    if kin is Kin.MEMORY:
+        failing = any(f.fault is Fault.HBM_IMMINENT for f in findings)
+        return Fault.HBM_IMMINENT if failing else Fault.HBM_DEGRADED
     if cause.fault is not Fault.XID:
         return cause.fault
-    kin = kin_of(cause)
-    return {Kin.MEMORY: Fault.HBM_DEGRADED, Kin.BUS: Fault.GPU_LOST, Kin.LINK: Fault.NVLINK_DEGRADED}.get(
-        kin, Fault.XID
-    )
+    return {Kin.BUS: Fault.GPU_LOST, Kin.LINK: Fault.NVLINK_DEGRADED}.get(kin, Fault.XID)
 
 
 def codes_of(findings: Iterable[Finding]) -> tuple[int, ...]:
@@ -173,6 +181,10 @@ def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
     kin = kin_of(case.cause)
     if kin is Kin.LOSS and not _jumped(held) and not case.fact("hardware_events") > 0:
         found.append(SILENT)
+    if _jumped(held):
+        found.append(
+            "resumed with the same schedule it may diverge again: the owner should look at the learning rate"
+        )
     if kin is Kin.LOSS and case.bundle.one("learning_rate") is None:
         found.append("the learning rate was not logged: whether it changed is not known")
     software = kin in (Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER)
@@ -219,7 +231,7 @@ def _facts(case: Case, inventory: Inventory) -> dict[str, str | float]:
             facts[name] = values[0]
     job = Subject(_K.JOB, where.jobs[0]) if len(where.jobs) == 1 else None
     if job is not None:
-        facts["job_gpus"] = float(len(inventory.gpus(job, cause.at.t_s)))
+        facts["job_gpus"] = float(len(inventory.gpus(job, cause.since.t_s) or inventory.gpus(job, cause.at.t_s)))
         owner = inventory.fact(job, "owner")
         facts |= {"owner": owner} if owner else {}
     known = {"onset_step": "onset_step", "eta_s": "eta_s", "lost_share": "lost_fraction"}

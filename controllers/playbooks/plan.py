@@ -49,8 +49,18 @@ class Reach:
 
     @classmethod
     def of(cls, situation: Situation, subject: Subject) -> Reach:
-        """The subject's own place: a GPU reaches its pod and job, a node everything on it, a job all its GPUs."""
-        inventory, at_s = situation.inventory, situation.at_s
+        """The subject's own place: a GPU reaches its pod and job, a node everything on it, a job all its GPUs.
+        A job that has just crashed is still counted: where none is there now, the one at the onset."""
+        now = cls._at(situation, subject, situation.at_s)
+        onset_s = number(situation, "since_s")
+        if now.jobs or math.isnan(onset_s):
+            return now
+        before = cls._at(situation, subject, onset_s)
+        return cls(now.nodes or before.nodes, now.gpus or before.gpus, before.jobs, before.pods)
+
+    @classmethod
+    def _at(cls, situation: Situation, subject: Subject, at_s: float) -> Reach:
+        inventory = situation.inventory
         gpus = set(inventory.gpus(subject, at_s))
         if subject.kind in (SubjectKind.RANK, SubjectKind.CONTAINER) and not gpus:
             pod = inventory.above(subject, SubjectKind.POD, at_s)
@@ -90,8 +100,13 @@ def number(situation: Situation, fact: str) -> float:
 
 
 def job_gpus(situation: Situation, jobs: tuple[Subject, ...]) -> int:
-    """GPUs that stop with these jobs."""
-    return len({gpu for job in jobs for gpu in situation.inventory.gpus(job, situation.at_s)})
+    """GPUs that stop with these jobs; of a job that has just crashed, those that it had at the onset."""
+    inventory, onset_s = situation.inventory, number(situation, "since_s")
+    found: set[Subject] = set()
+    for job in jobs:
+        held = inventory.gpus(job, situation.at_s)
+        found |= set(held or ([] if math.isnan(onset_s) else inventory.gpus(job, onset_s)))
+    return len(found)
 
 
 def restart_gpu_hours(

@@ -1,0 +1,240 @@
+"""An incident on one screen, for people: the decision first, evidence by number, cost on both sides, what would
+undo it, and what we are not sure of. Nothing is shown that does not still resolve to stored evidence.
+
+One content, three dresses: plain text, Markdown (for chat and reports; what came from outside is escaped) and a
+terminal (rich markup). Text from logs, names and labels is data: it is cut to one line, stripped of control
+characters and direction marks, and can neither open a link nor pose as our own words.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from agent.incident import Incident, IncidentState
+from agent.rca.diagnosis import Claim, Diagnosis
+from agent.rca.grounding import reground
+from controllers.action import Action, ActionKind
+from detectors.base import Fault, Severity
+
+MAX_CLAIMS = 6
+MAX_QUOTE = 110
+MAX_CAVEATS = 3
+_MARK = {Severity.CRITICAL: "🔴", Severity.WARNING: "🟠", Severity.INFO: "🟡"}
+_DAMAGED = frozenset({Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
+_DOES = {
+    ActionKind.NOTIFY_OWNER: "tell the owner",
+    ActionKind.RESTART_JOB: "restart the job once",
+    ActionKind.RESTART_POD: "restart the pod",
+    ActionKind.QUARANTINE_GPU: "take the GPU out of use",
+    ActionKind.CORDON: "cordon the node",
+    ActionKind.UNCORDON: "uncordon the node",
+    ActionKind.DRAIN: "drain the node",
+    ActionKind.RESET_GPU: "reset the GPU",
+    ActionKind.REBOOT_NODE: "reboot the node",
+    ActionKind.OPEN_RMA: "open a return case",
+    ActionKind.OBSERVE: "watch",
+    ActionKind.NONE: "nothing",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: `label` (such as `Why`), our own `text`, and quotes from outside that stand under it."""
+
+    label: str
+    text: str
+    quotes: tuple[tuple[str, str], ...] = ()
+    """(evidence id, text) pairs."""
+
+
+def summarise(incident: Incident, now_s: float) -> list[Line]:
+    """The lines of an incident's summary, the headline first."""
+    lines = [_head(incident)]
+    diagnosis = None if incident.diagnosis is None else reground(incident.diagnosis)
+    if diagnosis is None:
+        lines.append(Line("Why", incident.findings[0].finding.summary + " (diagnosis under way)"))
+    else:
+        lines += _runs(diagnosis)
+        lines += _why(diagnosis)
+        if diagnosis.cause in _DAMAGED:
+            lines += _warning(diagnosis)
+        if diagnosis.hypothesis:
+            lines.append(Line("Hypothesis", f"{diagnosis.hypothesis} (not proven)"))
+    lines += _plan(incident, now_s)
+    if diagnosis is not None:
+        unsure = [*diagnosis.caveats[:MAX_CAVEATS]]
+        if diagnosis.dropped:
+            unsure.append(f"{diagnosis.dropped} drafted claims did not hold and are not shown")
+        lines += [Line("Not sure", "; ".join(unsure))] if unsure else []
+    lines.append(Line("State", _state(incident)))
+    return lines
+
+
+def _clock(t_s: float) -> str:
+    return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%S")
+
+
+def _head(incident: Incident) -> Line:
+    since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
+    what = incident.diagnosis.headline if incident.diagnosis else incident.title
+    return Line("", f"{_MARK[incident.severity]} {incident.id} {what} · since {_clock(since_s)} UTC")
+
+
+def _runs(diagnosis: Diagnosis) -> list[Line]:
+    facts = diagnosis.facts
+    said = []
+    if "job" in facts:
+        said.append(f"{facts['job']}")
+        if facts.get("job_gpus"):
+            said.append(f"{float(facts['job_gpus']):.0f} GPUs")
+    if "gpu" in facts:
+        said.append(str(facts["gpu"]))
+    if "node" in facts:
+        said.append(f"node {facts['node']}")
+    said.append(f"owner {facts['owner']}" if "owner" in facts else "owner not known")
+    return [Line("Runs", " · ".join(said))]
+
+
+def _why(diagnosis: Diagnosis) -> list[Line]:
+    if not diagnosis.claims:
+        return [Line("Why", "no claim about the cause stands: it is not known")]
+    lines: list[Line] = []
+    for claim in diagnosis.claims[:MAX_CLAIMS]:
+        cited = " ".join(f"[{name}]" for name in claim.evidence_ids)
+        label = "" if lines else f"Why ({diagnosis.confidence} confidence)"
+        lines.append(Line(label, f"{claim.sentence} {cited}", _quotes(claim)))
+    more = len(diagnosis.claims) - MAX_CLAIMS
+    return lines + ([Line("", f"and {more} more claims")] if more > 0 else [])
+
+
+def _quotes(claim: Claim) -> tuple[tuple[str, str], ...]:
+    return tuple((quote.evidence_id, quote.text) for quote in claim.quotes[:2])
+
+
+def _warning(diagnosis: Diagnosis) -> list[Line]:
+    onset = diagnosis.facts.get("onset_step")
+    since = (
+        f"step {float(onset):.0f}" if isinstance(onset, int | float) else _clock(float(diagnosis.facts["since_s"]))
+    )
+    return [Line("⚠", f"Do NOT resume from checkpoints after {since}; keep them all")]
+
+
+def _plan(incident: Incident, now_s: float) -> list[Line]:
+    action = incident.action
+    if action is None:
+        return [Line("Plan", incident.plan_reason or _no_plan(incident))]
+    radius = action.blast_radius
+    hit = [
+        f"{len(names)} {word}{'s' if len(names) > 1 else ''}"
+        for word, names in (
+            ("job", radius.jobs),
+            ("pod", radius.pods),
+            ("node", radius.nodes),
+            ("GPU", radius.gpus),
+        )
+        if names
+    ]
+    lines = [
+        Line("Plan", f"{_DOES[action.kind]}: {action.target.name}{_details(action)}. {_sentence(action.why)}"),
+        Line("Cost", f"{_hours(radius)}. Hit: {', '.join(hit) or 'nobody'}"),
+    ]
+    if radius.note:
+        lines.append(Line("", radius.note))
+    lines.append(Line("Undo", action.undo.how if action.undo.possible else f"not possible: {action.undo.how}"))
+    if incident.state is IncidentState.AWAITING_APPROVAL:
+        left_s = action.expires_at_s - now_s
+        until = _clock(action.expires_at_s)
+        said = f"nightshift approve {incident.id} · nightshift reject {incident.id} · expires {until}"
+        lines.append(Line("Decide", said if left_s > 0 else f"expired at {until}"))
+    return lines
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _details(action: Action) -> str:
+    if "checkpoint_step" in action.params:
+        return f" from checkpoint {action.params['checkpoint_step']}"
+    return " after its job's next checkpoint" if action.params.get("after_checkpoint") else ""
+
+
+def _hours(radius: object) -> str:
+    def figure(value: float) -> str:
+        return "not known" if math.isnan(value) else f"≈{value:.1f} GPU-h"
+
+    cost, waiting = (getattr(radius, n) for n in ("cost_gpu_hours", "cost_of_waiting_gpu_hours"))
+    return f"{figure(cost)}; waiting: {figure(waiting)}"
+
+
+def _no_plan(incident: Incident) -> str:
+    if incident.state in (IncidentState.OPEN, IncidentState.DIAGNOSED):
+        return "being made"
+    return next((s.note for s in reversed(incident.history) if s.note), "none")
+
+
+def _state(incident: Incident) -> str:
+    last = incident.history[-1] if incident.history else None
+    said = incident.state.value.replace("_", " ")
+    return f"{said} ({last.note})" if last is not None and last.note else said
+
+
+# Dresses --------------------------------------------------------------------------------------------------------
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|<>~])")
+
+
+def plain(text: str, limit: int = 600) -> str:
+    """Text from anywhere as one harmless line: no control, zero-width, tag or direction characters; cut with an
+    ellipsis."""
+    text = _CONTROL.sub("�", unicodedata.normalize("NFC", text[: 4 * limit]))
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def as_text(lines: list[Line]) -> str:
+    """Plain text."""
+    return _dress(lines, plain, lambda label: f"{label}: ", lambda quote: f'"{plain(quote, MAX_QUOTE)}"')
+
+
+def as_markdown(lines: list[Line]) -> str:
+    """Markdown in which nothing from outside is markup, a link, a mention or an image."""
+
+    def escape(text: str) -> str:
+        return _MARKDOWN.sub(r"\\\1", plain(text)).replace("@", "@\u2060").replace("://", ":\u2060//")
+
+    def quoted(text: str) -> str:
+        return "`" + plain(text, MAX_QUOTE).replace("`", "'").replace("://", ":\u2060//") + "`"
+
+    first, *rest = _dress(lines, escape, lambda label: f"**{escape(label)}:** ", quoted).split("\n")
+    return "\n".join([f"**{first}**", *(f"{line}  " for line in rest)])
+
+
+def as_terminal(lines: list[Line]) -> str:
+    """Markup for rich, everything from outside escaped."""
+
+    def escape(text: str) -> str:
+        return plain(text).replace("[", "\\[")
+
+    first, *rest = _dress(
+        lines,
+        escape,
+        lambda label: f"[bold]{escape(label)}[/bold]: ",
+        lambda q: f'[italic]"{escape(plain(q, MAX_QUOTE))}"[/italic]',
+    ).split("\n")
+    return "\n".join([f"[bold]{first}[/bold]", *rest])
+
+
+def _dress(
+    lines: list[Line], text: Callable[[str], str], label: Callable[[str], str], quote: Callable[[str], str]
+) -> str:
+    out = []
+    for line in lines:
+        out.append((label(line.label) if line.label else "") + text(line.text))
+        out += [f"  {text(f'[{name}]')} {quote(said)}" for name, said in line.quotes]
+    return "\n".join(out)
