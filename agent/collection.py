@@ -99,25 +99,40 @@ class Collection:
     def __init__(self, collectors: Sequence[Collector], timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._workers = [_Worker(collector, f"sources[{i}]") for i, collector in enumerate(collectors)]
-        self._asked_s: dict[int, float] = {}
+        self._asked_s: dict[_Worker, float] = {}
 
     def __len__(self) -> int:
         return len(self._workers)
+
+    @property
+    def collectors(self) -> list[Collector]:
+        return [worker.collector for worker in self._workers]
+
+    def swap(self, collectors: Sequence[Collector]) -> None:
+        """Goes on with these; those that were there already keep their threads and state, the others are closed."""
+        running = {id(worker.collector): worker for worker in self._workers}
+        self._workers = [
+            running[id(collector)] if id(collector) in running else _Worker(collector, f"sources[{i}]")
+            for i, collector in enumerate(collectors)
+        ]
+        for gone in set(running.values()) - set(self._workers):
+            self._asked_s.pop(gone, None)
+            gone.stop(1.0 if not gone.busy else 0.0)
 
     def collect(self, now_s: float, inventory: Inventory) -> list[Batch]:
         """One batch per collector, in the order of the settings, plus what late ones bring; within the timeout."""
         batches = []
         began_s = time.monotonic()
-        for number, worker in enumerate(self._workers):
+        for worker in self._workers:
             if worker.busy and (late := worker.answer(0)) is not None:
                 batches.append(Batch((), late.frames, late.steps, late.logs, late.events))
             if not worker.busy:
                 worker.ask(_Question(now_s, inventory, self._timeout_s))
-                self._asked_s[number] = began_s
-        for number, worker in enumerate(self._workers):
-            left_s = self._asked_s[number] + self._timeout_s + _GRACE_S - time.monotonic()
+                self._asked_s[worker] = began_s
+        for worker in self._workers:
+            left_s = self._asked_s[worker] + self._timeout_s + _GRACE_S - time.monotonic()
             answer = worker.answer(left_s)
-            batches.append(answer or worker.overdue(now_s, time.monotonic() - self._asked_s[number]))
+            batches.append(answer or worker.overdue(now_s, time.monotonic() - self._asked_s[worker]))
         return batches
 
     def close(self) -> None:

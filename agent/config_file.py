@@ -20,6 +20,7 @@ from collectors.base import Permanent
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 Field = tuple[str | int, ...]
+_COLLECTIONS = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 
 
 class ConfigError(Permanent):
@@ -94,6 +95,8 @@ class _Walk:
         if self._nodes > MAX_NODES:
             raise ConfigError([f"{self.path}: more than {MAX_NODES} values; are aliases nested?"])
         self.lines.setdefault(at, node.start_mark.line + 1)
+        if node.tag not in _COLLECTIONS and not isinstance(node, yaml.ScalarNode):
+            return loader.construct_object(node, deep=True)  # refuses the tag, with its place
         if isinstance(node, yaml.SequenceNode):
             return [self.value(loader, item, (*at, i)) for i, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):

@@ -1,0 +1,325 @@
+"""The composition root: everything is built here, once, from settings and a clock, and taken down again.
+
+Nothing is global, so an App can be built and torn down twice in one process. `tick` is one look at the fleet; `run`
+repeats it until `stop`; the demo and replays call `tick` and `settle` themselves with a clock of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+import structlog
+
+from agent.advisor import Advisor, resembling
+from agent.clock import Clock, WallClock
+from agent.collection import Collection
+from agent.config_file import ConfigError
+from agent.console.app import Health, Parts, build_console
+from agent.console.server import Server
+from agent.console.sign_in import Account, Doorkeeper, console_key, operator_token
+from agent.construct import build_actuators, build_collectors, build_detectors
+from agent.detection import Detection
+from agent.gate import Gate
+from agent.incident import Incident, IncidentState
+from agent.intents import commitments
+from agent.lifecycle import Lifecycle
+from agent.metrics import Metrics
+from agent.policy import Role
+from agent.rca.diagnosis import Diagnosis
+from agent.rca.evidence import PastIncident
+from agent.settings import Settings
+from agent.stages import Parts as StageParts
+from agent.store import Store
+from agent.watch import Look, Watch
+from collectors.base import Permanent, Temporary
+from collectors.history import History
+from collectors.subject import Inventory
+from controllers.action import Action, ActionKind, Actuator, Proposal
+from controllers.guard import Commitment, Ruling
+from controllers.playbooks import plugins as playbooks
+
+NEEDS_RESTART = ("state_dir", "store", "console", "replica", "cluster", "history", "lifecycle")
+"""Settings that a reload does not change."""
+_PAST = 50
+
+
+def program_version() -> str:
+    try:
+        return version("nightshift")
+    except PackageNotFoundError:
+        return "source"
+
+
+class App:
+    """A daemon: built by the constructor, live between `start` and `stop`."""
+
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+        """Opens the store and binds the console's port. Raises Permanent, or Temporary where the store is away."""
+        self.settings = settings
+        self.clock: Clock = clock or WallClock()
+        self.metrics = Metrics(program_version())
+        self._log = structlog.get_logger("app")
+        self._stopping = threading.Event()
+        self._reload_to: Settings | None = None
+        self._led_term: int | None = None
+        self._looked_at: float | None = None
+        self._problem = ""
+        self._make_state_dir()
+        self.actuators = build_actuators(settings.actuators, self.clock)
+        self.store = Store(settings.store_url, self.clock)
+        self.gate = Gate(self.store, settings.approval, self.clock)
+        self.history = History(settings.history)
+        self.inventory = Inventory(settings.cluster)
+        self.detection = Detection(build_detectors(settings.detectors), self.metrics)
+        self.collection = Collection(build_collectors(settings.sources), settings.collect_timeout_s)
+        self.watch = Watch(
+            self.collection,
+            self.detection,
+            self.store,
+            self.history,
+            self.inventory,
+            self.metrics,
+            settings.correlate,
+        )
+        self._advisor = self._build_advisor(settings)
+        self.lifecycle = Lifecycle(self._stage_parts(), replica=settings.replica)
+        self.server = self._build_server() if settings.console.enabled else None
+
+    # Life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Stands for the lead and serves the console. Raises where another daemon holds a SQLite store."""
+        self.lifecycle.start()
+        if self.server is not None:
+            self.server.start()
+        self.metrics.reload_at.set(time.time())
+        where = self.server.url if self.server is not None else None
+        self._log.info("started", cluster=self.settings.cluster, sources=len(self.collection), console=where)
+
+    def tick(self) -> Look | None:
+        """One look at the fleet, if this replica leads; None while another does.
+
+        While nobody can lead because the store is away, looking goes on and what is found is held.
+        """
+        now_s = self.clock.now_s()
+        if self.lifecycle.leads:
+            if self._led_term != self.lifecycle.term:
+                self.watch.resume(now_s)
+                self._led_term = self.lifecycle.term
+        elif self._led_term is None or self._store_answers():
+            self._looked_at = time.monotonic()
+            self._problem = ""
+            return None
+        look = self.watch.look(now_s)
+        self._looked_at = time.monotonic()
+        self._problem = look.problem
+        if look.decisions:
+            self.lifecycle.wake()
+        return look
+
+    def settle(self, timeout_s: float = 30.0) -> bool:
+        """Waits until every incident has come as far as it can at the clock's present time."""
+        return self.lifecycle.wait_idle(timeout_s)
+
+    def run(self) -> None:
+        """Looks every `tick_s` until `shut_down`; a look that fails is counted, and the next one is made."""
+        next_s = self.clock.now_s()
+        while not self._stopping.is_set():
+            self._take_up_reload()
+            try:
+                self.tick()
+            except Exception as error:  # noqa: BLE001  the daemon outlives a look that fails; it says so
+                self._problem = f"{type(error).__name__}: {error}"
+                self.metrics.stage_failures.labels("look").inc()
+                self._log.exception("look failed")
+            next_s += self.settings.tick_s
+            late_s = self.clock.now_s() - next_s
+            if late_s >= 0:
+                skipped = int(late_s // self.settings.tick_s) + 1
+                self.metrics.skipped.inc(skipped)
+                next_s += skipped * self.settings.tick_s
+            self.clock.wait_until(next_s)
+
+    def shut_down(self) -> None:
+        """Ends `run` after the look under way; may be called from a signal handler."""
+        self._stopping.set()
+        self.clock.wake()
+
+    def stop(self) -> None:
+        """Drains: stages under way end, states are kept, the lead is given back, everything is closed."""
+        self._stopping.set()
+        led = self._led_term is not None and self.lifecycle.leads
+        self.lifecycle.close()
+        if led:
+            try:
+                self.watch.keep()
+            except (Temporary, Permanent) as error:
+                self._log.error("state not kept; detectors go on from the last one", error=str(error))
+        self.collection.close()
+        if self.server is not None:
+            self.server.stop()
+        self.store.close()
+        self._log.info("stopped")
+
+    # Reload -----------------------------------------------------------------------------------------------------
+
+    def reload(self, settings: Settings) -> None:
+        """Takes new settings up at the next look. Raises ConfigError, and nothing changes, where one of them needs
+        a restart."""
+        fixed = [name for name in NEEDS_RESTART if getattr(settings, name) != getattr(self.settings, name)]
+        if fixed:
+            self.metrics.reload_ok.set(0)
+            raise ConfigError(f"{name}: a change of this needs a restart" for name in fixed)
+        self._reload_to = settings
+        self.clock.wake()
+
+    def _take_up_reload(self) -> None:
+        settings, self._reload_to = self._reload_to, None
+        if settings is None:
+            return
+        before = self.settings
+        try:
+            collectors = self.collection.collectors
+            kept = {i: collectors[i] for i in range(len(before.sources))}
+            reused = {j: kept.pop(i) for j, i in _same(settings.sources, before.sources)}
+            fresh = build_collectors([s for j, s in enumerate(settings.sources) if j not in reused])
+            detectors = build_detectors(settings.detectors)
+            actuators = build_actuators(settings.actuators, self.clock)
+        except (Permanent, Temporary) as error:
+            self.metrics.reload_ok.set(0)
+            self._log.error("configuration refused; the old one goes on", error=str(error))
+            return
+        new = iter(fresh)
+        count = len(settings.sources) or len(fresh)
+        self.collection.swap([reused[j] if j in reused else next(new) for j in range(count)])
+        self.detection.swap(detectors)
+        self.actuators = actuators
+        self.gate.policy = settings.approval
+        self.settings = settings
+        self._advisor = self._build_advisor(settings)
+        self.metrics.reload_ok.set(1)
+        self.metrics.reload_at.set(time.time())
+        self._log.info("configuration reloaded", sources=len(self.collection))
+
+    # Parts ------------------------------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Alive: the loop goes round. Ready: it has looked, or stands by, and the store took what it found."""
+        limit_s = max(60.0, 10 * self.settings.tick_s)
+        if self._looked_at is None:
+            return Health(True, False, ("the first look is not done",))
+        silent_s = time.monotonic() - self._looked_at
+        if silent_s > limit_s:
+            return Health(False, False, (f"no look for {silent_s:.0f} s",))
+        if self._problem:
+            return Health(True, False, (self._problem,))
+        return Health(True, True, () if self.lifecycle.leads else ("stands by: another replica leads",))
+
+    def metrics_page(self) -> bytes:
+        with suppress(Temporary, Permanent):  # the page says the rest while the store is away
+            self.metrics.observe_incidents(incident.state for incident in self.store.open_incidents())
+            self.metrics.halted.set(self.gate.halted().halted)
+        return self.metrics.page()
+
+    def sign_in_link(self) -> str:
+        """A link that signs the operator in; the token stands behind `#`, which browsers do not send."""
+        if self.server is None:
+            return ""
+        return f"{self.server.url}/sign-in#token={operator_token(self.settings.state_dir)}"
+
+    def actuator_for(self, kind: ActionKind) -> Actuator:
+        for actuator in self.actuators:
+            if kind in actuator.kinds():
+                return actuator
+        raise Permanent(f"no configured actuator carries out {kind}: do it by hand, or name one under `actuators`")
+
+    def _build_advisor(self, settings: Settings) -> Advisor:
+        return Advisor(
+            history=self.history,
+            inventory=self.inventory,
+            playbooks=playbooks.build(settings.economy),
+            can=frozenset(kind for actuator in self.actuators for kind in actuator.kinds()),
+            now_s=self.clock.now_s,
+            guard_settings=settings.guard,
+            begun=self._begun,
+            past=self._past,
+        )
+
+    def _stage_parts(self) -> StageParts:
+        return StageParts(
+            store=self.store,
+            gate=self.gate,
+            clock=self.clock,
+            diagnose=self._diagnose,
+            plan=self._plan,
+            actuator_for=self.actuator_for,
+            settings=self.settings.lifecycle,
+            guard=self._guard,
+        )
+
+    def _diagnose(self, incident: Incident) -> Diagnosis:
+        return self._advisor.diagnose(incident)  # asked by name, so that a reload's advisor is the one that answers
+
+    def _plan(self, incident: Incident) -> Proposal:
+        return self._advisor.plan(incident)
+
+    def _guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
+        return self._advisor.guard(action, begun)
+
+    def _begun(self) -> list[Commitment]:
+        with self.store.database.write() as connection:
+            return commitments(connection)
+
+    def _past(self, incident: Incident) -> Iterable[PastIncident]:
+        ended = (IncidentState.RESOLVED, IncidentState.ESCALATED)
+        return resembling(incident, [self.store.incident(s.id) for s in self.store.incidents(ended, limit=_PAST)])
+
+    def _build_server(self) -> Server:
+        console = self.settings.console
+        token = operator_token(self.settings.state_dir)
+        keeper = Doorkeeper(
+            console_key(self.settings.state_dir),
+            {token: Account(console.operator, (str(Role.ADMIN),))},
+            console.session_s,
+        )
+        parts = Parts(
+            store=self.store,
+            gate=self.gate,
+            history=self.history,
+            inventory=self.inventory,
+            clock=self.clock,
+            doorkeeper=keeper,
+            health=self.health,
+            metrics_page=self.metrics_page,
+            cluster=self.settings.cluster,
+        )
+        return Server(build_console(parts, console), console.host, console.port)
+
+    def _make_state_dir(self) -> None:
+        try:
+            self.settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise Permanent(f"state_dir: {self.settings.state_dir}: {error.strerror}") from error
+
+    def _store_answers(self) -> bool:
+        try:
+            self.gate.halted()
+        except (Temporary, Permanent):
+            return False
+        return True
+
+
+def _same(new: Iterable[object], old: Iterable[object]) -> list[tuple[int, int]]:
+    """Pairs (position in new, position in old) of equal entries, each used once."""
+    left = list(enumerate(old))
+    pairs = []
+    for j, entry in enumerate(new):
+        match = next((item for item in left if item[1] == entry), None)
+        if match is not None:
+            left.remove(match)
+            pairs.append((j, match[0]))
+    return pairs

@@ -1,0 +1,52 @@
+"""Plug-ins from their settings: which class an entry means, and what is watched where nothing is configured."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import collectors.plugins
+import controllers.actuators.plugins
+import detectors.plugins
+from agent.clock import Clock
+from collectors.base import Collector, Permanent
+from controllers.action import Actuator
+from detectors.base import Detector
+
+LOCAL = ("nvml", "kernel_log")
+"""What is watched without a configuration: this machine's GPUs and its kernel log."""
+NVML_LIBRARY = "libnvidia-ml.so.1"
+
+
+def build_collectors(entries: Sequence[Any]) -> list[Collector]:
+    """One collector per entry of `sources`. Without entries: this machine's, where it has NVIDIA's driver."""
+    known: dict[str, Any] = {plugin.plugin: plugin for plugin in collectors.plugins.ALL}
+    if not entries:
+        if not has_nvidia_driver():
+            raise Permanent(
+                f"no source is configured and this machine has no NVIDIA driver ({NVML_LIBRARY}): "
+                "name `sources` in a configuration file (--config FILE)"
+            )
+        return [known[name](known[name].Settings()) for name in LOCAL if name in known]
+    return [known[entry.type](entry) for entry in entries]
+
+
+def build_detectors(entries: Any) -> list[Detector]:
+    """One detector per enabled entry."""
+    chosen = [(plugin, getattr(entries, plugin.plugin)) for plugin in detectors.plugins.ALL]
+    return [plugin(entry) for plugin, entry in chosen if entry.enabled]
+
+
+def build_actuators(entries: Sequence[Any], clock: Clock) -> list[Actuator]:
+    """One actuator per entry of `actuators`."""
+    known: dict[str, Any] = {plugin.plugin: plugin for plugin in controllers.actuators.plugins.ALL}
+    return [known[entry.type].from_settings(entry, now_s=clock.now_s) for entry in entries]
+
+
+def has_nvidia_driver() -> bool:
+    try:
+        ctypes.CDLL(NVML_LIBRARY)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""Runs every detector over a tick. One that fails is named and counted; the others go on.
+
+Detectors' states are kept in the store, so that a restarted daemon, or the replica that takes over, goes on with
+the same episodes instead of learning anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from agent.metrics import Metrics
+from collectors.subject import Inventory
+from collectors.tick import Tick
+from detectors.base import Detector, Finding, SnapshotError
+
+_PREFIX = "detector/"
+
+
+@dataclass(frozen=True)
+class Detected:
+    """The findings of one tick, and which detectors failed with what."""
+
+    findings: tuple[Finding, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+class Detection:
+    """The configured detectors, in order."""
+
+    def __init__(self, detectors: Sequence[Detector], metrics: Metrics) -> None:
+        self.detectors = tuple(detectors)
+        self._metrics = metrics
+        self._log = structlog.get_logger("detection")
+        self._failing: dict[str, str] = {}
+
+    def detect(self, tick: Tick, inventory: Inventory) -> Detected:
+        """What every detector says of this tick."""
+        found: list[Finding] = []
+        failures: dict[str, str] = {}
+        for detector in self.detectors:
+            began_s = time.perf_counter()
+            try:
+                findings = detector.update(tick, inventory)
+            except Exception as error:  # noqa: BLE001  a defect in one detector must not blind the others
+                failures[detector.name] = f"{type(error).__name__}: {error}"
+                self._metrics.detector_failures.labels(detector.name).inc()
+                if self._failing.get(detector.name) != failures[detector.name]:
+                    self._log.exception("detector failed", detector=detector.name)
+                continue
+            finally:
+                spent_s = time.perf_counter() - began_s
+                self._metrics.detector_seconds.labels(detector.name).inc(spent_s)
+            self._metrics.observe_findings(detector.name, findings)
+            found += findings
+        for name in self._failing.keys() - failures.keys():
+            self._log.info("detector works again", detector=name)
+        self._failing = failures
+        return Detected(tuple(found), failures)
+
+    def swap(self, detectors: Sequence[Detector]) -> None:
+        """Goes on with these; each takes over the state of the one of its name, if it can use it."""
+        states = self.snapshots()
+        self.detectors = tuple(detectors)
+        self.restore(lambda name: (0.0, states[name]) if name in states else None)
+
+    def snapshots(self) -> dict[str, bytes]:
+        """Every detector's state, by the name under which it is kept."""
+        kept = {}
+        for detector in self.detectors:
+            try:
+                kept[_PREFIX + detector.name] = detector.snapshot()
+            except Exception:  # noqa: BLE001  one that cannot be kept learns anew after a restart; the others do not
+                self._metrics.detector_failures.labels(detector.name).inc()
+                self._log.exception("detector cannot be kept", detector=detector.name)
+        return kept
+
+    def restore(self, recall: Callable[[str], tuple[float, bytes] | None]) -> None:
+        """Gives every detector the state that was kept; one that cannot use it starts anew and says so."""
+        for detector in self.detectors:
+            kept = recall(_PREFIX + detector.name)
+            if kept is None:
+                continue
+            try:
+                detector.restore(kept[1])
+            except SnapshotError as error:
+                self._log.warning("detector starts anew", detector=detector.name, reason=str(error))

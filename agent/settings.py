@@ -1,0 +1,168 @@
+"""The configuration: one YAML file, overridden by environment variables, assembled from every room's own settings.
+
+A setting lives beside what it configures (`class Settings` in the plug-in's or room's file); this file only says
+where each stands in the YAML. `NIGHTSHIFT_STORE__URL` overrides `store: {url: …}`, and so on for every field.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+import collectors.plugins
+import controllers.actuators.plugins
+import detectors.plugins
+from agent.config_file import ConfigError, Document, explain, read
+from agent.console.settings import Settings as ConsoleSettings
+from agent.correlate import Settings as CorrelateSettings
+from agent.policy import ApprovalSettings
+from agent.stages import LifecycleSettings
+from collectors.history import Settings as HistorySettings
+from controllers.guard import Settings as GuardSettings
+from controllers.playbooks.plan import Economy
+
+
+class Plugin(Protocol):
+    """What a plug-in's class says of itself."""
+
+    plugin: ClassVar[str]
+    Settings: ClassVar[type[BaseModel]]
+
+
+def _entry(plugins: Sequence[type[Plugin]]) -> Any:
+    """The type of one entry of a list of plug-ins: each one's own settings, told apart by `type`."""
+    models: list[Any] = []
+    for plugin in plugins:
+        kind: Any = (Literal.__getitem__(plugin.plugin), Field(description=f"`{plugin.plugin}`"))
+        name = f"{plugin.__name__}Entry"
+        models.append(create_model(name, __base__=plugin.Settings, __doc__=plugin.__doc__, type=kind))
+    return models[0] if len(models) == 1 else Annotated[reduce(or_, models), Field(discriminator="type")]
+
+
+def _each(plugins: Sequence[type[Plugin]]) -> type[BaseModel]:
+    """One optional field per detector: its settings, and whether it runs."""
+    fields: dict[str, Any] = {}
+    for plugin in plugins:
+        enabled = (bool, Field(True, description="Whether this detector runs"))
+        model = create_model(
+            f"{plugin.__name__}Entry", __base__=plugin.Settings, __doc__=plugin.__doc__, enabled=enabled
+        )
+        fields[plugin.plugin] = (model, Field(default_factory=model, description=_first_line(plugin)))
+    return create_model(
+        "Detectors", __config__=ConfigDict(extra="forbid"), __doc__="One entry per detector.", **fields
+    )
+
+
+def _first_line(plugin: type[Plugin]) -> str:
+    return (plugin.__doc__ or plugin.plugin).strip().splitlines()[0]
+
+
+if TYPE_CHECKING:
+    SourceEntry: TypeAlias = BaseModel
+    ActuatorEntry: TypeAlias = BaseModel
+    DetectorEntries: TypeAlias = BaseModel
+else:
+    SourceEntry = _entry(collectors.plugins.ALL)
+    ActuatorEntry = _entry(controllers.actuators.plugins.ALL)
+    DetectorEntries = _each(detectors.plugins.ALL)
+
+
+def default_state_dir() -> Path:
+    """`/var/lib/nightshift` for root, else the user's state directory (XDG base directory specification)."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/nightshift")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "nightshift"
+
+
+class StoreSettings(BaseModel):
+    """Where incidents are kept."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(
+        "",
+        description="`sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`; empty: nightshift.db in `state_dir`. "
+        "More than one replica needs PostgreSQL",
+    )
+
+
+class LogSettings(BaseModel):
+    """The daemon's own log, on standard error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is written")
+    format: Literal["text", "json"] = Field("text", description="`json` for log collectors")
+
+
+class Settings(BaseSettings):
+    """Everything that can be configured."""
+
+    model_config = SettingsConfigDict(extra="forbid", env_prefix="NIGHTSHIFT_", env_nested_delimiter="__")
+
+    cluster: str = Field("cluster", min_length=1, max_length=200, description="Name of the cluster, for messages")
+    state_dir: Path = Field(
+        default_factory=default_state_dir, description="Folder for the SQLite file and the console's key"
+    )
+    tick_s: float = Field(5.0, gt=0, le=3600, description="Time between two looks at the fleet (s)")
+    collect_timeout_s: float = Field(4.0, gt=0, le=600, description="A source that takes longer has no data (s)")
+    sources: tuple[SourceEntry, ...] = Field(
+        (), description="Where telemetry comes from; none: this machine's GPUs and kernel log"
+    )
+    detectors: DetectorEntries = Field(default_factory=DetectorEntries, description="Settings per detector")
+    actuators: tuple[ActuatorEntry, ...] = Field(
+        (), description="What may change the world; none: Nightshift proposes and cannot act"
+    )
+    correlate: CorrelateSettings = Field(
+        default_factory=CorrelateSettings, description="How findings become incidents"
+    )
+    history: HistorySettings = Field(default_factory=HistorySettings, description="How much is looked back on")
+    economy: Economy = Field(default_factory=Economy, description="What time costs on this cluster")
+    guard: GuardSettings = Field(
+        default_factory=GuardSettings, description="What no plan may exceed, whoever approves"
+    )
+    approval: ApprovalSettings = Field(default_factory=ApprovalSettings, description="Who has to approve what")
+    lifecycle: LifecycleSettings = Field(
+        default_factory=LifecycleSettings, description="How incidents are carried through"
+    )
+    replica: str = Field(
+        "nightshift-0", min_length=1, max_length=100, description="Stable name of this replica, such as its pod's"
+    )
+    store: StoreSettings = Field(default_factory=StoreSettings, description="Where incidents are kept")
+    console: ConsoleSettings = Field(default_factory=ConsoleSettings, description="The web console")
+    log: LogSettings = Field(default_factory=LogSettings, description="The daemon's own log")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+    @property
+    def store_url(self) -> str:
+        return self.store.url or f"sqlite:///{self.state_dir / 'nightshift.db'}"
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of a file (none: defaults) and the environment. Raises ConfigError, naming every place."""
+    document = Document(Path("settings"), {}) if path is None else read(path)
+    environ = os.environ if environ is None else environ
+    try:
+        return Settings(**document.values)
+    except ValidationError as error:
+        schema = Settings.model_json_schema()
+        raise ConfigError(explain(error.errors(), document if path else None, schema, environ)) from error
+    except SettingsError as error:
+        raise ConfigError([f"environment: {error}: {error.__cause__}"]) from error
