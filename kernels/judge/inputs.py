@@ -58,19 +58,25 @@ class Probe:
 
 @dataclass(frozen=True)
 class Scope:
-    """How much to ask. max_bytes bounds a swept case's compulsory traffic; benchmark: include the timed cases."""
+    """How much to ask.
+
+    max_bytes bounds a swept case's compulsory traffic; base_bytes is about that of the case which all other stages
+    use; largest bounds a randomly chosen parameter (edges are taken as they are); benchmark: include timed cases.
+    """
 
     max_bytes: int
+    base_bytes: int
+    largest: int
     sweep_random: int
     benchmark: bool
     huge: bool
     repeats: int
 
 
-INTERPRETER = Scope(max_bytes=1 << 16, sweep_random=2, benchmark=False, huge=False, repeats=3)
-CPU = Scope(max_bytes=1 << 21, sweep_random=4, benchmark=False, huge=False, repeats=4)
-QUICK_GPU = Scope(max_bytes=1 << 27, sweep_random=4, benchmark=True, huge=False, repeats=4)
-FULL_GPU = Scope(max_bytes=1 << 29, sweep_random=12, benchmark=True, huge=True, repeats=16)
+INTERPRETER = Scope(1 << 16, 1 << 13, 96, sweep_random=2, benchmark=False, huge=False, repeats=3)
+CPU = Scope(1 << 21, 1 << 18, 1 << 20, sweep_random=4, benchmark=False, huge=False, repeats=4)
+QUICK_GPU = Scope(1 << 27, 1 << 22, 1 << 24, sweep_random=4, benchmark=True, huge=False, repeats=4)
+FULL_GPU = Scope(1 << 29, 1 << 22, 1 << 24, sweep_random=12, benchmark=True, huge=True, repeats=16)
 
 
 def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) -> tuple[Probe, ...]:
@@ -79,7 +85,7 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     admitted = [case for case in _sweep(problem, candidate.domain, rng, scope) if _admits(problem, candidate, case)]
     if not admitted:
         return ()
-    base = max(admitted, key=lambda case: min(problem.compulsory_bytes(case), 1 << 20))
+    base = min(admitted, key=lambda case: abs(math.log2((problem.compulsory_bytes(case) + 1) / scope.base_bytes)))
     plain = base.with_(layout="contiguous")
     base = plain if _admits(problem, candidate, plain) else base
     bases = [case for dtype in problem.dtypes if (case := _of_dtype(problem, candidate, base, dtype)) is not None]
@@ -154,9 +160,9 @@ def _within(axis: Axis, domain: Domain) -> Axis | None:
     return replace(axis, edges=edges, low=first, high=high, multiple=multiple)
 
 
-def _pick(axis: Axis, rng: random.Random) -> int:
+def _pick(axis: Axis, rng: random.Random, largest: int) -> int:
     """Log-uniform, so that small sizes come up as often as large ones."""
-    high = axis.high // axis.multiple
+    high = max(axis.low, min(axis.high, largest)) // axis.multiple
     low = max(0, axis.low // axis.multiple)
     value = round(math.exp(rng.uniform(math.log(low + 1), math.log(high + 1)))) - 1
     return min(max(value, low), high) * axis.multiple
@@ -172,9 +178,12 @@ def _sizes(
     fixed = problem.cases[0].sizes
     for axis in usable:
         for edge in axis.edges:
-            yield {**fixed, **{other.name: _pick(other, rng) for other in usable}, axis.name: edge}, axis.name
+            yield (
+                {**fixed, **{other.name: _pick(other, rng, scope.largest) for other in usable}, axis.name: edge},
+                axis.name,
+            )
     for _ in range(scope.sweep_random):
-        yield {**fixed, **{axis.name: _pick(axis, rng) for axis in usable}}, ""
+        yield {**fixed, **{axis.name: _pick(axis, rng, scope.largest) for axis in usable}}, ""
 
 
 def _affordable(

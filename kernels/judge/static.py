@@ -130,7 +130,7 @@ class _Reader:
         self._own = candidate.kind != "library"
         self._modules: dict[str, str] = {}  # local name → dotted module or object
         self._functions: set[str] = set()
-        self._kernels: set[str] = set()
+        self._kernels: set[ast.AST] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -142,7 +142,7 @@ class _Reader:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._functions.add(node.name)
                 if isinstance(node, ast.FunctionDef) and _decorators(node) & set(_JIT):
-                    self._kernels.add(node.name)
+                    self._kernels.add(node)
 
     def observations(self) -> Iterator[Observation]:
         yield from self._entry()
@@ -157,7 +157,7 @@ class _Reader:
     def _host_nodes(self, root: ast.AST) -> Iterator[ast.AST]:
         """All nodes outside kernel bodies (whose words are the GPU's), decorators of kernels included."""
         for child in ast.iter_child_nodes(root):
-            if isinstance(child, ast.FunctionDef) and child.name in self._kernels:
+            if isinstance(child, ast.FunctionDef) and child in self._kernels:
                 for decorator in child.decorator_list:
                     yield decorator
                     yield from self._host_nodes(decorator)

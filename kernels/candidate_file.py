@@ -1,0 +1,135 @@
+"""A candidate as one text file: the source, with its declaration in a comment header.
+
+The header is every leading line `# key: value` after the first, which must be ``# nightshift candidate`` (for CUDA
+C++, `//` instead of `#`). The header stays part of the source, so the hash covers it. Example::
+
+    # nightshift candidate
+    # problem: softmax
+    # language: triton
+    # kind: own_kernel
+    # determinism: bitwise
+    # dtypes: float16 bfloat16
+    # bounds: n 1..4096 /8, m 1..
+
+Keys: problem, entry (default ``entry``), language, kind, determinism, mutates, differentiable, dtypes, layouts,
+bounds (``name low..high /multiple``, high and multiple optional), launch (repeated; see `_launch`), scratch_bytes.
+Any other key is a note: kept, not interpreted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.candidate import Bound, Candidate, CandidateError, Domain, Launch
+
+FIRST_LINE = "nightshift candidate"
+_KNOWN = frozenset(
+    re.findall(
+        r"\w+",
+        "bounds determinism differentiable dtypes entry kind language launch layouts mutates problem scratch_bytes",
+    )
+)
+_BOUND = re.compile(r"(\w+)\s+(\d+)\.\.(\d*)(?:\s*/(\d+))?")
+
+
+@dataclass(frozen=True)
+class CandidateFile:
+    """A file's candidate, the problem that it claims to solve, and the header's remaining notes."""
+
+    candidate: Candidate
+    problem: str
+    notes: Mapping[str, str]
+
+
+def read_candidate(path: Path) -> CandidateFile:
+    """Raises CandidateError that names the file and the line or key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CandidateError(f"{path}: {error}") from error
+    return parse_candidate(text, str(path))
+
+
+def parse_candidate(text: str, name: str = "candidate") -> CandidateFile:
+    """The candidate of a file's text; `name` is how errors call it."""
+    header = _header(text, name)
+    keys = {key: values[-1] for key, values in header.items()}
+    if "problem" not in keys:
+        raise CandidateError(f"{name}: the header names no problem")
+    try:
+        candidate = Candidate(
+            source=text,
+            entry=keys.get("entry", "entry"),
+            language=keys.get("language", "triton"),  # type: ignore[arg-type]
+            kind=keys.get("kind", "own_kernel"),  # type: ignore[arg-type]
+            determinism=keys.get("determinism", "bitwise"),  # type: ignore[arg-type]
+            mutates=tuple(int(position) for position in keys.get("mutates", "").split()),
+            differentiable=_flag(keys.get("differentiable", "no")),
+            domain=Domain(
+                tuple(keys.get("dtypes", "").split()),
+                tuple(keys.get("layouts", "").split()),
+                tuple(_bound(item) for item in keys.get("bounds", "").split(",") if item.strip()),
+            ),
+            launches=tuple(_launch(line) for line in header.get("launch", ())),
+            scratch_bytes=tuple(item.strip() for item in keys.get("scratch_bytes", "").split(";") if item.strip()),
+        )
+    except ValueError as error:
+        raise CandidateError(f"{name}: {error}") from error
+    notes = {key: value for key, value in keys.items() if key not in _KNOWN}
+    return CandidateFile(candidate, keys["problem"], notes)
+
+
+def _header(text: str, name: str) -> dict[str, list[str]]:
+    lines = text.splitlines()
+    if not lines or lines[0].lstrip("#/ ").strip() != FIRST_LINE:
+        raise CandidateError(f"{name}:1: expected '# {FIRST_LINE}'")
+    header: dict[str, list[str]] = {}
+    for line in lines[1:]:
+        if not line.startswith(("#", "//")):
+            break
+        key, colon, value = line.lstrip("#/ ").partition(":")
+        if not colon:
+            break
+        header.setdefault(key.strip(), []).append(value.strip())
+    return header
+
+
+def _flag(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise CandidateError(f"differentiable: {text!r} is neither yes nor no")
+    return text == "yes"
+
+
+def _bound(text: str) -> Bound:
+    match = _BOUND.fullmatch(text.strip())
+    if match is None:
+        raise CandidateError(f"bounds: {text.strip()!r} is not 'name low..high /multiple'")
+    name, low, high, multiple = match.groups()
+    return Bound(name, int(low), int(high) if high else 2**53, int(multiple or 1))
+
+
+def _launch(text: str) -> Launch:
+    """``kernel | gridx, gridy, gridz | blockx, blocky, blockz | shared bytes | argument; argument…``."""
+    parts = [part.strip() for part in text.split("|")]
+    if len(parts) != 5:
+        raise CandidateError(f"launch: {text!r} has {len(parts)} parts, expected 5")
+    grid, block = (_three(part) for part in parts[1:3])
+    return Launch(parts[0], grid, block, tuple(a.strip() for a in parts[4].split(";") if a.strip()), parts[3])
+
+
+def _three(text: str) -> tuple[str, str, str]:
+    """Up to three expressions, separated by commas outside parentheses; missing ones are 1."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    filled = [part.strip() for part in parts] + ["1", "1"]
+    if len(parts) > 3:
+        raise CandidateError(f"launch: {text!r} has more than three dimensions")
+    return filled[0], filled[1], filled[2]

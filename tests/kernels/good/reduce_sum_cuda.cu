@@ -1,0 +1,24 @@
+// nightshift candidate
+// problem: reduce_sum
+// language: cuda
+// kind: own_kernel
+// determinism: bitwise
+// dtypes: float32
+// layouts: contiguous offset
+// bounds: m 1..
+// launch: total | m | 256 | 0 | in0; out0; i32:n
+// needs_cuda: yes
+
+extern "C" __global__ void total(const float* x, float* out, int n) {
+    __shared__ float part[256];
+    const float* row = x + (long long)blockIdx.x * n;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < n; i += 256) sum += row[i];
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    for (int step = 128; step > 0; step >>= 1) {
+        if (threadIdx.x < step) part[threadIdx.x] += part[threadIdx.x + step];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) out[blockIdx.x] = part[0];
+}
