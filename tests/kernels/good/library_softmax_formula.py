@@ -4,8 +4,6 @@
 # kind: library
 # determinism: bitwise
 
-import torch
-
 
 def entry(x):
     wide = x.float()

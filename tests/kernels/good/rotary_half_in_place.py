@@ -5,7 +5,6 @@
 # determinism: bitwise
 # mutates: 0 1
 
-import torch
 import triton
 import triton.language as tl
 
