@@ -38,6 +38,14 @@ _HELPERS = {"clone", "copy_", "_to_copy", "fill_", "full", "full_like", "new_ful
 _HELPERS |= {"arange", "scalar_tensor", "lift_fresh_copy", "resize_", "set_", "record_stream", "_reshape_copy"}
 
 
+class Source(Protocol):
+    """Where normal values and their oracle come from (see `kernels.judge.contest.Truths`)."""
+
+    def inputs(self, problem: Problem, case: Case, seed: int, device: str) -> Inputs: ...
+
+    def expected(self, problem: Problem, case: Case, seed: int, values: Inputs) -> Expected: ...
+
+
 class Runner(Protocol):
     """Runs a candidate once on buffers that were already filled."""
 
@@ -137,6 +145,7 @@ class Examiner:
         self.runner = runner
         self.found = Examination()
         self.seed = 0  # of the latest call
+        self.truths: Source | None = None  # None: made here, anew for each call
         self._forms: dict[tuple[Case, bool], list[tuple[tuple[int, ...], torch.dtype]]] = {}
 
     def probe(self, probe: Probe) -> None:
@@ -146,7 +155,10 @@ class Examiner:
         deterministic: bool | None = None
         previous: Outputs = ()
         for number, seed in enumerate(probe.seeds):
-            inputs = self.problem.inputs(probe.case, probe.distribution, seed, self.device)
+            if self.truths is None:
+                inputs = self.problem.inputs(probe.case, probe.distribution, seed, self.device)
+            else:
+                inputs = self.truths.inputs(self.problem, probe.case, seed, self.device)
             self.seed = seed
             outputs = self.call(probe, seed, inputs)
             if seed in seen:
@@ -158,7 +170,9 @@ class Examiner:
                     why = "eager repeats itself" if deterministic else f"declared {self.candidate.determinism!r}"
                     text = f"call {number} differs from an earlier call on the same inputs, but {why}"
                     raise Refusal(Reason.determinism, text, probe.stage)
-            if seed not in wants:
+            if self.truths is not None:
+                wants[seed] = self.truths.expected(self.problem, probe.case, seed, inputs)
+            elif seed not in wants:
                 wants[seed] = expected(self.problem, probe, seed, laid_out(inputs, probe.case.layout))
             finding = self._judge(probe, number, wants[seed], outputs, previous, seen)
             self.found.note(finding)

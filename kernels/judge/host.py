@@ -76,6 +76,7 @@ class Host:
         self._device = device
         self._borrower = borrower
         self._entry: Callable[..., Any] | None = None
+        self._slots: list[tuple[list[Any], list[Any]]] = []
 
     def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Carry out one order; (body, blob) of the reply."""
@@ -91,9 +92,13 @@ class Host:
                 return {"ok": True}, b""
             case "call":
                 return self._call(order)
-            case "batch":
-                for call in order["calls"]:
-                    self._store(self._run(self._inputs(call["inputs"])), call["outputs"], order["mutates"])
+            case "slots":
+                self._slots = [(self._inputs(slot["in"]), slot["out"]) for slot in order["slots"]]
+                return {"ok": True}, b""
+            case "run":
+                for number in order["order"]:
+                    values, outputs = self._slots[number]
+                    self._store(self._run(values), outputs, order["mutates"])
                 self._wait()
                 return {"ok": True}, b""
             case other:

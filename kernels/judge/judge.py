@@ -22,13 +22,15 @@ from kernels.candidate import Candidate, CandidateError
 from kernels.draw import mix
 from kernels.judge import cuda, inputs, static
 from kernels.judge import plan as launch_plan
-from kernels.judge.contest import FULL, Baseline, Hosted, Pace, Race, Replayed, Track, compile_modes, slot_count
+from kernels.judge.contest import FULL, Pace, Race, slot_count
+from kernels.judge.contestants import Baseline, Hosted, Replayed, compile_modes
 from kernels.judge.environment import Environment, Nvml, environment
 from kernels.judge.examine import Examiner, HostRunner, PlanRunner, class_refusal
 from kernels.judge.inputs import Probe, Scope
 from kernels.judge.process import JudgeBroken, Limits, Process, Zygote
 from kernels.judge.sanitizer import Exhibit, sanitize
 from kernels.judge.timing import Board, decide
+from kernels.judge.track import Pool, Track, Truths
 from kernels.judge.verdict import STATUS_OF, Comparison, Reason, Refusal, Verdict
 from kernels.problem import Case, Inputs, Problem
 
@@ -61,6 +63,7 @@ class Request:
     static: bool = True
     promote: bool = False
     cases: tuple[Case, ...] = ()  # timed cases; empty: all of the problem's that the candidate admits
+    search: bool = False  # only the timed cases are examined, and values come from the judge's pool: no certificate
 
 
 @dataclass
@@ -102,12 +105,17 @@ class Judge:
         self.board = self._nvml.board() if self._nvml else Board(0.0, 1 << 20, {})
         self._solo: dict[tuple[str, Case], Solo] = {}
         self.timing_lock = threading.RLock()
+        self.pool = Pool([int.from_bytes(entropy(7), "little") for _ in range(4)])
+        self._threads = torch.get_num_threads()
+        if device == "cpu":  # hosts have one thread each, so a race needs baselines with one
+            torch.set_num_threads(1)
 
     def __enter__(self) -> Judge:
         return self
 
     def __exit__(self, *details: object) -> None:
         self._zygote.close()
+        torch.set_num_threads(self._threads)
         if self._nvml is not None:
             self._nvml.__exit__()
 
@@ -278,10 +286,12 @@ class _Trial:
         return PlanRunner(stack.enter_context(self.judge.start("replay")), plan_of)
 
     def _examine(self, runner: HostRunner | PlanRunner) -> None:
-        probes = inputs.plan(self.problem, self.candidate, self.secret, self.request.scope)
+        probes = self._probes()
         if not probes:
             raise Refusal(Reason.empty_domain, "the declared domain admits no case of the problem", "compile")
         examiner = Examiner(self.problem, self.candidate, self.judge.device, runner)
+        if self.request.search:
+            examiner.truths = self.judge.pool
         try:
             for number, probe in enumerate(probes):
                 if number and self.stages[-1] != probe.stage:
@@ -297,6 +307,17 @@ class _Trial:
             self.errors.update(examiner.found.worst)
         self.stages.append(probes[-1].stage)
         self.stages[:] = list(dict.fromkeys(self.stages))
+
+    def _probes(self) -> tuple[Probe, ...]:
+        if not self.request.search:
+            return inputs.plan(self.problem, self.candidate, self.secret, self.request.scope)
+        rng = random.Random(self.secret)
+        made = []
+        for case in self.timed:
+            first, second = (self.judge.pool.seed(rng) for _ in range(2))
+            made.append(Probe("smoke", case, "normal", (first,)))
+            made.append(Probe("integrity", case, "normal", (second, first)))
+        return tuple(made)
 
     def _ask_afresh(self, examiner: Examiner, probe: Probe, refusal: Refusal) -> None:
         """A wrong answer that a fresh process gives right comes of something remembered: say so."""
@@ -380,7 +401,8 @@ class _Trial:
                     raise Refusal(Reason.process_limit, "other processes of the candidate are alive", "timing")
             else:
                 process = stack.enter_context(judge.start("replay"))
-            track = Track(process, self.problem, case, self.candidate.mutates, count, judge.device)
+            truths = judge.pool if self.request.search else Truths()
+            track = Track(process, self.problem, case, self.candidate.mutates, count, judge.device, truths)
             entrant: Replayed | Hosted
             if made is None:
                 entrant, flush = Hosted(track, judge.clock), None
