@@ -92,13 +92,14 @@ class Verb(StrEnum):
 @dataclass(frozen=True)
 class Decision:
     """What to do with findings, and why. `incident_id` is None for OPEN and IGNORE. `cause` is the first cause of
-    these findings; `new_cause` says that an incident's first cause is now another than its diagnosis says."""
+    these findings; `news` says that the incident has to be diagnosed again: its first cause is now another, or an
+    event says more than it did (a further Xid, an announced recovery action)."""
 
     verb: Verb
     findings: tuple[Finding, ...]
     reason: str
     incident_id: str | None = None
-    new_cause: bool = False
+    news: bool = False
 
     @property
     def cause(self) -> Finding:
@@ -179,6 +180,10 @@ class _Correlation:
         if finding.at.t_s < stored.at.t_s:
             return [Decision(Verb.IGNORE, (finding,), "older than what is stored", incident.id)]
         if finding.state is stored.state:
+            if _events(finding) != _events(stored):
+                return [
+                    Decision(Verb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved)
+                ]
             due = finding.at.t_s - stored.at.t_s >= self._settings.refresh_s or finding.severity != stored.severity
             return [Decision(Verb.UPDATE, (finding,), "goes on", incident.id)] if due else []
         if incident.resolved and finding.state is State.FIRING:
@@ -300,7 +305,7 @@ class _Correlation:
 
     def _new_home(self, group: _Group, placed: dict[Subject, list[tuple[_Group, Finding]]]) -> _Group | None:
         """The home among this tick's earlier groups whose finding explains this one; the earliest cause wins."""
-        found: list[tuple[tuple[int, int, tuple[float, str, str, str]], _Group]] = []
+        found: list[tuple[tuple[int, float, int, tuple[float, str, str, str]], _Group]] = []
         for finding in group.findings:
             near = {id(m): (h, m) for p in self._near(finding) for h, m in placed.get(p, ())}
             for home, member in near.values():
@@ -374,9 +379,14 @@ class _Correlation:
         found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
             return Decision(Verb.OPEN, found, home.reason)
-        new_cause = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
+        news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
         verb = Verb.REOPEN if home.incident.resolved else Verb.ATTACH
-        return Decision(verb, found, home.reason, home.incident.id, new_cause)
+        return Decision(verb, found, home.reason, home.incident.id, news)
+
+
+def _events(finding: Finding) -> tuple[object, ...]:
+    """What an event finding says that a plan may rest on."""
+    return tuple(finding.facts.get(name) for name in ("codes", "announced_recovery"))
 
 
 def _ordered(one: Finding, other: Finding) -> tuple[Finding, Finding]:

@@ -127,9 +127,10 @@ def onset_key(finding: Finding) -> tuple[float, str, str, str]:
     return (finding.since.t_s, finding.fault, str(finding.subject), finding.detector)
 
 
-def causal_key(finding: Finding) -> tuple[int, int, tuple[float, str, str, str]]:
-    """Orders findings by stage, then the more severe, then the earlier onset."""
-    return (STAGE[kin_of(finding)], -tuple(Severity).index(finding.severity), onset_key(finding))
+def causal_key(finding: Finding) -> tuple[int, float, int, tuple[float, str, str, str]]:
+    """Orders findings by stage, then the earlier onset, then the more severe."""
+    severity = -tuple(Severity).index(finding.severity)
+    return (STAGE[kin_of(finding)], finding.since.t_s, severity, onset_key(finding))
 
 
 def first_cause(findings: Iterable[Finding]) -> Finding:
@@ -254,21 +255,25 @@ class Places:
         """The subjects of that kind that the finding touches; its own subject where none is known."""
         return frozenset(s for s in self.of(finding) if s.kind is scope) or frozenset({finding.subject})
 
-    def _touched(self, subject: Subject, *times_s: float) -> set[Subject]:
-        for at_s in times_s:
-            found = set(self._inventory.ancestors(subject, at_s))
-            if subject.kind in _HOLDERS:
-                pods = {subject, *found, *self._inventory.below(subject, SubjectKind.POD, at_s)}
-                held = {gpu for s in pods if s.kind in _HOLDERS[:3] for gpu in self._inventory.gpus(s, at_s)}
-                found |= held | {s for s in pods if s.kind is SubjectKind.POD}
-                for child in found & (held | pods):
-                    found |= {s for s in self._inventory.ancestors(child, at_s) if s.kind in _HOUSING}
-            here = [s for s in found if s.kind is SubjectKind.POD]
-            found |= {r for s in here for r in self._inventory.children(s, at_s, SubjectKind.RANK)}
-            if len(found) > 1:
-                return found
-        return {subject}
+    def _touched(self, subject: Subject, since_s: float, at_s: float) -> set[Subject]:
+        """As known at the onset; where no job was there then, shortly before it (a crash empties the GPU at once),
+        and where nothing was known so early, when the finding was last seen."""
+        told = [self._around(subject, t_s) for t_s in (since_s, since_s - BEFORE_CRASH_S, at_s)]
+        busy = [found for found in told if any(s.kind is SubjectKind.JOB for s in found)]
+        return next((found for found in [*busy, *told] if len(found) > 1), {subject})
+
+    def _around(self, subject: Subject, at_s: float) -> set[Subject]:
+        found = set(self._inventory.ancestors(subject, at_s))
+        if subject.kind in _HOLDERS:
+            pods = {subject, *found, *self._inventory.below(subject, SubjectKind.POD, at_s)}
+            held = {gpu for s in pods if s.kind in _HOLDERS[:3] for gpu in self._inventory.gpus(s, at_s)}
+            found |= held | {s for s in pods if s.kind is SubjectKind.POD}
+            for child in found & (held | pods):
+                found |= {s for s in self._inventory.ancestors(child, at_s) if s.kind in _HOUSING}
+        here = [s for s in found if s.kind is SubjectKind.POD]
+        return found | {r for s in here for r in self._inventory.children(s, at_s, SubjectKind.RANK)}
 
 
+BEFORE_CRASH_S = 60.0
 _HOLDERS = (SubjectKind.POD, SubjectKind.RANK, SubjectKind.CONTAINER, SubjectKind.JOB)
 _HOUSING = (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.NVLINK_DOMAIN)

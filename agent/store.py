@@ -39,6 +39,8 @@ from detectors.base import Fault, Finding, Severity, State
 
 _SEVERITIES = list(Severity)
 _CLOSED = IncidentState.RESOLVED
+_OUTDATED = -1
+"""`findings.diagnosed` of a finding that says more now than when it was diagnosed."""
 
 
 class NoSuchIncident(Permanent):
@@ -161,8 +163,9 @@ class Store:
         if cause is not None:
             self._fault_point(f"after {row.state} {cause}")
 
-    def update_finding(self, incident_id: str, finding: Finding) -> None:
-        """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached."""
+    def update_finding(self, incident_id: str, finding: Finding, *, news: bool = False) -> None:
+        """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached.
+        `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again."""
         number, now = number_of(incident_id), self._clock.now_s()
         with self.database.read() as connection:
             state = connection.execute(
@@ -175,7 +178,10 @@ class Store:
             return
         with self.database.write() as connection:
             self._insert_finding(connection, number, finding, now)
-            if state[0] != finding.state:
+            if news:
+                mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
+                connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
+            if news or state[0] != finding.state:
                 connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=now))
             self._refresh(connection, number)
 
@@ -212,8 +218,9 @@ class Store:
         rows = connection.execute(sa.select(*columns).where(findings.c.incident == number)).all()
         clear = all(row.state == State.CLEAR for row in rows)
         since = max(row.changed_s for row in rows) if clear else None
-        diagnosed = {row.fault for row in rows if row.diagnosed}
-        news = any(row.state == State.FIRING and row.fault not in diagnosed for row in rows)
+        diagnosed = {row.fault for row in rows if row.diagnosed == 1}
+        unseen = [row for row in rows if row.diagnosed == _OUTDATED or row.fault not in diagnosed]
+        news = any(row.state == State.FIRING for row in unseen)
         connection.execute(
             sa.update(incidents).where(incidents.c.number == number).values(clear_since_s=since, news=int(news))
         )

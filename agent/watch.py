@@ -131,7 +131,7 @@ class Watch:
             assert decision.incident_id is not None, f"{decision.verb} names an incident"
             for finding in decision.findings:
                 if decision.verb is Verb.UPDATE:
-                    self._store.update_finding(decision.incident_id, finding)
+                    self._store.update_finding(decision.incident_id, finding, news=decision.news)
                 else:
                     self._store.attach(decision.incident_id, finding, note=decision.reason)
 

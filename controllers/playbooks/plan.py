@@ -55,7 +55,10 @@ class Reach:
         onset_s = number(situation, "since_s")
         if now.jobs or math.isnan(onset_s):
             return now
-        before = cls._at(situation, subject, onset_s)
+        before = max(
+            (cls._at(situation, subject, t_s) for t_s in (onset_s, onset_s - BEFORE_CRASH_S)),
+            key=lambda r: len(r.jobs),
+        )
         return cls(now.nodes or before.nodes, now.gpus or before.gpus, before.jobs, before.pods)
 
     @classmethod
@@ -75,6 +78,8 @@ class Reach:
 
 
 _K = SubjectKind
+BEFORE_CRASH_S = 60.0
+"""A crash empties its GPUs at once: what was there is looked up this long before the onset."""
 
 
 def job_of(situation: Situation) -> Subject | None:
@@ -104,8 +109,8 @@ def job_gpus(situation: Situation, jobs: tuple[Subject, ...]) -> int:
     inventory, onset_s = situation.inventory, number(situation, "since_s")
     found: set[Subject] = set()
     for job in jobs:
-        held = inventory.gpus(job, situation.at_s)
-        found |= set(held or ([] if math.isnan(onset_s) else inventory.gpus(job, onset_s)))
+        times = [situation.at_s] + ([] if math.isnan(onset_s) else [onset_s, onset_s - BEFORE_CRASH_S])
+        found |= set(next((held for t_s in times if (held := inventory.gpus(job, t_s))), ()))
     return len(found)
 
 

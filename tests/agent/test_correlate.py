@@ -116,13 +116,13 @@ def test_one_follower_xid_alone_opens_an_incident_and_one_after_its_cause_does_n
     assert alone.verb is Verb.OPEN
     (after,) = correlate([xid(45, "gpu:GPU-0-3", 50.0)], [known(xid(79, "gpu:GPU-0-3", 49.0))], fleet(), 60.0)
     assert after.verb is Verb.ATTACH
-    assert not after.new_cause
+    assert not after.news
 
 
 def test_a_cause_read_late_joins_the_incident_of_its_effect_and_becomes_the_cause() -> None:
     hang = finding(Fault.HANG, "job:ml/a", 1030.0, 1040.0)
     (decision,) = correlate([xid(79, "gpu:GPU-1-2", 1000.0)], [known(hang)], fleet(), 1045.0)
-    assert (decision.verb, decision.incident_id, decision.new_cause) == (Verb.ATTACH, "INC-1", True)
+    assert (decision.verb, decision.incident_id, decision.news) == (Verb.ATTACH, "INC-1", True)
 
 
 def test_a_job_stop_long_after_a_gpu_error_is_not_blamed_on_it() -> None:
@@ -186,6 +186,15 @@ def test_a_change_of_state_is_stored_at_once_and_an_unchanged_alarm_only_now_and
     (decision,) = correlate([gone], [known(leak)], fleet(), 905.0)
     assert decision.verb is Verb.UPDATE
     assert decision.findings[0].state is State.NO_DATA
+
+
+def test_a_further_xid_in_a_burst_is_stored_at_once_and_is_news() -> None:
+    burst = replace(xid(63, "gpu:GPU-0-1", 100.0), at=Instant(110.0))
+    more = replace(
+        burst, at=Instant(115.0), facts={"xid": 63.0, "codes": "63 94", "announced_recovery": "Drain and Reset"}
+    )
+    (decision,) = correlate([more], [known(burst)], fleet(), 115.0)
+    assert (decision.verb, decision.news) == (Verb.UPDATE, True)
 
 
 def test_the_stop_that_our_own_restart_causes_belongs_to_its_incident() -> None:

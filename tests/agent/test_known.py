@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from agent.correlate import Verb, correlate
 from agent.incident import Cause, IncidentState
 from agent.known import KnownIncidents
+from agent.rca.diagnosis import Confidence, Diagnosis
 from agent.store import Store
+from agent.tables import incidents
 from collectors.frame import Instant
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Fault, Finding, Severity, State
@@ -51,4 +55,27 @@ def test_the_correlator_sees_findings_as_they_stand_and_resolved_incidents_for_a
         (back,) = correlate([leak(1150.0, 1200.0)], [seen], Inventory(), 1200.0)
         assert (back.verb, back.incident_id) == (Verb.REOPEN, incident)
         assert reader.read(5000.0) == []
+    store.close()
+
+
+def test_a_finding_that_says_more_than_was_diagnosed_asks_for_a_new_diagnosis(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/s.sqlite", SteppedClock())
+    first = leak(900.0, 1000.0)
+    incident = store.open_incident("leak", [first])
+
+    def news() -> int:
+        with store.database.read() as connection:
+            return int(connection.execute(sa.select(incidents.c.news)).scalar_one())
+
+    def diagnose() -> None:
+        diagnosis = Diagnosis(first.fault, "leak", Confidence.HIGH, (), ())
+        store.save_diagnosis(store.incident(incident), diagnosis, by="rules")
+
+    assert news() == 1
+    diagnose()
+    assert news() == 0
+    store.update_finding(incident, replace(first, at=Instant(1001.0)))
+    assert news() == 0
+    store.update_finding(incident, replace(first, at=Instant(1002.0)), news=True)
+    assert news() == 1
     store.close()
