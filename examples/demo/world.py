@@ -6,6 +6,7 @@ the cluster that the actuator writes (here a file, `controllers.actuators.simula
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from examples.demo.scenario import (
 from examples.demo.serving import CADVISOR, DCGM, NodeServer
 
 _OWNER_ACTS_AFTER_S = 300.0
+_QUARANTINE_RESET_S = 60.0
+"""A GPU in quarantine is reset and tested by its node so long after its last process; it stays in quarantine."""
 _LOADS_AFTER_TICKS = 6
 _ECC_ERROR = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 _CHATTER = (
@@ -77,6 +80,8 @@ class _Gpu:
     remapped_uncorrected: int = 0
     pending: bool = False
     last_xid: int = 0
+    idle_since_s: float | None = None
+    """Since when it is in quarantine with nothing on it."""
     unusable: bool = False
     """After an uncontained error nothing starts on it until it was reset."""
 
@@ -173,6 +178,10 @@ class World:
             if self.now_s >= due_s:
                 self._owner_acts.remove((due_s, job))
                 self._owner_repairs(job)
+        for gpu in self._gpus.values():
+            idle_s = math.inf if gpu.idle_since_s is None else self.now_s - gpu.idle_since_s
+            if gpu.plan.uuid in self._closed and _QUARANTINE_RESET_S <= idle_s < math.inf:
+                self._reset([gpu], "the reset in quarantine")
         for uuid, (job, checkpoints) in list(self._moving.items()):
             if job.state is not JobState.RUNNING or job.saved > checkpoints:
                 del self._moving[uuid]
@@ -195,7 +204,7 @@ class World:
             case ActionKind.QUARANTINE_GPU:
                 holder = self._holder(name)
                 if holder is None:
-                    self._end_ecc(name, effect.kind)
+                    self._leave(self._gpus[name], effect.kind)
                 elif effect.params.get("after_checkpoint"):
                     self._moving[name] = (holder, holder.saved)
                 else:
@@ -215,10 +224,16 @@ class World:
         for gpu in gpus:
             gpu.corrected = gpu.uncorrected = gpu.last_xid = 0
             gpu.pending = gpu.unusable = False
+            gpu.idle_since_s = None
             self._end_ecc(gpu.plan.uuid, by)
         held = {gpu.plan.uuid for gpu in gpus}
         for job in [j for j in self.jobs if any(gpu.uuid in held for gpu in j.gpus)]:
             self._restart(job, by)
+
+    def _leave(self, gpu: _Gpu, by: str) -> None:
+        """Nothing runs on it any more: its memory is not read. In quarantine its node will reset and test it."""
+        self._end_ecc(gpu.plan.uuid, by)
+        gpu.idle_since_s = self.now_s
 
     def _owner_repairs(self, job: Job) -> None:
         for record in self._of(job):
@@ -320,7 +335,7 @@ class World:
         for fault in job.resume(self.now_s, self._resume_step.pop(job.plan.full_name, None)):
             self._ended(next(r for r in self.records if r.fault is fault), by or "a restart by itself")
         for uuid in left:
-            self._end_ecc(uuid, by)
+            self._leave(self._gpus[uuid], by)
         self._tell_running(job, True)
 
     def _may_use(self, gpu: GpuPlan) -> bool:

@@ -1,0 +1,95 @@
+"""`make demo`: watch four simulated nodes fail and be repaired. `make demo ONCE=1`: the same as a test, as JSON.
+
+SEED=n             redraws which faults happen where, when, and how large
+ONCE=1             unattended and unpaced; prints JSON; exit status 1 where anything was missed or needless
+DEMO_APPROVE=auto  the demo approves plans by itself; else click in the console, or `nightshift approve ID`
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+from rich.console import Console
+
+from examples.demo.run import Demo
+from examples.demo.terminal import Terminal, verdict
+
+WATCHABLE_TICK_S = 0.09
+WAITING_TICK_S = 1.0
+"""Wall time of a tick: 5 s pass in 0.09 s, or in 1 s while a person has a plan to read."""
+_SEED = 7
+
+
+def run(
+    once: Annotated[
+        bool, typer.Option(help="Unattended: prints JSON, exit status 1 where something failed")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Redraws the faults")] = _SEED,
+    approve: Annotated[str, typer.Option(envvar="DEMO_APPROVE", help="auto or click")] = "",
+    port: Annotated[int, typer.Option(help="Port of the console; 0 any free one")] = 0,
+    keep: Annotated[bool, typer.Option(help="Keep the run's folder")] = False,
+) -> None:
+    """Runs the demo."""
+    folder = Path(tempfile.mkdtemp(prefix="nightshift-demo-"))
+    automatic = once or approve == "auto"
+    screen = Console(stderr=once)
+    terminal = Terminal(screen, live=screen.is_terminal and not once, approves_itself=automatic)
+
+    def pace_s(_: Demo) -> float:
+        if once:
+            return 0.0
+        return WAITING_TICK_S if terminal.waits_for_a_person else WATCHABLE_TICK_S
+
+    with (folder / "nightshift.log").open("w") as log:
+        structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=log))
+        demo = Demo(seed, folder, approve=automatic, port=port, pace_s=pace_s, watch=terminal.watch)
+        screen.print(f"console: {demo.app.sign_in_link()}", soft_wrap=True, highlight=False)
+        screen.print(f"configuration and logs: {folder}", soft_wrap=True, highlight=False)
+        _stop_on_signals(demo)
+        try:
+            terminal.start()
+            try:
+                report = demo.run()
+            finally:
+                terminal.stop()
+            if once:
+                print(json.dumps(report.to_json(), indent=2))
+            else:
+                screen.print(verdict(report))
+                _linger(screen)
+        finally:
+            demo.close()
+            structlog.reset_defaults()
+    if report.ok and not keep:
+        shutil.rmtree(folder)
+    else:
+        screen.print(f"kept: {folder}", highlight=False)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _stop_on_signals(demo: Demo) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: demo.app.shut_down())
+
+
+def _linger(screen: Console) -> None:
+    """Keeps the console up for a look around, where somebody is there to end it."""
+    if not (screen.is_terminal and sys.stdin.isatty()):
+        return
+    screen.print("The console stays up. Ctrl-C ends the demo.")
+    over = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: over.set())
+    over.wait()
+
+
+if __name__ == "__main__":
+    typer.run(run)

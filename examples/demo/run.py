@@ -1,0 +1,191 @@
+"""One run of the demo: the world, a configuration file for it, the daemon built from that file, and who approves.
+
+The daemon is `agent.app.App` as `nightshift run` builds it; the demo hands it a clock and reads its store. What the
+script holds stays on this side.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from agent.app import App
+from agent.gate import Gate
+from agent.incident import Incident, IncidentState
+from agent.policy import Person, Role
+from agent.settings import load as load_settings
+from agent.store import Store
+from examples.demo import recording
+from examples.demo.scenario import TICK_S, BenignKind, Scenario, draw
+from examples.demo.score import Report, score
+from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
+from examples.demo.world import World
+
+CONFIG = "nightshift.yaml"
+LIMIT_S = 7_200.0
+"""A run ends after this much simulated time, whatever is still open."""
+GRACE_S = 2_700.0
+"""... or this long after the last onset: what was not found by then was missed."""
+_QUIET_END_S = 180.0
+_READS_FOR_S = 20.0
+"""How long the demo's approver looks at a plan (simulated)."""
+_SETTLE_TIMEOUT_S = 20.0
+_ON_CALL = tuple(Person(name, frozenset({Role.ADMIN}), "demo") for name in ("on-call@demo", "lead@demo"))
+
+
+def configuration(world: World, folder: Path, port: int) -> dict[str, object]:
+    """The daemon's settings for the world's sources: what a user would write."""
+    urls = {node: server.url for node, server in world.nodes.items()}
+
+    def pages(path: str) -> list[str]:
+        return [url + path for url in urls.values()]
+
+    def names(path: str) -> dict[str, str]:
+        return {url + path: node for node, url in urls.items()}
+
+    return {
+        "cluster": "demo",
+        "state_dir": str(folder / "state"),
+        "sources": [
+            {"type": "dcgm_exporter", "urls": pages(DCGM)},
+            {"type": "cadvisor", "urls": pages(CADVISOR), "nodes": names(CADVISOR)},
+            {"type": "node_log", "urls": pages(KERNEL_LOG), "nodes": names(KERNEL_LOG)},
+            {"type": "training_logs", "directory": str(world.logs)},
+        ],
+        "actuators": [{"type": "simulated", "path": str(world.cluster.path)}],
+        "console": {"port": port},
+    }
+
+
+@dataclass
+class Approver:
+    """Approves every plan after reading it for a while, through the same gate as everybody."""
+
+    store: Store
+    gate: Gate
+    _seen_s: dict[str, float] = field(default_factory=dict)
+
+    def look(self, now_s: float) -> int:
+        """Approves what it has read; returns how many plans it decided."""
+        decided = 0
+        for summary in self.store.incidents((IncidentState.AWAITING_APPROVAL,)):
+            plan = summary.plan_sha256
+            if plan is None or now_s - self._seen_s.setdefault(plan, now_s) < _READS_FOR_S:
+                continue
+            for person in _ON_CALL:
+                if self.gate.approve(summary.id, plan, person).changed:
+                    decided += 1
+                if self.store.incident(summary.id).state is not IncidentState.AWAITING_APPROVAL:
+                    break
+        return decided
+
+
+class DemoClock:
+    """The demo's time, an `agent.clock.Clock`: as fast as the daemon asks for it, or slowly enough to watch.
+
+    Before time moves on, everything that is due at the present time happens (`Demo.between_ticks`), so that a run
+    on a slow machine tells the same story.
+    """
+
+    def __init__(self, world: World, between_ticks: Callable[[], None], pace_s: Callable[[], float]) -> None:
+        self._world = world
+        self._between_ticks = between_ticks
+        self._pace_s = pace_s
+        self._woken = threading.Event()
+
+    def now_s(self) -> float:
+        return self._world.now_s
+
+    def wait_until(self, t_s: float) -> bool:
+        began_s = time.monotonic()
+        self._between_ticks()
+        left_s = self._pace_s() - (time.monotonic() - began_s)
+        if self._woken.wait(max(0.0, left_s)):
+            self._woken.clear()
+            return False
+        self._world.advance(t_s)
+        return True
+
+    def wake(self) -> None:
+        self._woken.set()
+
+
+class Demo:
+    """Builds a run in a folder. `approve`: the demo approves by itself. `watch` is called every tick."""
+
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        *,
+        approve: bool,
+        port: int = 0,
+        pace_s: Callable[[Demo], float] = lambda _: 0.0,
+        watch: Callable[[Demo], None] = lambda _: None,
+    ) -> None:
+        self.folder = folder
+        self.scenario: Scenario = draw(seed)
+        self._recording = recording.load()
+        self.world = World(self.scenario, self._recording, folder)
+        self.config = folder / CONFIG
+        self.config.write_text(yaml.safe_dump(configuration(self.world, folder, port), sort_keys=False))
+        self.clock = DemoClock(self.world, self.between_ticks, lambda: pace_s(self))
+        self.app = App(load_settings(self.config), clock=self.clock)
+        self.unsettled = 0
+        self._approver = Approver(self.app.store, self.app.gate) if approve else None
+        self._watch = watch
+        self._began_s = time.monotonic()
+        self._quiet_since_s: float | None = None
+
+    def run(self) -> Report:
+        """Runs the daemon until the story is over; the App stays up until `close`."""
+        self._began_s = time.monotonic()
+        self.app.start()
+        self.app.run()
+        return score(self.world, self.incidents(), time.monotonic() - self._began_s)
+
+    def close(self) -> None:
+        self.app.stop()
+        self.world.close()
+
+    def incidents(self) -> list[Incident]:
+        """Everything that the daemon stored, oldest first."""
+        store = self.app.store
+        return sorted((store.incident(s.id) for s in store.incidents()), key=lambda i: i.opened_s)
+
+    def between_ticks(self) -> None:
+        """Lets everything happen that is due now; ends the run when the story is over."""
+        self._settle()
+        if self._approver is not None and self._approver.look(self.world.now_s):
+            self._settle()
+        self._watch(self)
+        if self._over():
+            self.app.shut_down()
+
+    def _settle(self) -> None:
+        if not self.app.settle(_SETTLE_TIMEOUT_S):
+            self.unsettled += 1
+
+    def _over(self) -> bool:
+        world = self.world
+        last_onset_s = max(fault.onset_s for fault in self.scenario.faults)
+        if world.elapsed_s > min(LIMIT_S, last_onset_s + GRACE_S):
+            return True
+        told = (
+            all(record.ended_s is not None for record in world.records) and world.elapsed_s > self._benign_end_s()
+        )
+        if not told or self.app.store.open_incidents():
+            self._quiet_since_s = None
+            return False
+        if self._quiet_since_s is None:
+            self._quiet_since_s = world.now_s
+        return world.now_s - self._quiet_since_s >= _QUIET_END_S
+
+    def _benign_end_s(self) -> float:
+        lengths = {kind: len(getattr(self._recording, kind.value).cells) * TICK_S for kind in BenignKind}
+        return max(b.onset_s + b.rounds * lengths[b.kind] for b in self.scenario.benign)
