@@ -154,6 +154,15 @@ class Judge:
             took_s=self._clock() - start,
         )
 
+    def record(self, candidate: Candidate, problem: Problem, case: Case) -> launch_plan.Plan:
+        """The launch plan of one case, for profiling and for timing apart from a verdict. Raises Refusal."""
+        trial = _Trial(self, candidate, problem, Request(inputs.QUICK_GPU), self._entropy(16))
+        with contextlib.ExitStack() as stack:
+            made = trial._plan(trial._compile(stack), case)
+        if made is None:
+            raise Refusal(Reason.no_plan, "only the callable can be timed", "timing")
+        return made
+
     def start(self, role: Any) -> Process:
         """A fresh confined process under this judge's limits."""
         process = self._zygote.start(role, self.limits)
