@@ -63,7 +63,10 @@ class Leadership:
     def claim(self) -> bool:
         """Takes or renews the lead; False while another replica has it. Raises AlreadyRunning on SQLite."""
         asked_s = self._monotonic_s()
-        if self._database.is_sqlite and self._file is None:
+        if self._file is not None:  # the operating system keeps it for us; nothing to renew
+            self._valid_until_s = asked_s + self._lease_s
+            return True
+        if self._database.is_sqlite:
             self._file = self._lock_file()
         with self._database.write() as connection:
             term = self._take(connection)

@@ -40,13 +40,18 @@ class Lifecycle:
     beside the workers of the stages, however many incidents wait.
     """
 
-    def __init__(self, parts: Parts, *, replica: str = "nightshift-0", lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, parts: Parts, *, replica: str = "nightshift-0", lease_s: float = LEASE_S, poll_s: float = POLL_S
+    ) -> None:
         self._parts = parts
         self._store = parts.store
         self._lease_s = lease_s
+        self._poll_s = poll_s
         self._leadership = Leadership(parts.store.database, replica, lease_s=lease_s)
         self._stages = Stages(parts, lambda: self._leadership.leads, replica)
-        self._new_queue = partial(StageQueue, parts.store.database, replica, parts.settings.workers, self._run)
+        self._new_queue = partial(
+            StageQueue, parts.store.database, replica, parts.settings.workers, self._run, poll_s=poll_s
+        )
         self._queue: StageQueue | None = None
         self._on_its_way: dict[int, float] = {}
         self._running: set[int] = set()
@@ -140,7 +145,7 @@ class Lifecycle:
                 self._stop.wait(self._lease_s)
             if self._queue is not None and not self._leadership.leads:
                 self._step_down()
-            self._wake.wait(POLL_S)
+            self._wake.wait(self._poll_s)
             self._wake.clear()
 
     def _stand(self) -> None:
@@ -174,8 +179,9 @@ class Lifecycle:
         with self._mutex:
             if self._queue is None or not self._leadership.leads:
                 return 0
-            halted = self._parts.gate.halted().halted
-            due = [row for row in self._due(now_s) if not (halted and _acts(row))]
+            due = self._due(now_s)
+            if any(_acts(row) for row in due) and self._parts.gate.halted().halted:
+                due = [row for row in due if not _acts(row)]
             for row in due:
                 try:
                     if not self._moved_by_timer(row, now_s) and row.state in STAGE_OF:
@@ -271,14 +277,14 @@ class Lifecycle:
         except Temporary as error:
             failures = self._store.position(number).stage_failures
             if failures + 1 >= settings.max_tries:
-                return self._give_up(incident.id, f"tried {failures + 1} times: {error}")
+                return self._give_up(number, f"tried {failures + 1} times: {error}")
             retry_s = min(settings.retry_s * 2**failures, settings.retry_max_s)
             failed, due_s, why = True, now_s + max(retry_s, error.retry_after_s or 0.0), str(error)
         except Permanent as error:
-            return self._give_up(incident.id, str(error))
+            return self._give_up(number, str(error))
         except Exception as error:  # noqa: BLE001 a defect of ours must not strand an incident in silence
             self._log.exception("defect in a stage", key=key)
-            return self._give_up(incident.id, f"defect in nightshift: {type(error).__name__}: {error}")
+            return self._give_up(number, f"defect in nightshift: {type(error).__name__}: {error}")
         else:
             if self._store.position(number).version != version:
                 return None  # it moved: done
@@ -287,14 +293,11 @@ class Lifecycle:
             self._log.info("stage put off", key=key, failed=failed, why=why)
         return None
 
-    def _give_up(self, incident_id: str, why: str) -> None:
-        """A person has to take over. While acting, the world may have changed: that is said by its own cause."""
-        incident = self._store.incident(incident_id)
-        if incident.state not in STAGE_OF:
-            return
-        acting = incident.state in (_S.ACTING, _S.UNDOING)
-        cause = _C.OUTCOME_UNKNOWN if acting else _C.STAGE_FAILED
-        self._store.move(incident.id, cause, STAGE_OF[incident.state], why, incident.version)
+    def _give_up(self, number: int, why: str) -> None:
+        """A person has to take over."""
+        incident = self._store.incident(name_of(number))
+        if incident.state in STAGE_OF:
+            self._stages.abandon(incident, why)
 
 
 def _acts(row: Any) -> bool:

@@ -21,7 +21,7 @@ from collectors.base import Temporary
 
 STAGES_VERSION = "stages-1"
 """Changes with the meaning of a stage's key or arguments; the lifecycle makes the dropped work anew."""
-POLL_S = 0.25
+POLL_S = 0.35
 _QUEUE = "stages"
 _LIVE = ("ENQUEUED", "PENDING", "DELAYED")
 _OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -35,7 +35,7 @@ Run = Callable[[str, int, int, int], None]
 class StageQueue:
     """At most one is started at a time in a process."""
 
-    def __init__(self, database: Database, replica: str, workers: int, run: Run) -> None:
+    def __init__(self, database: Database, replica: str, workers: int, run: Run, *, poll_s: float = POLL_S) -> None:
         url = database.url.render_as_string(hide_password=False)
         self._config: dict[str, Any] = {
             "name": "nightshift",
@@ -46,11 +46,13 @@ class StageQueue:
             "sys_db_pool_size": workers + 2,
             "max_executor_threads": workers + 4,
             "scheduler_polling_interval_sec": 3600.0,
+            "notification_listener_polling_interval_sec": 0.2,
             "use_listen_notify": False,
             "log_level": "CRITICAL",
         }
         self._replica = replica
         self._workers = workers
+        self._poll_s = poll_s
         self._run = run
         self._entry: Callable[..., Any] | None = None
 
@@ -66,7 +68,10 @@ class StageQueue:
             self._entry = DBOS.workflow(name="stage", max_recovery_attempts=1000)(enter)
             DBOS.launch()
             DBOS.register_queue(
-                _QUEUE, worker_concurrency=self._workers, polling_interval_sec=POLL_S, on_conflict="always_update"
+                _QUEUE,
+                worker_concurrency=self._workers,
+                polling_interval_sec=self._poll_s,
+                on_conflict="always_update",
             )
             return self._adopt()
         except SQLAlchemyError as error:

@@ -15,6 +15,7 @@ only after its intent is on disk, and only once per action id.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -172,6 +173,21 @@ class Stages:
     ) -> None:
         by = STAGE_OF[incident.state]
         self._store.change(incident.id, Move(cause, by, note, incident.version), also)
+
+    def abandon(self, incident: Incident, why: str) -> None:
+        """Escalates an incident whose stage cannot go on; if an act was begun, with what the world says of it."""
+        if incident.state not in (_S.ACTING, _S.UNDOING):
+            self._move(incident, _C.STAGE_FAILED, why)
+            return
+        action = _plan_of(incident)
+        outcome = Outcome(_O.UNKNOWN, why, self._now())
+        if incident.state is _S.UNDOING:
+            self._conclude_undo(incident, action, outcome)
+            return
+        with suppress(Temporary, Permanent):
+            if self._parts.actuator_for(action.kind).read(action).status is _O.NOT_DONE:
+                outcome = replace(outcome, status=_O.FAILED)
+        self._conclude(incident, action, outcome)
 
     # Plan -------------------------------------------------------------------------------------------------------
 

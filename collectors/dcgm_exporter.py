@@ -47,7 +47,8 @@ class DcgmExporterCollector(PageCollector):
         self._workload = settings.workload
 
     def plan(self, layout: Layout, page: Page, host: str, node: str | None) -> Plan:
-        return plan_of(layout, self._rows, self._workload, node, host)
+        columns = {kind: rows.column for kind, rows in self._rows.items()}
+        return plan_of(layout, columns, self._workload, node, host)
 
 
 def gpu_rows(forget_after_s: float) -> dict[SubjectKind, Rows]:
@@ -60,9 +61,14 @@ def gpu_rows(forget_after_s: float) -> dict[SubjectKind, Rows]:
 
 
 def plan_of(
-    layout: Layout, rows: Mapping[SubjectKind, Rows], workload: WorkloadRule, node: str | None, host: str
+    layout: Layout,
+    columns: Mapping[SubjectKind, Mapping[str, int]],
+    workload: WorkloadRule,
+    node: str | None,
+    host: str,
 ) -> Plan:
-    """Where the samples of DCGM series belong. `node` overrides, `host` stands in for, the Hostname label."""
+    """Where the samples of DCGM series belong: `columns` by kind and exported name. `node` overrides the Hostname
+    label, `host` stands in for it."""
     entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
     relations: set[Relation] = set()
     facts: dict[Subject, dict[str, str]] = {}
@@ -78,7 +84,7 @@ def plan_of(
         kind = SubjectKind.LINK if lane is not None or "nvlink" in labels else SubjectKind.GPU
         if kind is SubjectKind.GPU and labels.get("GPU_I_ID"):
             kind = SubjectKind.MIG
-        column = rows[kind].column.get(name)
+        column = columns[kind].get(name)
         if column is None:
             continue
         if layout.types.get(series.name) in ("histogram", "summary"):
@@ -93,7 +99,8 @@ def plan_of(
         if series.labels in described:
             continue
         described.add(series.labels)
-        where = node or labels.get("Hostname") or labels.get("hostname") or host
+        where = node or labels.get("Hostname") or labels.get("hostname") or labels.get("node") or host
+        where = where or labels.get("instance", "").rpartition(":")[0]
         try:
             _describe(subject, gpu, labels, where, relations, facts, holders)
         except ValueError:

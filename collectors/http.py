@@ -89,11 +89,13 @@ class Fetcher:
         *,
         max_bytes: int,
         accept: str = "*/*",
+        compress: bool = True,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._max_bytes = max_bytes
         self._accept = accept
+        self._encoding = "gzip" if compress else "identity"
         self._timer = timer
         self._runner: asyncio.Runner | None = None
         self._client: httpx.AsyncClient | None = None
@@ -187,7 +189,7 @@ class Fetcher:
 
     def _headers(self) -> dict[str, str]:
         settings = self._settings
-        headers = {"Accept": self._accept, "Accept-Encoding": "gzip", "User-Agent": "nightshift"}
+        headers = {"Accept": self._accept, "Accept-Encoding": self._encoding, "User-Agent": "nightshift"}
         headers |= {name: value.get_secret_value() for name, value in settings.headers.items()}
         if settings.bearer_token_file is not None:
             headers["Authorization"] = f"Bearer {settings.bearer_token_file.read_text().strip()}"

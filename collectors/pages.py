@@ -126,7 +126,7 @@ class PageCollector(ABC):
         if plan is None or plan.layout is not page.layout:
             plan = self.plan(page.layout, page, urlsplit(source.url).hostname or "", source.node)
         if plan is not source.plan or source.told is not inventory:
-            _tell(inventory, source.plan if source.told is inventory else None, plan, now_s)
+            tell(inventory, source.plan if source.told is inventory else None, plan, now_s)
             source.plan, source.told = plan, inventory
         rejected = dict(page.rejected)
         _add(rejected, plan.rejected)
@@ -164,7 +164,7 @@ def _add(total: dict[Reason, int], more: Mapping[Reason, int]) -> None:
         total[reason] = total.get(reason, 0) + count
 
 
-def _tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> None:
+def tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> None:
     """Observes what the labels say and ends what they no longer say.
 
     A GPU that merely vanished from its page stays on its node, where its fault will be looked for; it leaves when

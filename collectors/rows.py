@@ -6,7 +6,7 @@ row that goes away means a subject that is gone, not a page that was late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,7 +88,7 @@ class Rows:
         self._seen_s = np.empty(0)
         self._epoch = np.empty(0, dtype=np.int64)
         self._last = np.empty((0, len(self._counters)))
-        self._local: dict[int, tuple[Cells, SeriesIndex, Ints]] = {}
+        self._local: dict[int, tuple[tuple[Subject, ...], SeriesIndex, Ints]] = {}
         self._parts: list[tuple[Cells, Floats, Floats | float]] = []
 
     def put(
@@ -117,7 +117,8 @@ class Rows:
     def frame(self, at_s: float) -> Frame | None:
         """The frame of what was put since the last one; None where no subject is known."""
         parts, self._parts = self._parts, []
-        self._grow([where for where, _, _ in parts], at_s)
+        subjects = {id(where.subjects): where.subjects for where, _, _ in parts}
+        self._grow(subjects.values(), at_s)
         n_rows = len(self._index)
         if not n_rows:
             return None
@@ -125,36 +126,36 @@ class Rows:
         per_cell = any(not isinstance(times, float) for _, _, times in parts)
         observed = np.full((n_rows, len(self.metrics) if per_cell else 1), np.nan)
         for where, part, times in parts:
-            rows = self._rows(where)
-            self._seen_s[rows] = at_s
-            cell_rows = rows[where.row]
+            cell_rows = self._rows(where.subjects)[where.row]
+            self._seen_s[cell_rows] = at_s
             fresh = ~np.isnan(part)  # of two pages that know a cell, the one with a value
             values[cell_rows[fresh], where.column[fresh]] = part[fresh]
             observed[cell_rows, where.column if per_cell else 0] = times
         self._count_resets(values)
-        self._local = {
-            key: kept for key, kept in self._local.items() if any(where is kept[0] for where, _, _ in parts)
-        }
+        self._local = {key: kept for key, kept in self._local.items() if key in subjects}
         return Frame(at_s, self._index, self.metrics, values, observed, self._epoch.copy())
 
-    def _rows(self, where: Cells) -> Ints:
-        known = self._local.get(id(where))
+    def _rows(self, subjects: tuple[Subject, ...]) -> Ints:
+        known = self._local.get(id(subjects))
         if known is None or known[1] is not self._index:
-            rows = np.fromiter((self._index.rows[s] for s in where.subjects), np.int64, len(where.subjects))
-            known = self._local[id(where)] = (where, self._index, rows)
+            rows = np.fromiter((self._index.rows[s] for s in subjects), np.int64, len(subjects))
+            known = self._local[id(subjects)] = (subjects, self._index, rows)
         return known[2]
 
-    def _grow(self, parts: Sequence[Cells], at_s: float) -> None:
+    def _grow(self, parts: Iterable[tuple[Subject, ...]], at_s: float) -> None:
         """Adds new subjects at the end and drops those unseen for too long."""
         new: dict[Subject, None] = {}
-        for where in parts:
-            known = self._local.get(id(where))
+        named: set[Subject] = set()
+        expired = self._seen_s < at_s - self._forget_after_s
+        for subjects in parts:
+            known = self._local.get(id(subjects))
             if known is None or known[1] is not self._index:
-                new.update((s, None) for s in where.subjects if s not in self._index.rows)
-        current = {s for where in parts for s in where.subjects} if self._expired(at_s).any() else set()
-        keep = ~self._expired(at_s)
-        if current:
-            keep |= np.fromiter((s in current for s in self._index.subjects), np.bool_, len(self._index))
+                new.update((s, None) for s in subjects if s not in self._index.rows)
+            if expired.any():
+                named.update(subjects)
+        keep = ~expired
+        if named:
+            keep |= np.fromiter((s in named for s in self._index.subjects), np.bool_, len(self._index))
         if not new and keep.all():
             return
         kept = [s for s, stays in zip(self._index.subjects, keep, strict=True) if stays]
@@ -163,10 +164,6 @@ class Rows:
         self._seen_s = np.concatenate([self._seen_s[keep], np.full(n_new, at_s)])
         self._epoch = np.concatenate([self._epoch[keep], np.zeros(n_new, dtype=np.int64)])
         self._last = np.concatenate([self._last[keep], np.full((n_new, len(self._counters)), np.nan)])
-
-    def _expired(self, at_s: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        expired: np.ndarray[tuple[int], np.dtype[np.bool_]] = self._seen_s < at_s - self._forget_after_s
-        return expired
 
     def _count_resets(self, values: Floats) -> None:
         """A counter that went back began anew: after a reboot, a driver reload, or with another board."""

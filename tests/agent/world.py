@@ -39,6 +39,7 @@ class World:
         default_factory=lambda: LifecycleSettings(quiet_s=10, confirm_timeout_s=100)
     )
     action: Callable[[Incident], Action] = _restart
+    lease_s: float = 3.0
 
     def __post_init__(self) -> None:
         self.store = Store(self.url, self.clock, fault_point=self.fault_point)
@@ -61,4 +62,4 @@ class World:
         return replace(made, **changes)  # type: ignore[arg-type]
 
     def lifecycle(self, **changes: object) -> Lifecycle:
-        return Lifecycle(self.parts(**changes))
+        return Lifecycle(self.parts(**changes), lease_s=self.lease_s, poll_s=0.05)

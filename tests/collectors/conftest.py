@@ -20,6 +20,7 @@ class PageServer:
     """`pages` maps a path to what it answers: bytes, or a function that writes to the handler itself."""
 
     url: str
+    server: ThreadingHTTPServer
     pages: dict[str, bytes | Respond] = field(default_factory=dict)
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
@@ -75,7 +76,7 @@ def page_server() -> Iterator[PageServer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    served = PageServer(f"http://127.0.0.1:{server.server_address[1]}")
+    served = PageServer(f"http://127.0.0.1:{server.server_address[1]}", server)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     yield served
@@ -116,8 +117,11 @@ def _cut(handler: BaseHTTPRequestHandler) -> None:
     handler.close_connection = True
 
 
+_BOMB = gzip.compress(b"a" * 20_000_000, 1)
+
+
 def _bomb(handler: BaseHTTPRequestHandler) -> None:
-    answer(handler, gzip.compress(b"a" * 50_000_000), Content_Encoding="gzip")
+    answer(handler, _BOMB, Content_Encoding="gzip")
 
 
 def _endless(handler: BaseHTTPRequestHandler) -> None:

@@ -16,6 +16,7 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dcgm_exporter": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "cadvisor": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "node_log": lambda _: {"urls": ["http://127.0.0.1:9/kernel-log"]},
+    "prometheus": lambda _: {"url": "http://127.0.0.1:9"},
     "training_logs": lambda folder: {"directory": str(folder / "absent")},
 }
 """Settings of a source that is not there, per plug-in."""

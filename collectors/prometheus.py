@@ -1,0 +1,320 @@
+"""GPUs, containers and nodes from a Prometheus that scrapes their exporters: one small query per metric.
+
+Each metric is asked for `by (UUID)` alone, so an answer is short and its rows are known at once; who holds a GPU
+and where it sits changes seldom and is asked for apart, every `refresh_s`. One further query says when the samples
+were scraped, so that a look-back of five minutes does not pass for now.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from collectors.base import Permanent
+from collectors.dcgm_exporter import plan_of
+from collectors.exposition import Layout, Series
+from collectors.frame import Floats, Frame, Reason, SourceStatus
+from collectors.http import Answer, Fetcher, HttpSettings, SourceError, checked_url
+from collectors.metrics import Metric, of_kind
+from collectors.pages import Plan, source_subject, tell
+from collectors.prometheus_api import Vector, instant, read_vector
+from collectors.rows import Cells, Rows
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Batch
+from collectors.workload import WorkloadRule, container_subject
+
+_GPU, _MIG, _BOX, _NODE = SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER, SubjectKind.NODE
+_KEYS = {_GPU: ("UUID",), _MIG: ("UUID", "GPU_I_ID"), _BOX: ("namespace", "pod", "container"), _NODE: ("nodename",)}
+_IDENTITY = "DCGM_FI_DEV_FB_USED"
+
+
+class _Known:
+    """The rows of one kind by their key labels, shared by all its queries."""
+
+    def __init__(self, kind: SubjectKind, rows: Rows) -> None:
+        self.kind = kind
+        self.rows = rows
+        self.keys = _KEYS[kind]
+        self._row: dict[object, int] = {}
+        self._subjects: list[Subject] = []
+        self._frozen: tuple[Subject, ...] = ()
+
+    def place(self, labels: Sequence[Mapping[str, str]], column: int, scale: float) -> tuple[Cells, int]:
+        """Where a vector's values belong, and how many series have no usable identity."""
+        try:
+            keys: list[object] = (
+                [label[self.keys[0]] for label in labels]
+                if len(self.keys) == 1
+                else [tuple([label[key] for key in self.keys]) for label in labels]
+            )
+            row = np.fromiter(map(self._row.__getitem__, keys), np.int64, len(keys))
+            position, refused = np.arange(len(keys)), 0
+        except KeyError:
+            position, row, refused = self._learn(labels)
+        if len(self._frozen) != len(self._subjects):
+            self._frozen = tuple(self._subjects)
+        twice: tuple[tuple[int, int], ...] = ()
+        if len(np.unique(row)) != len(row):
+            first: dict[int, int] = {}
+            twice = tuple((n, seen) for n, r in enumerate(row.tolist()) if (seen := first.setdefault(r, n)) != n)
+        columns = np.full(len(row), column, dtype=np.int64)
+        return Cells(self.kind, self._frozen, position, row, columns, np.full(len(row), scale), twice), refused
+
+    def _learn(
+        self, labels: Sequence[Mapping[str, str]]
+    ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]], int]:
+        position, rows = [], []
+        for number, label in enumerate(labels):
+            parts = tuple(label.get(key) or "" for key in self.keys)
+            key: object = parts[0] if len(parts) == 1 else parts
+            row = self._row.get(key)
+            if row is None:
+                try:
+                    subject = _subject(self.kind, parts)
+                except (ValueError, TypeError, AttributeError):
+                    continue
+                row = self._row[key] = len(self._subjects)
+                self._subjects.append(subject)
+            position.append(number)
+            rows.append(row)
+        return np.array(position, dtype=np.int64), np.array(rows, dtype=np.int64), len(labels) - len(rows)
+
+    def forget(self) -> None:
+        """Learns the keys anew, so that those long gone leave."""
+        self._row, self._subjects, self._frozen = {}, [], ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    kind: SubjectKind
+    metric: Metric
+    query: str
+
+
+@dataclass
+class _Identity:
+    """What the last refresh told."""
+
+    at_s: float = -np.inf
+    plan: Plan = field(default_factory=lambda: Plan(Layout((), {}, {}), ()))
+    told: Inventory | None = None
+
+
+class PrometheusCollector:
+    """Frames of GPUs, MIG instances, containers and nodes from instant queries."""
+
+    plugin: ClassVar[str] = "prometheus"
+
+    class Settings(BaseModel):
+        """A Prometheus-compatible API."""
+
+        model_config = ConfigDict(extra="forbid")
+
+        url: str = Field(description="Base address, such as http://prometheus:9090")
+        kinds: list[SubjectKind] = Field(
+            [_GPU, _BOX, _NODE], min_length=1, description="What to ask for: gpu, mig, container, node"
+        )
+        matchers: str = Field(
+            "", description='Label matchers of every query, such as cluster="prod-1",job="dcgm-exporter"'
+        )
+        metrics: list[str] | None = Field(None, description="Only these of our metrics; none: all of the kinds")
+        refresh_s: float = Field(300.0, ge=1, description="How often labels (host, pod) are asked for (s)")
+        max_bytes: int = Field(64 * 2**20, ge=1024, description="Largest answer to one query (bytes)")
+        forget_after_s: float = Field(3600.0, gt=0, description="How long a vanished subject keeps its row (s)")
+        compress: bool = Field(False, description="Ask for gzip: spares the network, costs both sides time")
+        workload: WorkloadRule = Field(
+            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
+        )
+        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials, TLS and tenant header")
+
+        @field_validator("url")
+        @classmethod
+        def _is_address(cls, url: str) -> str:
+            try:
+                return checked_url(url)
+            except Permanent as error:
+                raise ValueError(str(error)) from error
+
+        @field_validator("kinds")
+        @classmethod
+        def _can_be_asked(cls, kinds: list[SubjectKind]) -> list[SubjectKind]:
+            if unknown := set(kinds) - set(_KEYS):
+                raise ValueError(f"kinds: {sorted(unknown)} cannot be asked for; known: {sorted(_KEYS)}")
+            return kinds
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._timer = clock
+        self._source = source_subject(self.plugin, settings.url)
+        self._fetcher = Fetcher(
+            settings.http,
+            max_bytes=settings.max_bytes,
+            accept="application/json",
+            compress=settings.compress,
+            timer=clock,
+        )
+        self._known = {
+            kind: _Known(kind, Rows(kind, _metrics(kind), settings.forget_after_s)) for kind in settings.kinds
+        }
+        self._asks = [
+            _Ask(kind, metric, query_for(kind, metric, settings.matchers))
+            for kind in settings.kinds
+            for metric in _metrics(kind)
+            if settings.metrics is None or metric.name in settings.metrics
+        ]
+        self._identity = _Identity()
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        started = self._timer()
+        url, asks = self._settings.url, self._asks
+        requests = [instant(url, ask.query, timeout_s=timeout_s) for ask in asks]
+        when = {kind: len(requests) + n for n, kind in enumerate(self._known)}
+        matchers = self._settings.matchers
+        requests += [instant(url, scrape_time_query(kind, matchers), timeout_s=timeout_s) for kind in self._known]
+        refresh = now_s - self._identity.at_s >= self._settings.refresh_s or self._identity.told is not inventory
+        wants_identity = refresh and bool({_GPU, _MIG} & set(self._known))
+        if wants_identity:
+            requests.append(instant(url, f"{_IDENTITY}{{{matchers}}}", timeout_s=timeout_s))
+        answers = self._fetcher.fetch(requests, timeout_s)
+        failed: list[SourceError] = []
+        rejected: dict[Reason, int] = {}
+        if wants_identity:
+            self._refresh(answers[-1], now_s, inventory, failed)
+        times = {kind: self._scraped_s(kind, answers[n], failed) for kind, n in when.items()}
+        used = 0
+        for ask, answer in zip(asks, answers, strict=False):
+            used += self._take(ask, answer, times[ask.kind], now_s, failed, rejected)
+        frames = [known.rows.frame(now_s) for known in self._known.values()]
+        status = self._status(now_s, used, failed, len(requests), rejected, self._timer() - started)
+        return Batch([status], [frame for frame in frames if isinstance(frame, Frame)])
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def _status(
+        self,
+        now_s: float,
+        used: int,
+        failed: Sequence[SourceError],
+        asked: int,
+        rejected: Mapping[Reason, int],
+        took_s: float,
+    ) -> SourceStatus:
+        reason = failed[0].reason if failed else None
+        detail = f"{len(failed)} of {asked} queries failed; {failed[0].detail}" if failed else ""
+        if not failed and not used:
+            reason, detail = Reason.NOT_FOUND, "no query found a series"
+        nodes = self._identity.plan.nodes
+        return SourceStatus(
+            self._source, now_s, reason is None, reason, detail, used, dict(rejected), took_s, covers=nodes
+        )
+
+    def _take(
+        self,
+        ask: _Ask,
+        answer: Answer | SourceError,
+        scraped_s: Floats,
+        now_s: float,
+        failed: list[SourceError],
+        rejected: dict[Reason, int],
+    ) -> int:
+        vector = _vector(answer, failed)
+        if vector is None or not len(vector.values):
+            return 0
+        if vector.warnings:  # Thanos: a store did not answer
+            _count(rejected, Reason.TRUNCATED, 1)
+        known = self._known[ask.kind]
+        where, refused = known.place(vector.labels, known.rows.column[ask.metric.exported_as], ask.metric.scale)
+        _count(rejected, Reason.MALFORMED, refused)
+        times = np.full(len(vector.values), np.nan)
+        timed = where.row < len(scraped_s)
+        times[where.position[timed]] = scraped_s[where.row[timed]]
+        for reason, count in known.rows.put(where, vector.values, times, now_s, ask.kind in (_GPU, _MIG)).items():
+            _count(rejected, reason, count)
+        return len(where.row)
+
+    def _scraped_s(self, kind: SubjectKind, answer: Answer | SourceError, failed: list[SourceError]) -> Floats:
+        """[n_rows] when each row's samples were scraped (Unix s), NaN where that is not known."""
+        vector = _vector(answer, failed)
+        if vector is None:
+            return np.empty(0)
+        where, _ = self._known[kind].place(vector.labels, 0, 1.0)
+        scraped = np.full(len(where.subjects), np.nan)
+        scraped[where.row] = vector.values[where.position]
+        return scraped
+
+    def _refresh(
+        self, answer: Answer | SourceError, now_s: float, inventory: Inventory, failed: list[SourceError]
+    ) -> None:
+        """Who sits where and holds what; the last answer stands where this one failed."""
+        vector = _vector(answer, failed)
+        if vector is None:
+            return
+        series = tuple(Series(_IDENTITY, tuple(labels.items())) for labels in vector.labels)
+        plan = plan_of(Layout(series, {}, {}), _IDENTITY_COLUMNS, self._settings.workload, None, "")
+        before = self._identity.plan if self._identity.told is inventory else None
+        tell(inventory, before, plan, now_s)
+        self._identity = _Identity(now_s, plan, inventory)
+        for known in self._known.values():
+            known.forget()
+
+
+def query_for(kind: SubjectKind, metric: Metric, matchers: str = "") -> str:
+    """The query of one metric, its result keyed by the labels that name a subject of the kind."""
+    return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, metric.exported_as, matchers)})"
+
+
+def scrape_time_query(kind: SubjectKind, matchers: str = "") -> str:
+    """When the newest sample of each subject was scraped, as its exporter's steadiest metric tells."""
+    steady = {_BOX: "container_memory_working_set_bytes", _NODE: "node_memory_MemTotal_bytes"}
+    name = steady.get(kind, _IDENTITY)
+    return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, name, matchers, 'timestamp({})')})"
+
+
+def _selected(kind: SubjectKind, name: str, matchers: str, shape: str = "{}") -> str:
+    own = {_GPU: 'GPU_I_ID=""', _MIG: 'GPU_I_ID!=""', _BOX: 'container!="",container!="POD",pod!=""', _NODE: ""}
+    within = ",".join(part for part in (own[kind], matchers) if part)
+    selector = shape.format(f"{name}{{{within}}}")
+    if kind is _NODE:
+        return f"{selector} * on (instance) group_left (nodename) node_uname_info"
+    return selector
+
+
+def _metrics(kind: SubjectKind) -> tuple[Metric, ...]:
+    return of_kind(_GPU if kind is _MIG else kind)
+
+
+_IDENTITY_COLUMNS = {kind: {_IDENTITY: 0} for kind in (_GPU, _MIG, SubjectKind.LINK)}
+
+
+def _subject(kind: SubjectKind, parts: tuple[str, ...]) -> Subject:
+    """Raises ValueError where the labels name nothing usable."""
+    if not all(parts) or not all(part.isprintable() for part in parts):
+        raise ValueError("a key label is missing")
+    if kind is _BOX:
+        return container_subject(*parts)
+    return Subject(kind, f"{parts[0]}/mig{parts[1]}" if kind is _MIG else parts[0])
+
+
+def _vector(answer: Answer | SourceError, failed: list[SourceError]) -> Vector | None:
+    try:
+        if isinstance(answer, SourceError):
+            raise answer
+        return read_vector(answer)
+    except SourceError as error:
+        failed.append(error)
+        return None
+
+
+def _count(rejected: dict[Reason, int], reason: Reason, count: int) -> None:
+    if count:
+        rejected[reason] = rejected.get(reason, 0) + count

@@ -1,0 +1,101 @@
+"""The Prometheus HTTP API (Thanos, Mimir and VictoriaMetrics speak it too): queries out, columns in.
+
+Answers are decoded into columns, not objects per series: 100,000 series a query, dozens of queries a tick.
+Reference: https://prometheus.io/docs/prometheus/latest/querying/api/
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from collectors.frame import Floats, Reason
+from collectors.http import Answer, Request, SourceError
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """An instant query's result: one label set and value per series, at one evaluation time (Unix s)."""
+
+    labels: Sequence[Mapping[str, str]]
+    values: Floats
+    at_s: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A range query's result: values [n_times, n_series] at `t_s` [n_times] (Unix s); NaN: no sample."""
+
+    labels: Sequence[Mapping[str, str]]
+    t_s: Floats
+    values: Floats
+
+
+def instant(url: str, query: str, at_s: float | None = None, timeout_s: float = 30.0) -> Request:
+    form = {"query": query, "timeout": f"{timeout_s:g}s"}
+    if at_s is not None:
+        form["time"] = f"{at_s:.3f}"
+    return Request(f"{url.rstrip('/')}/api/v1/query", form)
+
+
+def over_range(url: str, query: str, start_s: float, end_s: float, step_s: float) -> Request:
+    form = {"query": query, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:g}"}
+    return Request(f"{url.rstrip('/')}/api/v1/query_range", form)
+
+
+def read_vector(answer: Answer) -> Vector:
+    """Raises SourceError where the answer is no vector."""
+    rows, warnings = _result(answer, "vector")
+    try:
+        pairs = [row["value"] for row in rows]
+        labels = [row["metric"] for row in rows]
+        texts = [pair[1] for pair in pairs]
+        if pairs and set(map(type, texts)) != {str}:
+            raise TypeError("a value that is no text")
+        values = np.fromiter(map(float, texts), np.float64, len(texts))
+        at_s = float(pairs[0][0]) if pairs else math.nan
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise SourceError(Reason.MALFORMED, f"a series of the vector: {error!r}") from error
+    if not all(type(label) is dict for label in labels):
+        raise SourceError(Reason.MALFORMED, "a series without labels")
+    return Vector(labels, values, at_s, warnings)
+
+
+def read_matrix(answer: Answer, start_s: float, end_s: float, step_s: float) -> Matrix:
+    """Places each series' samples on the grid that was asked for. Raises SourceError where it is no matrix."""
+    rows, _ = _result(answer, "matrix")
+    n_times = math.floor((end_s - start_s) / step_s + 1e-9) + 1
+    t_s: Floats = np.float64(start_s) + np.float64(step_s) * np.arange(n_times, dtype=np.float64)
+    values = np.full((len(t_s), len(rows)), np.nan)
+    try:
+        for column, row in enumerate(rows):
+            stamps = np.fromiter([float(pair[0]) for pair in row["values"]], np.float64)
+            numbers = np.fromiter([float(pair[1]) for pair in row["values"]], np.float64)
+            places = np.rint((stamps - start_s) / step_s).astype(np.int64)
+            inside = (places >= 0) & (places < len(t_s))
+            values[places[inside], column] = numbers[inside]
+        return Matrix([dict(row["metric"]) for row in rows], t_s, values)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise SourceError(Reason.MALFORMED, f"a series of the matrix: {error!r}") from error
+
+
+def _result(answer: Answer, expected: str) -> tuple[list[Any], tuple[str, ...]]:
+    try:
+        document = orjson.loads(answer.body)
+    except orjson.JSONDecodeError as error:
+        raise SourceError(Reason.MALFORMED, f"no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise SourceError(Reason.MALFORMED, "the answer is no JSON object")
+    if document.get("status") != "success":
+        raise SourceError(Reason.HTTP_STATUS, f"{document.get('errorType')}: {document.get('error')}")
+    data = document.get("data")
+    if not isinstance(data, dict) or data.get("resultType") != expected or not isinstance(data.get("result"), list):
+        raise SourceError(Reason.MALFORMED, f"the answer holds no {expected}")
+    warnings = document.get("warnings")
+    return data["result"], tuple(map(str, warnings)) if isinstance(warnings, list) else ()

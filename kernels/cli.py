@@ -1,0 +1,192 @@
+"""`nightshift kernels …`: judge a candidate, certify it, check a certificate again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from collectors.seal import SealError, Signer, key_id
+
+app = typer.Typer(help="Judge GPU kernels, certify them, verify certificates.", no_args_is_help=True)
+
+_WORDS = {"ok": "ok    ", "stale": "STALE ", "broken": "BROKEN"}
+
+
+def _fail(text: str) -> typer.Exit:
+    typer.echo(text, err=True)
+    return typer.Exit(2)
+
+
+def _device(word: str) -> str:
+    import torch
+
+    if word == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return word
+
+
+def _signer(path: Path) -> Signer:
+    try:
+        return Signer.from_bytes(bytes.fromhex(path.read_text().strip()))
+    except (OSError, ValueError, SealError) as error:
+        raise _fail(f"{path}: not a private key ({error})") from error
+
+
+def _trusted(paths: list[Path]) -> dict[str, Ed25519PublicKey]:
+    keys = {}
+    for path in paths:
+        try:
+            public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(path.read_text().strip()))
+        except (OSError, ValueError) as error:
+            raise _fail(f"{path}: not a public key ({error})") from error
+        keys[key_id(public)] = public
+    return keys
+
+
+def _commit() -> str:
+    found = os.environ.get("NIGHTSHIFT_COMMIT")
+    if found:
+        return found
+    root = Path(__file__).resolve().parent
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+@app.command()
+def problems() -> None:
+    """List the reference problems."""
+    from kernels.problems import ALL
+
+    for problem in ALL:
+        typer.echo(f"{problem.name:24} {problem.family:16} {len(problem.cases)} timed cases")
+
+
+@app.command()
+def keygen(private: Path, public: Path) -> None:
+    """Make a signing key: PRIVATE (mode 0600) and PUBLIC, both in hexadecimal."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    signer = Signer.generate()
+    descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(signer.to_bytes().hex() + "\n")
+    public.write_text(signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex() + "\n")
+    typer.echo(f"key {signer.key_id}")
+
+
+@app.command()
+def judge(
+    file: Annotated[Path, typer.Argument(help="candidate file: source with a declaration in its header")],
+    device: Annotated[str, typer.Option(help="cuda, cpu or auto")] = "auto",
+    timing: Annotated[bool, typer.Option(help="race it against its baselines")] = True,
+    promote: Annotated[bool, typer.Option(help="also run compute-sanitizer")] = False,
+    static: Annotated[bool, typer.Option(help="the cheap first read")] = True,
+    certificate: Annotated[Path | None, typer.Option(help="write a signed certificate here")] = None,
+    key: Annotated[Path | None, typer.Option(help="private key that signs it")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the whole verdict as JSON")] = False,
+) -> None:
+    """Judge one candidate file. Exit code 0: fit (whatever its speed); 1: refused; 3: machine fault."""
+    from kernels.candidate import CandidateError
+    from kernels.candidate_file import read_candidate
+    from kernels.certificate import CertificateError, issue
+    from kernels.judge.contest import FULL
+    from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER
+    from kernels.judge.judge import Judge, Request
+    from kernels.judge.verdict import Status
+    from kernels.problem import ProblemError
+    from kernels.problems import named
+
+    if (certificate is None) != (key is None):
+        raise _fail("--certificate and --key go together")
+    try:
+        read = read_candidate(file)
+        problem = named(read.problem)
+    except (CandidateError, ProblemError) as error:
+        raise _fail(str(error)) from error
+    where = _device(device)
+    interpret = where == "cpu" and read.candidate.language == "triton"
+    scope = FULL_GPU if where == "cuda" else INTERPRETER if interpret else CPU
+    request = Request(scope, FULL if timing and where == "cuda" else None, static=static, promote=promote)
+    signer = _signer(key) if key is not None else None
+    with Judge(where, interpret=interpret) as court:
+        verdict = court.verdict(read.candidate, problem, request)
+    if as_json:
+        typer.echo(json.dumps(verdict.to_json(), indent=1))
+    else:
+        typer.echo(f"{verdict.status}: {verdict.reason} — {verdict.detail}")
+        typer.echo(f"stages: {', '.join(verdict.stages) or 'none'} ({verdict.took_s:.1f} s)")
+        for c in verdict.comparisons:
+            told = f"{c.speedup.point:.3f}x [{c.speedup.low:.3f}, {c.speedup.high:.3f}] tier {c.tier}"
+            typer.echo(
+                f"  {c.case}: {c.candidate_s * 1e6:.1f} µs, {c.baseline} {c.baseline_s * 1e6:.1f} µs: {told}"
+            )
+    if certificate is not None and signer is not None:
+        try:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            envelope = issue(verdict, read.candidate, problem, signer, now, _commit())
+        except CertificateError as error:
+            typer.echo(f"no certificate: {error}", err=True)
+        else:
+            certificate.write_text(json.dumps(envelope, indent=1) + "\n")
+            typer.echo(f"certificate: {certificate}")
+    if verdict.status is Status.machine_fault:
+        raise typer.Exit(3)
+    raise typer.Exit(1 if verdict.refused else 0)
+
+
+@app.command()
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="certificate file")],
+    key: Annotated[list[Path], typer.Option(help="trusted public key (repeatable)")],
+    rerun: Annotated[bool, typer.Option(help="judge it again on this machine's GPU")] = False,
+) -> None:
+    """Check a certificate: signature, anchors, drift; on the hardware judge again. Exit code 0: valid; 4: stale."""
+    from kernels.certificate import CertificateError
+    from kernels.certificate import verify as check
+    from kernels.judge.environment import environment
+    from kernels.problems import named
+
+    try:
+        envelope: Any = json.loads(certificate.read_text())
+    except (OSError, ValueError) as error:
+        raise _fail(f"{certificate}: {error}") from error
+    where = _device("auto")
+    here = environment(where) if where == "cuda" else None
+    if rerun and here is None:
+        raise _fail("--rerun needs the GPU; without it, signature, anchors and drift are checked")
+    try:
+        found = check(envelope, _trusted(key), named, here, _rerun if rerun else None)
+    except CertificateError as error:
+        typer.echo(f"BROKEN {certificate}: {error}", err=True)
+        raise typer.Exit(1) from error
+    for item in found.checks:
+        typer.echo(f"{_WORDS[item.state]} {item.name}: {item.detail}")
+    if here is None:
+        typer.echo("not checked here: environment drift and a re-run, which need the certified GPU")
+    if not found.valid:
+        raise typer.Exit(1)
+    if found.stale:
+        typer.echo("stale: certify again (nightshift kernels judge … --certificate)")
+        raise typer.Exit(4)
+
+
+def _rerun(candidate: Any, problem: Any, then: Mapping[str, Any]) -> Any:
+    from kernels.judge.contest import FULL
+    from kernels.judge.inputs import FULL_GPU
+    from kernels.judge.judge import Judge, Request
+
+    with Judge("cuda") as court:
+        return court.verdict(candidate, problem, Request(FULL_GPU, FULL if then.get("comparisons") else None))
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,113 @@
+"""The judge's own examination: folders of candidates whose verdict is known, to be refused or to be accepted.
+
+A judge is trusted on a machine because it has refused every known cheat there, for a right reason and also with the
+static read switched off, and has accepted every known-good kernel. The files are candidates like any other
+(`kernels.candidate_file`) with notes in their headers: `class` (the kind of cheat), `refused` (the reasons that are
+right), `needs_cuda`, `timed` (the cheat is against the clock), `interpreter` (the dtypes for Triton's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kernels.candidate_file import CandidateFile, read_candidate
+from kernels.judge.contest import Pace
+from kernels.judge.inputs import Scope
+from kernels.judge.judge import Judge, Request
+from kernels.judge.verdict import Reason, Verdict
+from kernels.problems import named
+
+STATIC_REASONS = frozenset({Reason.static_refusal, Reason.library_call, Reason.syntax, Reason.entry_missing})
+_SANITIZER = frozenset({Reason.memcheck, Reason.racecheck, Reason.initcheck, Reason.synccheck})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file. `refused` is empty for a candidate that must be accepted."""
+
+    name: str
+    file: CandidateFile
+    cheat: str
+    refused: frozenset[Reason]
+    needs_cuda: bool
+    timed: bool
+
+
+@dataclass(frozen=True)
+class Showing:
+    """What the judge said about a piece, and whether that was right."""
+
+    name: str
+    cheat: str
+    static: bool
+    right: bool
+    verdict: Verdict
+
+    def to_json(self) -> dict[str, Any]:
+        v = self.verdict
+        return {
+            "name": self.name,
+            "class": self.cheat,
+            "static": self.static,
+            "right": self.right,
+            "status": v.status.value,
+            "reason": v.reason.value,
+            "stage": v.stage,
+            "detail": v.detail[:300],
+            "took_s": round(v.took_s, 3),
+        }
+
+
+def read_gallery(folder: Path, device: str) -> list[Piece]:
+    """The folder's pieces that this device can show, by name; raises CandidateError that names the file.
+
+    On the CPU, domains shrink to the dtypes that Triton's interpreter can compute with.
+    """
+    pieces = []
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".py", ".cu")):
+        file = read_candidate(path)
+        notes = file.notes
+        needs_cuda = notes.get("needs_cuda") == "yes"
+        if needs_cuda and device != "cuda":
+            continue
+        if device != "cuda" and "interpreter" in notes:
+            domain = replace(file.candidate.domain, dtypes=tuple(notes["interpreter"].split()))
+            file = replace(file, candidate=replace(file.candidate, domain=domain))
+        refused = frozenset(Reason(word) for word in notes.get("refused", "").split())
+        pieces.append(
+            Piece(path.stem, file, notes.get("class", ""), refused, needs_cuda, notes.get("timed") == "yes")
+        )
+    return pieces
+
+
+def show(
+    judge: Judge, piece: Piece, scope: Scope, static: bool, pace: Pace | None, secret: bytes | None = None
+) -> Showing:
+    """Judge one piece. It is raced only where its cheat is against the clock."""
+    problem = named(piece.file.problem)
+    request = Request(
+        scope=scope,
+        pace=pace if piece.timed else None,
+        static=static,
+        promote=judge.device == "cuda" and bool(piece.refused & _SANITIZER),
+        cases=problem.cases[:1],
+    )
+    verdict = judge.verdict(piece.file.candidate, problem, request, secret)
+    if piece.refused:
+        allowed = piece.refused | (STATIC_REASONS if static else frozenset())
+        right = verdict.reason in allowed
+    else:
+        right = not verdict.refused and verdict.stage != "machine"
+    return Showing(piece.name, piece.cheat, static, right, verdict)
+
+
+def show_all(
+    judge: Judge, pieces: Iterable[Piece], scope: Scope, static: bool, pace: Pace | None, threads: int = 1
+) -> list[Showing]:
+    """All pieces, `threads` at a time, in their order."""
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda piece: show(judge, piece, scope, static, pace), pieces))

@@ -1,0 +1,204 @@
+"""Killed with SIGKILL at every arrow: after a restart the incident goes on, nothing is lost or happens twice."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from agent.incident import TRANSITIONS, Cause, IncidentState
+from agent.store import Store
+from agent.tables import intents
+from controllers.actuators.simulated import SimulatedCluster
+from tests.agent.incidents import ManualClock
+from tests.agent.killed import SCENARIOS, drive, go_on, move_and_die
+
+_S = IncidentState
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.agent.killed"])
+_WORLD = [f"world {method} {mode}" for method in ("execute", "undo") for mode in ("die_before", "die_after")]
+
+
+def _cases() -> list[tuple[str, str]]:
+    """Before and after every arrow that a scenario takes, each arrow in the first scenario that has it."""
+    found: dict[str, str] = {}
+    for name, scenario in SCENARIOS.items():
+        for state, cause in scenario.arrows():
+            for when in ("before", "after"):
+                found.setdefault(f"{when} {state.value if state else 'none'} {cause}", name)
+        if scenario.effects == (False, True):
+            found |= dict.fromkeys(_WORLD, name)
+    return [(name, place) for place, name in found.items()]
+
+
+CASES = _cases()
+_QUICK = (
+    "after none opened",
+    "before open diagnosis_stored",
+    "after diagnosed plan_proposed",
+    "after awaiting_approval approved",
+    "before approved intent_stored",
+    "after approved intent_stored",
+    "before acting action_done",
+    "before confirming not_confirmed",
+    "before undoing undone",
+    *_WORLD,
+)
+_QUICK_ON_POSTGRES = ("after approved intent_stored", "before acting action_done", "world execute die_after")
+QUICK = [case for case in CASES if case[1] in _QUICK]
+QUICK_ON_POSTGRES = [case for case in CASES if case[1] in _QUICK_ON_POSTGRES]
+MOVES = [(state.value, cause.value, when) for state, cause in TRANSITIONS for when in ("before", "after")]
+QUICK_MOVES = [("approved", "rejected", "before"), ("acting", "expired", "after")]
+
+
+def _run(target: Callable[..., None], *arguments: str) -> int:
+    process = _FORKS.Process(target=target, args=arguments)
+    process.start()
+    process.join(90)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise AssertionError(f"{arguments}: still running after 90 s")
+    return process.exitcode
+
+
+@pytest.fixture(scope="session")
+def ran_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the databases of a daemon that has run once, to save each test the first start."""
+    folder = tmp_path_factory.mktemp("ran_once")
+    assert _run(go_on, f"sqlite:///{folder}/store.sqlite", str(folder)) == 0
+    return folder
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path, ran_once: Path) -> str:
+    for file in ran_once.iterdir():
+        shutil.copy(file, tmp_path / file.name)
+    return f"sqlite:///{tmp_path}/store.sqlite"
+
+
+@pytest.fixture(scope="session")
+def postgres_ran_once(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    with psycopg.connect(postgres_server.replace("+psycopg", "") + "/postgres", autocommit=True) as admin:
+        admin.execute("CREATE DATABASE ran_once")
+    folder = tmp_path_factory.mktemp("ran_once")
+    assert _run(go_on, f"{postgres_server}/ran_once", str(folder)) == 0
+    return "ran_once"
+
+
+@pytest.fixture
+def postgres_copy(postgres_server: str, postgres_ran_once: str, tmp_path: Path) -> Iterator[str]:
+    """A database of a daemon that has run once."""
+    name = f"copy_{abs(hash(tmp_path))}"
+    with psycopg.connect(postgres_server.replace("+psycopg", "") + "/postgres", autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_ran_once}")  # type: ignore[arg-type]
+        yield f"{postgres_server}/{name}"
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+
+
+def _effects_once(folder: Path) -> tuple[bool, ...]:
+    """`undo` of every effect on the world, after checking that no action happened twice."""
+    effects = SimulatedCluster(folder / "cluster.sqlite").effects()
+    assert len({(effect.action_id, effect.undo) for effect in effects}) == len(effects)
+    return tuple(effect.undo for effect in effects)
+
+
+def _check(url: str, folder: Path, name: str) -> None:
+    """The whole history is the scenario's, the world shows its effects once, the audit log holds."""
+    scenario, store = SCENARIOS[name], Store(url, ManualClock())
+    incident = store.incident("INC-1")
+    assert [step.cause for step in incident.history] == list(scenario.causes)
+    assert incident.state is scenario.end
+    assert len(store.incidents()) == 1
+    assert _effects_once(folder) == scenario.effects
+    assert store.audit.verify().ok
+    with store.database.read() as connection:
+        unended = connection.execute(sa.select(intents.c.action_id).where(intents.c.outcome.is_(None))).all()
+    assert unended == []
+    store.close()
+
+
+def _kill_and_go_on(url: str, folder: Path, scenario: str, place: str) -> None:
+    assert _run(drive, url, str(folder), scenario, place) == -signal.SIGKILL, "the place was not reached"
+    assert _run(drive, url, str(folder), scenario, "") == 0
+    _check(url, folder, scenario)
+
+
+def _kill_in_a_move(url: str, folder: Path, state: str, cause: str, when: str) -> None:
+    """One arrow by itself, from a state reached without a lifecycle; then a daemon goes on from what is stored."""
+    assert _run(move_and_die, url, str(folder), state, cause, when) == -signal.SIGKILL
+    store = Store(url, ManualClock())
+    left = store.incident("INC-1")
+    moved = TRANSITIONS[IncidentState(state), Cause(cause)]
+    assert left.state is (moved if when == "after" else IncidentState(state))
+    assert store.audit.verify().ok
+    assert _run(go_on, url, str(folder)) == 0
+    then = store.incident("INC-1")
+    assert then.history[: len(left.history)] == left.history
+    assert then.state not in (_S.OPEN, _S.DIAGNOSED, _S.APPROVED, _S.ACTING, _S.UNDOING)
+    _effects_once(folder)
+    assert store.audit.verify().ok
+    store.close()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_scenario_ends_as_it_says_when_nobody_is_killed(sqlite_url: str, tmp_path: Path, scenario: str) -> None:
+    assert _run(drive, sqlite_url, str(tmp_path), scenario, "") == 0
+    _check(sqlite_url, tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("scenario", "place"), QUICK)
+def test_a_kill_loses_and_repeats_nothing_on_sqlite(
+    sqlite_url: str, tmp_path: Path, scenario: str, place: str
+) -> None:
+    _kill_and_go_on(sqlite_url, tmp_path, scenario, place)
+
+
+@pytest.mark.parametrize(("scenario", "place"), QUICK_ON_POSTGRES)
+def test_a_kill_loses_and_repeats_nothing_on_postgres(
+    postgres_copy: str, tmp_path: Path, scenario: str, place: str
+) -> None:
+    _kill_and_go_on(postgres_copy, tmp_path, scenario, place)
+
+
+@pytest.mark.parametrize(("state", "cause", "when"), QUICK_MOVES)
+def test_a_kill_in_a_rare_move_leaves_all_of_it_or_nothing(
+    sqlite_url: str, tmp_path: Path, state: str, cause: str, when: str
+) -> None:
+    _kill_in_a_move(sqlite_url, tmp_path, state, cause, when)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("scenario", "place"), [case for case in CASES if case not in QUICK])
+def test_a_kill_at_any_other_arrow_on_sqlite(sqlite_url: str, tmp_path: Path, scenario: str, place: str) -> None:
+    _kill_and_go_on(sqlite_url, tmp_path, scenario, place)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("scenario", "place"), [case for case in CASES if case not in QUICK_ON_POSTGRES])
+def test_a_kill_at_any_other_arrow_on_postgres(
+    postgres_copy: str, tmp_path: Path, scenario: str, place: str
+) -> None:
+    _kill_and_go_on(postgres_copy, tmp_path, scenario, place)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("state", "cause", "when"), [move for move in MOVES if move not in QUICK_MOVES])
+def test_a_kill_in_any_move_leaves_all_of_it_or_nothing_on_sqlite(
+    sqlite_url: str, tmp_path: Path, state: str, cause: str, when: str
+) -> None:
+    _kill_in_a_move(sqlite_url, tmp_path, state, cause, when)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("state", "cause", "when"), MOVES)
+def test_a_kill_in_any_move_leaves_all_of_it_or_nothing_on_postgres(
+    postgres_copy: str, tmp_path: Path, state: str, cause: str, when: str
+) -> None:
+    _kill_in_a_move(postgres_copy, tmp_path, state, cause, when)
