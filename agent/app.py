@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
@@ -34,6 +34,7 @@ from agent.rca.evidence import PastIncident
 from agent.settings import Settings
 from agent.stages import Parts as StageParts
 from agent.store import Store
+from agent.told_time import tell_time
 from agent.watch import Look, Watch
 from collectors.base import Permanent, Temporary
 from collectors.history import History
@@ -45,6 +46,8 @@ from controllers.playbooks import plugins as playbooks
 NEEDS_RESTART = ("state_dir", "store", "console", "replica", "cluster", "history", "lifecycle")
 """Settings that a reload does not change."""
 _PAST = 50
+_WALL_S = 60.0
+"""A clock this far from the machine's is a replay's or the demo's, and the CLI has to be told of it (s)."""
 
 
 def program_version() -> str:
@@ -94,6 +97,7 @@ class App:
     def start(self) -> None:
         """Stands for the lead and serves the console. Raises where another daemon holds a SQLite store."""
         self.lifecycle.start()
+        tell_time(self.store, None)
         if self.server is not None:
             self.server.start()
         self.metrics.reload_at.set(time.time())
@@ -117,6 +121,8 @@ class App:
         look = self.watch.look(now_s)
         self._looked_at = time.monotonic()
         self._problem = look.problem
+        if abs(now_s - time.time()) > _WALL_S and not look.problem:
+            tell_time(self.store, now_s)
         if look.decisions:
             self.lifecycle.wake()
         return look
@@ -125,10 +131,11 @@ class App:
         """Waits until every incident has come as far as it can at the clock's present time."""
         return self.lifecycle.wait_idle(timeout_s)
 
-    def run(self) -> None:
+    def run(self, between_looks: Callable[[], None] = lambda: None) -> None:
         """Looks every `tick_s` until `shut_down`; a look that fails is counted, and the next one is made."""
         next_s = self.clock.now_s()
         while not self._stopping.is_set():
+            between_looks()
             self._take_up_reload()
             try:
                 self.tick()

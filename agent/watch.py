@@ -27,7 +27,7 @@ from collectors.history import History
 from collectors.merge import Merger
 from collectors.subject import Inventory, Membership
 from collectors.tick import Tick
-from detectors.base import Finding
+from detectors.base import Finding, State
 
 HOUSEKEEPING_S = 60.0
 REMEMBER_RELATIONS_S = 7 * 86_400.0
@@ -67,7 +67,7 @@ class Watch:
         self._settings = settings
         self._merger = Merger()
         self._known = KnownIncidents(store, settings.relapse_s)
-        self._owed: dict[str, Finding] = {}
+        self._owed: dict[tuple[str, State], Finding] = {}
         self._stored_relations: set[Membership] = set()
         self._tidied_s: float | None = None
         self._log = structlog.get_logger("watch")
@@ -80,7 +80,7 @@ class Watch:
         owed = self._store.recall(_OWED)
         for text in json.loads(owed[1]) if owed is not None else []:
             finding = load(Finding, text)
-            self._owed[finding.episode] = finding
+            self._owed[finding.episode, finding.state] = finding
         self._known = KnownIncidents(self._store, self._settings.relapse_s)
         self._tidied_s = now_s
 
@@ -91,7 +91,7 @@ class Watch:
         tick = self._merger.merge(batches, at_s, self.inventory)
         self.history.add(tick)
         detected = self.detection.detect(tick, self.inventory)
-        self._owed.update((finding.episode, finding) for finding in detected.findings)
+        self._owed.update(((finding.episode, finding.state), finding) for finding in detected.findings)
         decisions: list[Decision] = []
         problem = ""
         try:
@@ -111,15 +111,22 @@ class Watch:
         self._keep_relations()
 
     def _decide(self, at_s: float) -> list[Decision]:
-        known = self._known.read(at_s)
-        decisions = correlate(self._owed.values(), known, self.inventory, at_s, self._settings)
+        """Correlates and stores what is owed: alarms before their ends, so that one which began and ended while the
+        store was away is opened and cleared, not left out."""
+        fires = [finding for finding in self._owed.values() if finding.state is State.FIRING]
+        ends = [finding for finding in self._owed.values() if finding.state is not State.FIRING]
+        decisions = [decision for part in (fires, ends) if part for decision in self._decide_on(part, at_s)]
+        self._owed.clear()
+        return decisions
+
+    def _decide_on(self, findings: Sequence[Finding], at_s: float) -> list[Decision]:
+        decisions = correlate(findings, self._known.read(at_s), self.inventory, at_s, self._settings)
         changes = [decision for decision in decisions if decision.verb is not Verb.IGNORE]
         if changes:
             involved = [finding for decision in changes for finding in decision.findings]
             self._store.keep(self.detection.snapshots() | self._owed_record(involved))
             self._apply(changes)
             self._store.keep(self._owed_record(()))
-        self._owed.clear()
         return decisions
 
     def _apply(self, decisions: Sequence[Decision]) -> None:

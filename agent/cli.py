@@ -1,0 +1,295 @@
+"""The command line. Every command that tells something also tells it as JSON (`--json`).
+
+Imports are inside the commands, so that `nightshift --help` is quick and no command loads what another needs. The
+commands on incidents reach the daemon's store through the configured URL and ask the same gate as the console.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from agent.gate import Gate, GateAnswer
+    from agent.policy import Person
+    from agent.store import Store
+
+_ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=_ABOUT)
+config_app = typer.Typer(no_args_is_help=True, help="The configuration file.")
+audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")
+app.add_typer(config_app, name="config")
+app.add_typer(audit_app, name="audit")
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", envvar="NIGHTSHIFT_CONFIG", help="YAML file; without: defaults and environment"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output")]
+IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
+
+
+@app.command()
+def run(config: Config = None) -> None:
+    """Runs the daemon until SIGTERM; SIGHUP reads the configuration again."""
+    from agent.daemon import run as run_daemon
+
+    run_daemon(config)
+
+
+@app.command()
+def incidents(
+    config: Config = None,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Also those that are resolved")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Lists open incidents."""
+    from agent.incident import IncidentState
+    from agent.present import incident_json, incident_table
+
+    with _stored(config) as (store, _, now_s):
+        states = None if all_ else [state for state in IncidentState if state is not IncidentState.RESOLVED]
+        rows = store.incidents(states, limit=limit)
+        if as_json:
+            _print_json([incident_json(row) for row in rows])
+        else:
+            _print(incident_table(rows, now_s))
+
+
+@app.command()
+def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False) -> None:
+    """Shows one incident: what, why with evidence, the plan and its cost, the history."""
+    from agent.present import incident_json, incident_text
+
+    with _stored(config) as (store, _, now_s):
+        incident = store.incident(incident_id)
+        if as_json:
+            _print_json(incident_json(incident))
+        else:
+            _print(incident_text(incident, now_s))
+
+
+@app.command()
+def approve(
+    incident_id: IncidentId,
+    config: Config = None,
+    plan: Annotated[str, typer.Option(help="Only if the plan's sha256 begins with this")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Approves an incident's present plan."""
+    with _stored(config) as (store, gate, now_s):
+        sha256 = _plan_of(store, incident_id, plan)
+        _answer(gate.approve(incident_id, sha256, _operator(now_s)), as_json)
+
+
+@app.command()
+def reject(
+    incident_id: IncidentId,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why not")],
+    config: Config = None,
+    plan: Annotated[str, typer.Option(help="Only if the plan's sha256 begins with this")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Declines an incident's present plan; the incident is watched."""
+    with _stored(config) as (store, gate, now_s):
+        sha256 = _plan_of(store, incident_id, plan)
+        _answer(gate.reject(incident_id, sha256, _operator(now_s), reason), as_json)
+
+
+@app.command()
+def close(
+    incident_id: IncidentId,
+    note: Annotated[str, typer.Option("--note", "-n", help="What was done")],
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Says that an incident is over."""
+    with _stored(config) as (_, gate, now_s):
+        _answer(gate.close(incident_id, _operator(now_s), note), as_json)
+
+
+@app.command()
+def halt(
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why")] = "",
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Emergency stop: no action starts until somebody resumes."""
+    with _stored(config) as (_, gate, now_s):
+        _answer(gate.halt(_operator(now_s), reason), as_json)
+
+
+@app.command()
+def resume(config: Config = None, as_json: AsJson = False) -> None:
+    """Lifts the emergency stop."""
+    with _stored(config) as (_, gate, now_s):
+        _answer(gate.resume(_operator(now_s)), as_json)
+
+
+@app.command()
+def doctor(config: Config = None, as_json: AsJson = False) -> None:
+    """Says of each source, secret and permission: works, or why not. Exits 1 where one does not."""
+    from dataclasses import asdict
+
+    from rich.text import Text
+
+    from agent.doctor import examine
+    from agent.settings import load
+
+    done = []
+    for check in examine(load(config)):
+        done.append(check)
+        if not as_json:
+            mark = ("✓ ", "green") if check.ok else ("✕ ", "bold red")
+            hint = f"\n    {check.hint}" if check.hint and not check.ok else ""
+            _print(Text.assemble(mark, (check.name, "bold"), f"  {check.detail}", (hint, "yellow")))
+    if as_json:
+        _print_json([asdict(check) for check in done])
+    if not all(check.ok for check in done):
+        raise typer.Exit(1)
+
+
+@app.command()
+def token(config: Config = None) -> None:
+    """Prints the operator's sign-in token for the console."""
+    from agent.console.sign_in import operator_token
+    from agent.settings import load
+
+    settings = load(config)
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    typer.echo(operator_token(settings.state_dir))
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[Path, typer.Argument(help="YAML file")],
+    as_json: AsJson = False,
+) -> None:
+    """Reads a configuration and says every mistake with its file, line and field."""
+    from agent.config_file import ConfigError
+    from agent.settings import load
+
+    try:
+        settings = load(file)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        _print_json({"ok": False, "problems": list(error.problems)})
+        raise typer.Exit(2) from None
+    found = f"{len(settings.sources)} sources, {len(settings.actuators)} actuators"
+    if as_json:
+        _print_json({"ok": True, "settings": settings.model_dump(mode="json")})
+    else:
+        typer.echo(f"{file}: good ({found})")
+
+
+@audit_app.command("verify")
+def audit_verify(
+    config: Config = None,
+    anchor: Annotated[str, typer.Option(help="NUMBER:SHA256 that was kept elsewhere")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Checks the whole chain; exits 1 and names the first record that does not hold."""
+    from agent.audit import Head
+
+    try:
+        head = Head.parse(anchor) if anchor else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--anchor") from error
+    with _stored(config) as (store, _, _now_s):
+        report = store.audit.verify(head)
+        facts = {"ok": report.ok, "records": report.records, "head": str(report.head), "broken": report.broken,
+                 "reason": report.reason}  # fmt: skip
+        if as_json:
+            _print_json(facts)
+        elif report.ok:
+            typer.echo(f"{report.records} records hold; the log ends at {report.head}")
+        else:
+            typer.echo(f"record {report.broken} does not hold: {report.reason}", err=True)
+        if not report.ok:
+            raise typer.Exit(1)
+
+
+# Shared -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
+    """The daemon's store and gate, and what time it is for the daemon."""
+    from agent.database import Database, parse_url
+    from agent.gate import Gate
+    from agent.settings import load
+    from agent.store import Store
+    from agent.told_time import ToldClock
+    from collectors.base import Permanent
+
+    settings = load(config)
+    url = parse_url(settings.store_url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        raise Permanent(
+            f"{url.database} does not exist: has the daemon run with this configuration (--config FILE)?"
+        )
+    database = Database(settings.store_url)
+    try:
+        clock = ToldClock(database)
+        store = Store(database, clock)
+        yield store, Gate(store, settings.approval, clock), clock.now_s()
+    finally:
+        database.close()
+
+
+def _plan_of(store: Store, incident_id: str, prefix: str) -> str:
+    """The hash of the plan that is meant: the present one, if it begins as was said."""
+    from collectors.base import Permanent
+
+    action = store.incident(incident_id).action
+    if action is None:
+        return ""
+    if not action.plan_sha256.startswith(prefix):
+        raise Permanent(f"the plan of {incident_id} is {action.plan_sha256}, not {prefix}…: look at it again")
+    return action.plan_sha256
+
+
+def _operator(now_s: float) -> Person:
+    """Who sits at the terminal, by user id (variables such as USER prove nothing); behind sudo, who called it.
+
+    Whoever can open the store can change it, so the command line gives every role.
+    """
+    import os
+    import pwd
+
+    from agent.policy import Person, Role
+
+    uid = os.getuid()
+    if uid == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        uid = int(os.environ["SUDO_UID"])
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = f"uid {uid}"
+    return Person(name, frozenset({Role.ADMIN}), "cli", now_s)
+
+
+def _answer(answer: GateAnswer, as_json: bool) -> None:
+    if as_json:
+        _print_json({"ok": answer.ok, "changed": answer.changed, "message": answer.message})
+    else:
+        typer.echo(answer.message, err=not answer.ok)
+    if not answer.ok:
+        raise typer.Exit(1)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print(what: Any) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(what)

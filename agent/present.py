@@ -1,0 +1,119 @@
+"""An incident as text for a terminal: one screen, the decision first, evidence by number, cost on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from agent.console.words import clock_time, duration, full_time, gpu_hours, sentence
+from agent.incident import Incident, IncidentState, IncidentSummary
+from agent.records import plain
+from controllers.action import Action
+from detectors.base import Severity, State
+
+MARKS = {
+    Severity.CRITICAL: ("✕", "bold red"),
+    Severity.WARNING: ("!", "bold yellow"),
+    Severity.INFO: ("i", "bold blue"),
+}
+STYLES = {
+    IncidentState.AWAITING_APPROVAL: "bold yellow",
+    IncidentState.ESCALATED: "bold red",
+    IncidentState.RESOLVED: "green",
+}
+_SIGNAL = {State.FIRING: ("firing", "red"), State.CLEAR: ("clear", "green"), State.NO_DATA: ("no data", "yellow")}
+
+
+def incident_table(rows: Sequence[IncidentSummary], now_s: float) -> RenderableType:
+    """The list, newest first."""
+    if not rows:
+        return Text("No incidents.", style="dim")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("", "ID", "STATE", "OPENED", "WHAT", "PLAN"):
+        table.add_column(heading, no_wrap=heading not in ("WHAT",))
+    for row in rows:
+        mark, style = MARKS[row.severity]
+        state = Text(row.state.replace("_", " "), style=STYLES.get(row.state, ""))
+        opened = f"{duration(now_s - row.opened_s)} ago"
+        plan = (
+            row.action_kind.replace("_", " ") if row.action_kind and row.state is not IncidentState.RESOLVED else ""
+        )
+        table.add_row(Text(mark, style=style), row.id, state, opened, Text(row.title), plan)
+    return table
+
+
+def incident_text(incident: Incident, now_s: float) -> RenderableType:
+    """Everything that a person needs to decide."""
+    mark, style = MARKS[incident.severity]
+    since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
+    head = Text.assemble(
+        (f"{mark} {incident.id} ", style),
+        (incident.diagnosis.headline if incident.diagnosis else incident.title, "bold"),
+    )
+    state = Text.assemble(
+        (incident.state.replace("_", " "), STYLES.get(incident.state, "cyan")),
+        (f" · since {full_time(since_s)}", "dim"),
+    )
+    parts: list[RenderableType] = [head, state, Text("")]
+    for stored in incident.findings:
+        word, colour = _SIGNAL[stored.state]
+        parts.append(Text.assemble((f"{word:>8}  ", colour), stored.finding.summary))
+    diagnosis = incident.diagnosis
+    if diagnosis is not None:
+        parts += [
+            Text(""),
+            Text(f"Why: {sentence(diagnosis.cause)}, confidence {diagnosis.confidence}", style="bold"),
+        ]
+        for claim in diagnosis.claims:
+            parts.append(Text(f"  • {claim.sentence} [{', '.join(claim.evidence_ids)}]"))
+            parts += [Text(f'    [{quote.evidence_id}] "{quote.text}"', style="dim") for quote in claim.quotes]
+        parts += [Text(f"  ⚠ {caveat}", style="yellow") for caveat in diagnosis.caveats]
+        if diagnosis.hypothesis:
+            parts.append(Text(f"  Hypothesis, not checked: {diagnosis.hypothesis}", style="italic"))
+    if incident.action is not None:
+        parts += [Text(""), *_plan(incident, incident.action, now_s)]
+    parts.append(Text(""))
+    for step in incident.history:
+        note = f" · {step.note}" if step.note else ""
+        parts.append(
+            Text(f"{clock_time(step.at_s)}  {step.after.replace('_', ' ')} ({step.by}){note}", style="dim")
+        )
+    return Group(*parts)
+
+
+def _plan(incident: Incident, action: Action, now_s: float) -> list[RenderableType]:
+    radius = action.blast_radius
+    reach = ((radius.jobs, "job"), (radius.nodes, "node"), (radius.gpus, "GPU"), (radius.pods, "pod"))
+    touched = [f"{len(names)} {word}{'s' if len(names) > 1 else ''}" for names, word in reach if names]
+    undo = action.undo.how if action.undo.possible else f"cannot be taken back: {action.undo.how}"
+    lines: list[RenderableType] = [
+        Text(f"Plan: {action.kind.replace('_', ' ')} {action.target.name}", style="bold"),
+        Text(f"  {action.why}"),
+        Text(
+            f"  Touches {', '.join(touched) or 'nothing'}. Cost {gpu_hours(radius.cost_gpu_hours)}; "
+            f"waiting costs {gpu_hours(radius.cost_of_waiting_gpu_hours)}. Undo: {undo}"
+        ),
+        Text(f"  sha256 {action.plan_sha256}", style="dim"),
+    ]
+    if incident.state is IncidentState.AWAITING_APPROVAL:
+        left = duration(action.expires_at_s - now_s)
+        lines.append(
+            Text.from_markup(
+                f"  [bold yellow]nightshift approve {escape(incident.id)}[/]  ·  "
+                f"nightshift reject {escape(incident.id)} --reason …  ·  expires in {left}"
+            )
+        )
+    return lines
+
+
+def incident_json(incident: Incident | IncidentSummary) -> Any:
+    """Plain JSON values of an incident; the plan's hash is beside the plan."""
+    values = plain(incident)
+    if isinstance(incident, Incident) and incident.action is not None:
+        values["plan_sha256"] = incident.action.plan_sha256
+    return values
