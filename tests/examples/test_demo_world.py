@@ -204,7 +204,7 @@ def test_a_restart_from_a_damaged_checkpoint_repairs_nothing(world: World) -> No
 
 @pytest.mark.parametrize("kind", [ActionKind.RESET_GPU, ActionKind.QUARANTINE_GPU])
 def test_a_bad_gpu_is_repaired_by_reset_or_left_by_quarantine(world: World, kind: ActionKind) -> None:
-    """After a reset its counters start anew and errors stop; after quarantine its job runs on a spare."""
+    """After a reset its counters start anew and no error comes; after quarantine its job runs on a spare."""
     sick = record(world, FaultKind.ECC)
     job = world.jobs[sick.fault.job]
     gpu = job.gpus[sick.fault.rank]
