@@ -18,7 +18,7 @@ A parser holds the state of one node's log: PCI addresses to UUIDs, and messages
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from collectors.frame import LogRecord
@@ -87,6 +87,29 @@ class KernelLogParser:
                 if event is not None:
                     return event
         return None
+
+    def sift(self, records: Iterable[LogRecord], max_lines: int) -> tuple[list[LogRecord], list[KernelEvent]]:
+        """The lines worth keeping and the events in them. In a flood every event's line is kept, of the others
+        `max_lines`; that lines were dropped is told as a GAP."""
+        kept: list[LogRecord] = []
+        events: list[KernelEvent] = []
+        dropped: LogRecord | None = None
+        n_dropped = 0
+        for record in records:
+            event = self.read(record)
+            if event is not None:
+                events.append(event)
+            if event is not None or len(kept) < max_lines:
+                kept.append(record)
+            else:
+                dropped, n_dropped = record, n_dropped + 1
+        if dropped is not None:
+            events.append(self.gap(dropped, f"{n_dropped} lines beyond {max_lines} in one tick", n_dropped))
+        return kept, events
+
+    def gap(self, record: LogRecord, why: str, lost_lines: int | None = None) -> KernelEvent:
+        """Lines are missing before or at this one."""
+        return self._event(KernelEventKind.GAP, record, why=why, lost_lines=lost_lines)
 
     def _event(
         self, kind: KernelEventKind, record: LogRecord, address: str | None = None, **given: object

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from collectors.base import Permanent
 from collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
-from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.kernel_event import KernelEvent
 from collectors.kernel_log import MAX_TEXT, KernelLogParser
 from collectors.pages import source_subject
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -105,34 +105,24 @@ class NodeLogCollector:
         self, node: _Node, answer: Answer, now_s: float
     ) -> tuple[SourceStatus, list[LogRecord], list[KernelEvent]]:
         rejected: dict[Reason, int] = {}
-        kept: list[LogRecord] = []
-        events: list[KernelEvent] = []
         lines = answer.body.split(b"\n")
         whole = not lines.pop()
-        n_read = 0
-        for line in lines:
-            record = _record(line, node, now_s, rejected)
-            if record is None:
-                continue
-            n_read += 1
-            if record.offset <= node.cursor:
-                events.append(_gap(node, record, "the log began anew"))
-            node.cursor = record.offset
-            event = node.parser.read(record)
-            if event is not None:
-                events.append(event)
-            if event is not None or len(kept) < self._max_lines:
-                kept.append(record)
-        if (dropped := n_read - len(kept)) > 0:
-            rejected[Reason.TOO_LARGE] = dropped
-            events.append(_gap(node, kept[-1], f"{dropped} lines beyond {self._max_lines} in one tick"))
+        found = [_record(line, node, now_s, rejected) for line in lines if line.strip()]
+        records = [record for record in found if record is not None]
+        began_anew = [r for r, cursor in _with_previous(records, node.cursor) if r.offset <= cursor]
+        kept, events = node.parser.sift(records, self._max_lines)
+        events = [*(node.parser.gap(record, "the log began anew") for record in began_anew), *events]
+        if records:
+            node.cursor = records[-1].offset
+        if len(kept) < len(records):
+            rejected[Reason.TOO_LARGE] = len(records) - len(kept)
         status = SourceStatus(
             node.source,
             now_s,
             whole,
             None if whole else Reason.TRUNCATED,
             "" if whole else "the answer ends inside a line",
-            samples=n_read,
+            samples=len(records),
             rejected=rejected,
             took_s=answer.took_s,
             covers=(node.node,),
@@ -142,8 +132,6 @@ class NodeLogCollector:
 
 def _record(line: bytes, node: _Node, now_s: float, rejected: dict[Reason, int]) -> LogRecord | None:
     """One served line, or None where it is refused (counted). A time that cannot be is replaced by now."""
-    if not line.strip():
-        return None
     try:
         row = orjson.loads(line)
         cursor, t_s, text = row["cursor"], row["t_s"], row["text"]
@@ -159,5 +147,6 @@ def _record(line: bytes, node: _Node, now_s: float, rejected: dict[Reason, int])
     return LogRecord(at, node.source.name, node.node, text[:MAX_TEXT], cursor)
 
 
-def _gap(node: _Node, record: LogRecord, why: str) -> KernelEvent:
-    return KernelEvent(KernelEventKind.GAP, record, node.node, attributes={"why": why})
+def _with_previous(records: Sequence[LogRecord], cursor: int) -> Iterable[tuple[LogRecord, int]]:
+    """Each record with the cursor before it."""
+    return zip(records, [cursor, *(record.offset for record in records)], strict=False)

@@ -6,12 +6,16 @@ from typing import Final
 
 from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
+from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.node_log import NodeLogCollector
+from collectors.nvml import NvmlCollector
 from collectors.prometheus import PrometheusCollector
 from collectors.training_logs import TrainingLogsCollector
 
 ALL: Final = (
     PrometheusCollector,
+    NvmlCollector,
+    LocalKernelLogCollector,
     DcgmExporterCollector,
     CadvisorCollector,
     NodeLogCollector,

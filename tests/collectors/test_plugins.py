@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from collectors.check import check_collect, check_declaration
@@ -17,6 +18,8 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "cadvisor": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "node_log": lambda _: {"urls": ["http://127.0.0.1:9/kernel-log"]},
     "prometheus": lambda _: {"url": "http://127.0.0.1:9"},
+    "kernel_log": lambda folder: {"source": "kmsg", "path": folder / "absent"},
+    "nvml": lambda _: {"node": "n1"},
     "training_logs": lambda folder: {"directory": str(folder / "absent")},
 }
 """Settings of a source that is not there, per plug-in."""
@@ -34,8 +37,12 @@ def test_it_declares_itself(plugin: Any) -> None:
 
 @pytest.mark.parametrize("plugin", ALL, ids=lambda plugin: plugin.plugin)
 def test_a_source_that_is_away_is_a_status_with_a_reason_and_no_value(
-    plugin: Any, tmp_path: Path, opened: Any
+    plugin: Any, tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)  # on a machine that has one
     collector = opened(plugin(plugin.Settings(**AWAY[plugin.plugin](tmp_path))))
     inventory = Inventory()
     for now_s in (100.0, 105.0, 50.0):  # the clock may even go back

@@ -1,0 +1,235 @@
+"""Where a machine's own kernel log is read: the kernel's buffer (/dev/kmsg), journald, or a syslog file.
+
+Each reader brings what is new since its last call, with the time each line was written, and says when lines were
+lost. Formats: Documentation/ABI/testing/dev-kmsg of the Linux kernel; systemd's Journal Export Formats.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from collectors.frame import Instant, LogRecord, Reason
+from collectors.http import SourceError
+from collectors.kernel_log import MAX_TEXT
+from collectors.subject import Subject
+from collectors.tail import Tail
+
+KMSG = Path("/dev/kmsg")
+_KMSG_BYTES = 8192
+_MAX_RECORDS = 100_000
+_SYSLOG = re.compile(r"^([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) \S+ kernel(?:\[\d+\])?: (?:\[ *[\d.]+\] )?(.*)")
+_ISO = re.compile(r"^(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)) \S+ kernel(?:\[\d+\])?: (?:\[ *[\d.]+\] )?(.*)")
+_DMESG = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] (.*)")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+@dataclass
+class Lines:
+    """What a reader brought. `lost`: why lines are missing before the record of that place in `records`."""
+
+    records: list[LogRecord] = field(default_factory=list)
+    lost: list[tuple[int, str]] = field(default_factory=list)
+    malformed: int = 0
+
+
+class LogReader(Protocol):
+    def read(self, now_s: float) -> Lines:
+        """What is new. Raises SourceError with the reason where nothing can be read."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class KmsgReader:
+    """The kernel's own buffer, from its oldest line on. Continuation lines and other facilities are left out."""
+
+    def __init__(self, node: Subject, path: Path = KMSG, uptime_s: Callable[[], float] = time.monotonic) -> None:
+        self._node = node
+        self._path = path
+        self._uptime_s = uptime_s
+        self._descriptor: int | None = None
+
+    def read(self, now_s: float) -> Lines:
+        if self._descriptor is None:
+            try:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                missing = isinstance(error, FileNotFoundError)
+                reason = Reason.NOT_FOUND if missing else Reason.UNAUTHORISED
+                raise SourceError(reason, f"{self._path}: {error.strerror}") from error
+        started_s = now_s - self._uptime_s()
+        lines = Lines()
+        while len(lines.records) < _MAX_RECORDS:
+            try:
+                raw = os.read(self._descriptor, _KMSG_BYTES)
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    lines.lost.append((len(lines.records), "the kernel's buffer was overrun"))
+                    continue
+                if error.errno in (errno.EAGAIN, errno.EINTR):
+                    break
+                raise SourceError(Reason.UNREACHABLE, f"{self._path}: {error.strerror}") from error
+            if not raw:
+                break
+            for record in raw.split(b"\n"):
+                self._take(record, started_s, lines)
+        return lines
+
+    def _take(self, raw: bytes, started_s: float, lines: Lines) -> None:
+        if not raw or raw.startswith(b" "):
+            return  # SUBSYSTEM=… of the record before
+        head, separator, text = raw.partition(b";")
+        try:
+            priority, sequence, micros = (int(part) for part in head.split(b",")[:3])
+        except ValueError:
+            lines.malformed += 1
+            return
+        if separator and priority >> 3 == 0:
+            at = Instant(started_s + micros / 1e6, 0.0, self._node.name)
+            lines.records.append(LogRecord(at, str(self._path), self._node, _unescaped(text[:MAX_TEXT]), sequence))
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class JournalReader:
+    """journald's kernel messages, by its own command and cursor."""
+
+    def __init__(self, node: Subject, command: str, since_s: float, timeout_s: float = 3.0) -> None:
+        self._node = node
+        self._command = command
+        self._since_s = since_s
+        self._timeout_s = timeout_s
+        self._cursor: str | None = None
+        self._boot: str | None = None
+
+    def read(self, now_s: float) -> Lines:
+        arguments = [self._command, "-k", "-o", "json", "--no-pager", "-n", str(_MAX_RECORDS)]
+        arguments += (
+            [f"--after-cursor={self._cursor}"]
+            if self._cursor
+            else ["--boot=all", f"--since=@{now_s - self._since_s:.0f}"]
+        )
+        try:
+            done = subprocess.run(arguments, capture_output=True, timeout=self._timeout_s, check=False)
+        except FileNotFoundError as error:
+            raise SourceError(Reason.NOT_FOUND, f"{self._command} is not installed") from error
+        except PermissionError as error:
+            raise SourceError(Reason.UNAUTHORISED, f"{self._command}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise SourceError(Reason.TIMEOUT, f"{self._command} took over {self._timeout_s} s") from error
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip()[:200]
+            denied = "ermission" in said or "not seeing messages" in said
+            raise SourceError(
+                Reason.UNAUTHORISED if denied else Reason.UNREACHABLE, said or f"rc {done.returncode}"
+            )
+        lines = Lines()
+        for raw in done.stdout.split(b"\n"):
+            if raw.strip():
+                self._take(raw, lines)
+        return lines
+
+    def _take(self, raw: bytes, lines: Lines) -> None:
+        try:
+            row = json.loads(raw)
+            micros, message = int(row["__REALTIME_TIMESTAMP"]), row.get("MESSAGE")
+            if isinstance(message, list):  # journald writes bytes that are not UTF-8 as numbers
+                message = bytes(message).decode(errors="replace")
+            if not isinstance(message, str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            lines.malformed += 1
+            return
+        boot = str(row.get("_BOOT_ID", ""))
+        at = Instant(micros / 1e6, 0.0, self._node.name)
+        if self._boot not in (None, boot):
+            lines.records.append(LogRecord(at, "journald", self._node, "Linux version (new boot id)", micros))
+        self._boot, self._cursor = boot, str(row.get("__CURSOR", "")) or self._cursor
+        lines.records.append(LogRecord(at, "journald", self._node, message[:MAX_TEXT], micros))
+
+    def close(self) -> None:
+        return
+
+
+class FileReader:
+    """A syslog or dmesg file, across rotation."""
+
+    def __init__(self, node: Subject, path: Path, max_bytes: int) -> None:
+        self._node = node
+        self._path = path
+        self._tail = Tail(path, max_bytes)
+
+    def read(self, now_s: float) -> Lines:
+        try:
+            read = self._tail.read()
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            reason = Reason.NOT_FOUND if missing else Reason.UNAUTHORISED
+            raise SourceError(reason, f"{self._path}: {error.strerror}") from error
+        lines = Lines()
+        if read.skipped_bytes:
+            lines.lost.append((0, f"{read.skipped_bytes} bytes were passed over"))
+        lines.records.extend(self._records(read.lines, now_s))
+        return lines
+
+    def _records(self, raw: Iterable[tuple[int, bytes]], now_s: float) -> Iterable[LogRecord]:
+        for offset, line in raw:
+            found = parse_syslog(line.decode(errors="replace"), now_s)
+            if found is not None:
+                at_s, text = found
+                exact = Instant(now_s if at_s is None else at_s, 0.0 if at_s else 5.0, self._node.name)
+                yield LogRecord(exact, str(self._path), self._node, text[:MAX_TEXT], offset)
+
+    def close(self) -> None:
+        return
+
+
+def parse_syslog(line: str, now_s: float) -> tuple[float | None, str] | None:
+    """(Unix s or None, text) of a kernel's line in a syslog or dmesg file; None for other programs' lines.
+
+    Classic syslog has neither year nor zone: the zone is taken as UTC and the year as the newest that is not later
+    than a day from now.
+    """
+    if (match := _ISO.match(line)) is not None:
+        try:
+            return datetime.fromisoformat(match.group(1)).timestamp(), match.group(2)
+        except ValueError:
+            return None, match.group(2)
+    if (match := _SYSLOG.match(line)) is not None:
+        return _without_year(match.group(1), match.group(2), match.group(3), now_s), match.group(4)
+    if (match := _DMESG.match(line)) is not None:
+        return None, match.group(2)
+    return None
+
+
+def _without_year(month: str, day: str, clock: str, now_s: float) -> float | None:
+    year = datetime.fromtimestamp(now_s, UTC).year
+    for guess in (year + 1, year, year - 1):
+        try:
+            stamp = f"{guess}-{_MONTHS.index(month) + 1:02d}-{int(day):02d}T{clock}+00:00"
+            at_s = datetime.fromisoformat(stamp).timestamp()
+        except ValueError:
+            continue
+        if at_s <= now_s + 86400:
+            return at_s
+    return None
+
+
+def _unescaped(raw: bytes) -> str:
+    """The kernel writes unprintable bytes as \\xNN."""
+    if b"\\x" not in raw:
+        return raw.decode(errors="replace")
+    return re.sub(rb"\\x([0-9a-f]{2})", lambda m: bytes([int(m.group(1), 16)]), raw).decode(errors="replace")

@@ -1,0 +1,108 @@
+/* A libnvidia-ml.so.1 of eight pretend GPUs, with the symbols that collectors/nvml.py uses, its structures and its
+ * error codes (NVML API reference). stub_* functions, called through ctypes, make a GPU disappear, hang, or move. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OK 0
+#define UNINITIALIZED 1
+#define INVALID 2
+#define NOT_SUPPORTED 3
+#define DRIVER_NOT_LOADED 9
+#define GPU_IS_LOST 15
+#define MAX 16
+
+typedef struct { int index; } device_t;
+typedef struct { unsigned int domainOld; } unused_t;
+typedef struct {
+  char busIdLegacy[16];
+  unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+  char busId[32];
+} pci_t;
+typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory_v2_t;
+typedef struct { unsigned int gpu, memory; } utilization_t;
+typedef struct {
+  unsigned int fieldId, scopeId;
+  long long timestamp, latency;
+  unsigned int valueType, ret;
+  union { double d; unsigned long long u; } value;
+} field_t;
+typedef struct { unsigned int id, ret; double value; char *name, *longName, *unit; } gpm_metric_t;
+typedef struct { unsigned int version, n; void *s1, *s2; gpm_metric_t metrics[512]; } gpm_get_t;
+typedef struct { unsigned int version, supported; } gpm_support_t;
+
+static device_t devices[MAX];
+static int count = 8, loaded = 1, started = 0, hang_us = 0;
+static int lost[MAX], unsupported[MAX], generation[MAX];
+static unsigned long long ecc[MAX], energy[MAX];
+static int samples = 0, calls = 0;
+
+void stub_reset(void) {
+  count = 8; loaded = 1; hang_us = 0;
+  memset(lost, 0, sizeof lost); memset(unsupported, 0, sizeof unsupported);
+  memset(generation, 0, sizeof generation); memset(ecc, 0, sizeof ecc);
+}
+void stub_lose(int i, int is) { lost[i] = is; }
+void stub_old(int i, int is) { unsupported[i] = is; }
+void stub_swap(int i) { generation[i]++; ecc[i] = 0; }
+void stub_ecc(int i, unsigned long long n) { ecc[i] = n; }
+void stub_driver(int is) { loaded = is; if (!is) started = 0; }
+void stub_count(int n) { count = n; }
+void stub_hang(int us) { hang_us = us; }
+int stub_samples(void) { return samples; }
+int stub_calls(void) { return calls; }
+
+static int check(device_t *d) {
+  calls++;
+  if (!loaded) return DRIVER_NOT_LOADED;
+  if (!started) return UNINITIALIZED;
+  if (hang_us) usleep(hang_us);
+  return lost[d->index] ? GPU_IS_LOST : OK;
+}
+#define GUARD(d) do { int r_ = check(d); if (r_) return r_; } while (0)
+
+int nvmlInitWithFlags(unsigned int f) { (void)f; if (!loaded) return DRIVER_NOT_LOADED; started = 1; return OK; }
+int nvmlShutdown(void) { if (!started) return UNINITIALIZED; started = 0; return OK; }
+const char *nvmlErrorString(int r) { return r == GPU_IS_LOST ? "GPU is lost" : r == DRIVER_NOT_LOADED ? "Driver Not Loaded" : "error"; }
+int nvmlSystemGetDriverVersion(char *v, unsigned int n) { snprintf(v, n, "580.95.05"); return OK; }
+int nvmlDeviceGetCount_v2(unsigned int *n) { if (!loaded) return DRIVER_NOT_LOADED; if (!started) return UNINITIALIZED; *n = count; return OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int i, device_t **d) {
+  if ((int)i >= count) return INVALID;
+  devices[i].index = i; *d = &devices[i];
+  return lost[i] ? GPU_IS_LOST : OK;
+}
+int nvmlDeviceGetPciInfo_v3(device_t *d, pci_t *p) {
+  GUARD(d); memset(p, 0, sizeof *p); p->bus = 16 + d->index;
+  snprintf(p->busId, sizeof p->busId, "00000000:%02X:00.0", 16 + d->index); return OK;
+}
+int nvmlDeviceGetName(device_t *d, char *s, unsigned int n) { GUARD(d); snprintf(s, n, "NVIDIA H200"); return OK; }
+int nvmlDeviceGetUUID(device_t *d, char *s, unsigned int n) {
+  GUARD(d); snprintf(s, n, "GPU-0000000%d-0000-0000-0000-00000000000%d", d->index, generation[d->index]); return OK;
+}
+int nvmlDeviceGetMemoryInfo_v2(device_t *d, memory_v2_t *m) { GUARD(d); m->total = 150ULL << 30; m->used = 10ULL << 30; m->free = 139ULL << 30; m->reserved = 1ULL << 30; return OK; }
+int nvmlDeviceGetUtilizationRates(device_t *d, utilization_t *u) { GUARD(d); u->gpu = 90; u->memory = 40; return OK; }
+int nvmlDeviceGetRemappedRows(device_t *d, unsigned int *c, unsigned int *u, unsigned int *p, unsigned int *f) { GUARD(d); *c = 1; *u = 2; *p = 1; *f = 0; return OK; }
+int nvmlDeviceGetFieldValues(device_t *d, int n, field_t *v) {
+  GUARD(d);
+  for (int i = 0; i < n; i++) {
+    v[i].ret = v[i].fieldId == 38 ? NOT_SUPPORTED : OK;
+    if (v[i].fieldId == 82) { v[i].valueType = 1; v[i].value.u = 55; } else { v[i].valueType = 3; v[i].value.u = 7; }
+  }
+  return OK;
+}
+int nvmlDeviceGetTotalEccErrors(device_t *d, int type, int counter, unsigned long long *n) { (void)counter; GUARD(d); if (unsupported[d->index]) return NOT_SUPPORTED; *n = type == 0 ? ecc[d->index] : 0; return OK; }
+int nvmlDeviceGetPowerUsage(device_t *d, unsigned int *v) { GUARD(d); *v = 612345; return OK; }
+int nvmlDeviceGetEnforcedPowerLimit(device_t *d, unsigned int *v) { GUARD(d); *v = 700000; return OK; }
+int nvmlDeviceGetTotalEnergyConsumption(device_t *d, unsigned long long *v) { GUARD(d); *v = energy[d->index] += 612; return OK; }
+int nvmlDeviceGetTemperature(device_t *d, int s, unsigned int *v) { (void)s; GUARD(d); *v = 60 + d->index; return OK; }
+int nvmlDeviceGetClockInfo(device_t *d, int t, unsigned int *v) { GUARD(d); *v = t == 1 ? 1980 : 3201; return OK; }
+int nvmlGpmQueryDeviceSupport(device_t *d, gpm_support_t *s) { GUARD(d); s->supported = !unsupported[d->index]; return OK; }
+int nvmlGpmSampleAlloc(void **s) { static char memory[4096]; *s = &memory[samples++ % 4096]; return OK; }
+int nvmlGpmSampleFree(void *s) { (void)s; samples--; return OK; }
+int nvmlGpmSampleGet(device_t *d, void *s) { (void)s; GUARD(d); return OK; }
+int nvmlGpmMetricsGet(gpm_get_t *g) {
+  if (g->version != 1 || !g->s1 || !g->s2 || g->s1 == g->s2) return INVALID;
+  for (unsigned int i = 0; i < g->n; i++) { g->metrics[i].ret = OK; g->metrics[i].value = g->metrics[i].id == 10 ? 0.0 / 0.0 : 42.0; }
+  return OK;
+}
+/* nvmlDeviceGetCurrentClocksEventReasons is left out: an older driver does not have it. */

@@ -1,0 +1,165 @@
+"""This machine's kernel log from each place it may stand: every line once, over rotation, reboot and overrun."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectors.check import check_collect
+from collectors.frame import Reason
+from collectors.kernel_event import KernelEventKind
+from collectors.kernel_log_readers import KMSG, parse_syslog
+from collectors.local_kernel_log import LocalKernelLogCollector
+from collectors.subject import Inventory
+from collectors.tick import Batch
+
+NOW = 1_795_266_000.0  # 2026-11-21T13:00:00Z
+XID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
+
+
+@pytest.fixture
+def collector(opened: Any) -> Callable[..., LocalKernelLogCollector]:
+    def make(**given: Any) -> LocalKernelLogCollector:
+        made: LocalKernelLogCollector = opened(
+            LocalKernelLogCollector(LocalKernelLogCollector.Settings(node="n1", **given))
+        )
+        return made
+
+    return make
+
+
+def take(of: LocalKernelLogCollector, now_s: float = NOW) -> Batch:
+    return check_collect(of, now_s, Inventory(), 4.0, expect_ok=True)
+
+
+def kinds(batch: Batch) -> list[KernelEventKind]:
+    return [event.kind for event in batch.events]
+
+
+def test_the_kernels_own_buffer_is_read_here(collector: Any) -> None:
+    if not os.access(KMSG, os.R_OK):
+        pytest.skip("/dev/kmsg may not be read here")
+    of = collector(source="kmsg")
+    first = take(of)
+    assert first.sources[0].samples > 0
+    assert take(of).logs == []
+
+
+def kmsg(sequence: int, age_s: float, text: str, priority: int = 4) -> str:
+    return f"{priority},{sequence},{int((time.monotonic() - age_s) * 1e6)},-;{text}\n SUBSYSTEM=pci\n"
+
+
+def test_kernel_records_have_their_time_and_others_are_left_out(collector: Any, tmp_path: Path) -> None:
+    device = tmp_path / "kmsg"
+    device.write_text(
+        kmsg(1, 4000, "NVRM: GPU at PCI:0000:9b:00: GPU-3f1c1111-2222-3333-4444-555555555555")
+        + kmsg(2, 4000, "NVRM: Xid (PCI:0000:9b:00): 31, old")
+        + kmsg(3, 10, XID.replace("GPU has", "GPU\\x20has"))
+        + kmsg(4, 5, XID, priority=12)
+        + "garbage\n"
+    )
+    of = collector(source="kmsg", path=device)
+    batch = take(of)
+    (event,) = batch.events
+    assert event.record.at.t_s == pytest.approx(NOW - 10, abs=1)
+    assert event.gpu is not None
+    assert event.attributes["message"] == "GPU has fallen off the bus."
+    assert batch.sources[0].rejected == {Reason.MALFORMED: 1}
+
+
+def test_an_overrun_buffer_is_told_as_a_gap(
+    collector: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path / "kmsg"
+    device.write_text("")
+    of = collector(source="kmsg", path=device)
+    take(of)
+    answers: list[Any] = [OSError(errno.EPIPE, "x"), kmsg(9, 1, XID).encode(), OSError(errno.EAGAIN, "x")]
+
+    def read(_descriptor: int, _size: int) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return bytes(answer)
+
+    monkeypatch.setattr("collectors.kernel_log_readers.os.read", read)
+    assert kinds(take(of)) == [KernelEventKind.GAP, KernelEventKind.XID]
+
+
+def test_a_syslog_file_is_followed_over_rotation_and_reboot(collector: Any, tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text(f"Nov 21 12:59:50 n1 kernel: [12.5] {XID}\nNov 21 12:59:51 n1 sshd[1]: hello\n")
+    of = collector(source="file", path=log)
+    batch = take(of)
+    assert [r.text for r in batch.logs] == [XID]
+    assert batch.events[0].record.at.t_s == NOW - 10
+    with log.open("a") as stream:
+        stream.write(f"2026-11-21T12:59:55.5+00:00 n1 kernel: {XID}\n")
+    log.rename(tmp_path / "kern.log.1")
+    log.write_text(f"2026-11-21T12:59:58Z n1 kernel: [0.0] Linux version 6.1.0 (x)\n[    5.0] {XID}\n")
+    batch = take(of)
+    assert kinds(batch) == [KernelEventKind.XID, KernelEventKind.BOOT, KernelEventKind.XID]
+    assert batch.events[0].record.at.t_s == NOW - 4.5
+    assert batch.events[2].record.at.uncertainty_s > 0  # dmesg's clock is not the wall's
+
+
+def test_a_flood_keeps_the_events_and_says_that_lines_were_dropped(collector: Any, tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text("start\n")
+    of = collector(source="file", path=log, max_lines=10)
+    take(of)
+    with log.open("a") as stream:
+        stream.writelines(f"[{n}.0] {XID if n == 700 else 'nfs: server not responding'}\n" for n in range(1000))
+    batch = take(of)
+    assert kinds(batch) == [KernelEventKind.XID, KernelEventKind.GAP]
+    assert batch.sources[0].rejected == {Reason.TOO_LARGE: 989}
+
+
+def journal(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_journald_is_read_by_cursor_with_its_reboots(collector: Any, tmp_path: Path) -> None:
+    answer, asked, command = tmp_path / "answer", tmp_path / "asked", tmp_path / "journalctl"
+    command.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ncat {answer}\n: > {answer}\n')
+    command.chmod(0o755)
+    micros = str(int((NOW - 5) * 1e6))
+    row = {"__REALTIME_TIMESTAMP": micros, "__CURSOR": "s=1", "_BOOT_ID": "a", "MESSAGE": XID}
+    answer.write_text(journal([row, {"MESSAGE": "no time"}]))
+    of = collector(source="journald", journalctl=str(command))
+    batch = take(of)
+    assert kinds(batch) == [KernelEventKind.XID]
+    assert batch.events[0].record.at.t_s == NOW - 5
+    assert batch.sources[0].rejected == {Reason.MALFORMED: 1}
+    answer.write_text(journal([row | {"_BOOT_ID": "b", "MESSAGE": list(XID.encode()), "__CURSOR": "s=2"}]))
+    assert kinds(take(of)) == [KernelEventKind.BOOT, KernelEventKind.XID]
+    assert take(of).events == []
+    assert "--after-cursor=s=2" in asked.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"source": "file", "path": "/absent/kern.log"}, Reason.NOT_FOUND),
+        ({"source": "kmsg", "path": "/absent/kmsg"}, Reason.NOT_FOUND),
+        ({"source": "journald", "journalctl": "/absent/journalctl"}, Reason.NOT_FOUND),
+        ({"source": "journald", "journalctl": "false"}, Reason.UNREACHABLE),
+    ],
+)
+def test_a_log_that_cannot_be_read_is_told(collector: Any, given: dict[str, Any], reason: Reason) -> None:
+    batch = check_collect(collector(**given), NOW, Inventory(), 4.0, expect_ok=False)
+    assert batch.sources[0].reason is reason
+
+
+def test_a_stamp_without_a_year_is_the_newest_that_can_be() -> None:
+    new_year = 1_798_761_700.0  # 2027-01-01T00:01:40Z
+    assert parse_syslog("Dec 31 23:59:59 n1 kernel: x", new_year) == (1_798_761_599.0, "x")
+    assert parse_syslog("Feb 30 23:59:59 n1 kernel: x", new_year) == (None, "x")
+    assert parse_syslog("Dec 31 23:59:59 n1 cron[1]: x", new_year) is None

@@ -1,0 +1,180 @@
+"""The real pynvml on a compiled stand-in for NVIDIA's library: values, units, lost GPUs, reloads and hangs."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pynvml
+import pytest
+
+from collectors.check import check_collect
+from collectors.frame import Frame, Reason
+from collectors.nvml import NvmlCollector
+from collectors.pci import PCI_FACT
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Batch
+
+STUB = Path(__file__).parent / "nvml_stub" / "stub.c"
+NODE = Subject(SubjectKind.NODE, "n1")
+
+
+def gpu(index: int, generation: int = 0) -> Subject:
+    return Subject(SubjectKind.GPU, f"GPU-0000000{index}-0000-0000-0000-00000000000{generation}")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The stub, loaded under NVIDIA's soname, so that pynvml's own loading finds it."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        if os.environ.get("CI"):
+            pytest.fail("a C compiler is not installed")
+        pytest.skip("a C compiler is not installed")
+    if pynvml.nvmlLib is not None:
+        pytest.skip("NVIDIA's own library is already loaded in this process")
+    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(path), str(STUB), "-Wl,-soname,libnvidia-ml.so.1"]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+@pytest.fixture
+def stub(library: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    library.stub_reset()
+    yield library
+    library.stub_reset()
+
+
+@pytest.fixture
+def collector(opened: Any, stub: ctypes.CDLL) -> NvmlCollector:
+    made: NvmlCollector = opened(NvmlCollector(NvmlCollector.Settings(node="n1")))
+    return made
+
+
+def take(
+    of: NvmlCollector, now_s: float = 100.0, inventory: Inventory | None = None, timeout_s: float = 2.0
+) -> Batch:
+    return check_collect(of, now_s, inventory or Inventory(), timeout_s)
+
+
+def frame(batch: Batch) -> Frame:
+    (only,) = batch.frames
+    return only
+
+
+def test_values_arrive_in_our_units_and_gpm_from_the_second_look_on(collector: NvmlCollector) -> None:
+    inventory = Inventory()
+    first = frame(take(collector, inventory=inventory))
+    expected = {
+        "gpu_memory_used_bytes": 10 * 2**30,
+        "gpu_power_w": 612.345,
+        "gpu_power_limit_w": 700,
+        "gpu_energy_j": 0.612,
+        "gpu_temperature_c": 63,
+        "gpu_memory_temperature_c": 55,
+        "gpu_sm_clock_mhz": 1980,
+        "gpu_utilization_percent": 90,
+        "gpu_ecc_sbe_total": 0,
+        "gpu_remapped_rows_uncorrectable": 2,
+        "gpu_row_remap_pending": 1,
+        "gpu_pcie_replay_total": 7,
+    }
+    assert {name: first.value(gpu(3), name) for name in expected} == pytest.approx(expected)
+    for missing in ("gpu_nvlink_crc_errors_total", "gpu_throttle_reasons", "gpu_sm_active_ratio", "gpu_xid_last"):
+        assert math.isnan(first.value(gpu(3), missing)), missing
+    second = frame(take(collector, 101.0))
+    assert second.value(gpu(3), "gpu_sm_active_ratio") == 0.42
+    assert math.isnan(second.value(gpu(3), "gpu_dram_active_ratio"))  # NVML itself said NaN
+    assert second.index is first.index
+    assert inventory.children(NODE, 100.0, SubjectKind.GPU) == [gpu(n) for n in range(8)]
+    assert inventory.fact(gpu(3), PCI_FACT) == "0000:13:00"
+
+
+def test_a_gpu_that_falls_off_reads_missing_the_others_go_on_and_it_comes_back(
+    collector: NvmlCollector, stub: ctypes.CDLL
+) -> None:
+    before = frame(take(collector))
+    stub.stub_lose(2, 1)
+    for now_s in (101.0, 102.0):
+        batch = take(collector, now_s)
+        lost = frame(batch)
+        assert batch.sources[0].ok
+        assert batch.sources[0].rejected == {Reason.UNREACHABLE: 1}
+        assert np.isnan(lost.values[lost.index.rows[gpu(2)]]).all()
+        assert lost.value(gpu(1), "gpu_power_w") == 612.345
+        assert lost.value(gpu(1), "gpu_sm_active_ratio") == 0.42  # its neighbours' activity is not interrupted
+        assert lost.index is before.index
+    stub.stub_lose(2, 0)
+    take(collector, 103.0)
+    assert frame(take(collector, 104.0)).value(gpu(2), "gpu_power_w") == 612.345
+
+
+def test_a_driver_that_goes_away_is_told_and_found_again(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    take(collector)
+    stub.stub_driver(0)
+    batch = check_collect(collector, 101.0, Inventory(), 2.0, expect_ok=False)
+    assert batch.sources[0].reason is Reason.UNSUPPORTED
+    assert len(frame(batch).index) == 8
+    stub.stub_driver(1)
+    assert frame(take(collector, 102.0)).value(gpu(0), "gpu_power_w") == 612.345
+
+
+def test_a_hang_is_a_timeout_and_does_not_pile_up_threads(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    take(collector)
+    stub.stub_hang(4_000)  # about 8 GPUs × 13 calls × 4 ms
+    started = time.monotonic()
+    for now_s in (101.0, 102.0):
+        batch = check_collect(collector, now_s, Inventory(), 0.05, expect_ok=False)
+        assert batch.sources[0].reason is Reason.TIMEOUT
+    assert time.monotonic() - started < 1.0
+    stub.stub_hang(0)
+    assert take(collector, 103.0).sources[0].ok
+
+
+def test_another_board_in_the_slot_is_another_gpu(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    inventory = Inventory()
+    take(collector, inventory=inventory)
+    stub.stub_lose(5, 1)
+    take(collector, 101.0, inventory)
+    stub.stub_swap(5)
+    stub.stub_lose(5, 0)
+    take(collector, 102.0, inventory)
+    batch = take(collector, 103.0, inventory)
+    assert frame(batch).value(gpu(5, 1), "gpu_power_w") == 612.345
+    assert math.isnan(frame(batch).value(gpu(5, 0), "gpu_power_w"))
+    assert gpu(5, 0) not in inventory.children(NODE, 104.0, SubjectKind.GPU)
+
+
+def test_a_counter_that_begins_anew_changes_the_epoch(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    stub.stub_ecc(1, 50)
+    take(collector)
+    stub.stub_ecc(1, 3)
+    assert frame(take(collector, 101.0)).epoch.tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_an_older_gpu_lacks_metrics_and_nothing_else(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    stub.stub_old(0, 1)
+    take(collector)
+    got = frame(take(collector, 101.0))
+    assert math.isnan(got.value(gpu(0), "gpu_ecc_sbe_total"))
+    assert math.isnan(got.value(gpu(0), "gpu_sm_active_ratio"))
+    assert got.value(gpu(0), "gpu_power_w") == 612.345
+    assert got.value(gpu(1), "gpu_ecc_sbe_total") == 0
+
+
+def test_gpm_samples_are_given_back(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    before = stub.stub_samples()
+    for now_s in range(5):
+        stub.stub_lose(now_s, 1)
+        take(collector, 100.0 + now_s)
+    collector.close()
+    assert stub.stub_samples() == before
