@@ -1,0 +1,53 @@
+"""The demo as a stranger runs it: the daemon finds, explains and repairs every fault, and nothing else alarms."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.demo.scenario import FaultKind
+
+ROOT = Path(__file__).parents[2]
+UNSEEN = range(1000, 1020)
+"""Seeds that nothing was tuned on."""
+
+
+def once(seed: int) -> dict[str, Any]:
+    """The report of an unattended run. Fails where the exit status and the report disagree."""
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--once", "--seed", str(seed)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.stdout, done.stderr[-2000:]
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (0 if report["ok"] else 1)
+    return report
+
+
+def told(report: dict[str, Any]) -> list[str]:
+    return [*report["problems"], *(f"{r['fault']}: {p}" for r in report["rows"] for p in r["problems"])]
+
+
+def test_every_fault_of_a_run_is_found_repaired_and_confirmed() -> None:
+    """One seed: one incident per fault, the right cause, an action, a confirmed recovery; no alarm beside."""
+    report = once(7)
+    assert told(report) == []
+    assert {row["fault"] for row in report["rows"]} == set(FaultKind)
+    assert all(row["acted_after_s"] >= row["detected_after_s"] >= 0 for row in report["rows"])
+    assert report["simulated_s"] / report["wall_s"] > 5, "slower than five times real time"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", UNSEEN)
+def test_unseen_seeds_pass(seed: int) -> None:
+    """Twenty scripts with other jobs, places, onsets and sizes."""
+    assert told(once(seed)) == []
