@@ -1,0 +1,155 @@
+"""Two daemons on one PostgreSQL: one leads, one runner an incident, and a dead one's work is taken over in time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.clock import WallClock
+from agent.database import Database
+from agent.gate import Gate
+from agent.incident import IncidentState
+from agent.lease import LEASE_S, Leadership
+from agent.policy import ApprovalSettings
+from agent.store import Store
+from controllers.actuators.simulated import SimulatedCluster
+from tests.agent.incidents import a_finding
+from tests.agent.replicas import replica
+from tests.agent.world import ANN
+
+TAKE_OVER_S = 15.0
+_S = IncidentState
+_FORKS = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[Store]:
+    opened = Store(postgres_url, WallClock())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def start(postgres_url: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts replicas; those still alive at the end are killed."""
+    started: list[Any] = []
+
+    def start_one(name: str, lease_s: float = LEASE_S) -> Any:
+        process = _FORKS.Process(target=replica, args=(postgres_url, str(tmp_path), name, lease_s))
+        process.start()
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGCONT)
+        process.kill()
+        process.join()
+
+
+def _notes(folder: Path) -> list[tuple[float, int, str, str]]:
+    path = folder / "notes"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(float(at), int(pid), what, of) for at, pid, what, of in (line.split() for line in lines)]
+
+
+def _until(condition: Callable[[], object], timeout_s: float = 30.0) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, "it did not happen in time"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def _said(folder: Path, what: str, of: str, pid: int | None = None) -> bool:
+    return any(n[2:] == (what, of) and pid in (None, n[1]) for n in _notes(folder))
+
+
+def test_one_leads_and_no_incident_has_two_runners(store: Store, start: Callable[..., Any], tmp_path: Path) -> None:
+    names = [store.open_incident(f"leak {i}", [a_finding(since_s=float(i))]) for i in range(12)]
+    pids = {start(name).pid for name in ("a", "b")}
+    _until(lambda: {s.state for s in store.incidents()} == {_S.AWAITING_APPROVAL})
+    (tmp_path / "stop").touch()
+    notes = _notes(tmp_path)
+    assert len({pid for _, pid, what, _ in notes if what == "begin"}) == 1  # the other stood by
+    assert {pid for _, pid, _, _ in notes} == pids
+    for name in names:
+        assert [what for _, _, what, of in notes if of == name] == ["begin", "end"]
+
+
+def test_a_killed_replicas_stage_is_taken_over_within_15_s(
+    store: Store, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "hold-a").touch()
+    a = start("a")
+    name = store.open_incident("leak", [a_finding()])
+    _until(lambda: _said(tmp_path, "begin", name, a.pid))
+    b = start("b")
+    _until(lambda: _said(tmp_path, "follows", "b"))
+    a.kill()
+    took_s = _until(lambda: _said(tmp_path, "begin", name, b.pid))
+    _until(lambda: store.incident(name).state is _S.AWAITING_APPROVAL)
+    assert took_s < TAKE_OVER_S
+    assert [step.cause for step in store.incident(name).history].count("diagnosis_stored") == 1
+    assert store.audit.verify().ok
+
+
+def test_a_leader_that_slept_through_its_lease_touches_nothing_when_it_wakes(
+    store: Store, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "hold-act-a").touch()
+    a = start("a", 1.5)
+    name = store.open_incident("leak", [a_finding()])
+    _until(lambda: store.incident(name).state is _S.AWAITING_APPROVAL)
+    action = store.incident(name).action
+    assert action is not None
+    assert Gate(store, ApprovalSettings(), WallClock()).approve(name, action.plan_sha256, ANN).changed
+    _until(lambda: _said(tmp_path, "checks", action.id, a.pid))
+    start("b", 1.5)
+    os.kill(a.pid, signal.SIGSTOP)
+    _until(lambda: store.incident(name).state is _S.CONFIRMING)
+    (tmp_path / "hold-act-a").unlink()
+    os.kill(a.pid, signal.SIGCONT)
+    _until(lambda: _said(tmp_path, "follows", "a"))
+    time.sleep(1.0)
+    (tmp_path / "stop").touch()
+    assert len(SimulatedCluster(tmp_path / "cluster.sqlite").effects()) == 1
+    causes = [step.cause for step in store.incident(name).history]
+    assert (causes.count("intent_stored"), causes.count("action_done")) == (1, 1)
+    assert store.audit.verify().ok
+
+
+def test_a_lease_is_one_holders_until_it_ends_and_each_holder_has_a_higher_term(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    first = Leadership(database, "a", lease_s=1.0)
+    second = Leadership(database, "a", lease_s=1.0)  # the same name restarted: another holder
+    assert (first.claim(), second.claim()) == (True, False)
+    assert (first.leads, second.leads) == (True, False)
+    _until(second.claim, 3.0)
+    assert not first.leads
+    assert (first.term, second.term) == (1, 2)
+    assert not first.claim()
+    second.release()
+    assert first.claim()
+    assert first.term == 3
+    database.close()
+
+
+def test_a_holder_stops_believing_before_the_lease_can_be_taken(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    now = [100.0]
+    holder = Leadership(database, "a", lease_s=6.0, monotonic_s=lambda: now[0])
+    assert holder.claim()
+    now[0] += 5.3
+    assert holder.leads
+    now[0] += 0.2
+    assert not holder.leads
+    database.close()
