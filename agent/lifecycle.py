@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 import structlog
@@ -18,7 +19,7 @@ import structlog
 from agent.incident import NEEDS_A_PERSON, Cause, IncidentState
 from agent.lease import LEASE_S, Leadership
 from agent.policy import Rule
-from agent.stage_queue import POLL_S, StageQueue
+from agent.stage_queue import POLL_S, Run, StageQueue
 from agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Parts, Stages
 from agent.store import Conflict, name_of
 from agent.tables import incidents
@@ -33,6 +34,15 @@ _HALT_AGAIN_S = 1.0
 _one_per_process = threading.Lock()
 
 
+class Queue(Protocol):
+    """Where stages wait for a worker: `StageQueue`, or in a test one that runs them at once."""
+
+    def start(self) -> int: ...
+    def stop(self) -> None: ...
+    def put(self, key: str, number: int, version: int, runs: int) -> bool: ...
+    def sweep(self) -> int: ...
+
+
 class Lifecycle:
     """Stands for the lead, and while it leads moves every incident that is due.
 
@@ -41,7 +51,13 @@ class Lifecycle:
     """
 
     def __init__(
-        self, parts: Parts, *, replica: str = "nightshift-0", lease_s: float = LEASE_S, poll_s: float = POLL_S
+        self,
+        parts: Parts,
+        *,
+        replica: str = "nightshift-0",
+        lease_s: float = LEASE_S,
+        poll_s: float = POLL_S,
+        new_queue: Callable[[Run], Queue] | None = None,
     ) -> None:
         self._parts = parts
         self._store = parts.store
@@ -49,10 +65,10 @@ class Lifecycle:
         self._poll_s = poll_s
         self._leadership = Leadership(parts.store.database, replica, lease_s=lease_s)
         self._stages = Stages(parts, lambda: self._leadership.leads, replica)
-        self._new_queue = partial(
-            StageQueue, parts.store.database, replica, parts.settings.workers, self._run, poll_s=poll_s
+        self._new_queue = new_queue or partial(
+            StageQueue, parts.store.database, replica, parts.settings.workers, poll_s=poll_s
         )
-        self._queue: StageQueue | None = None
+        self._queue: Queue | None = None
         self._on_its_way: dict[int, float] = {}
         self._running: set[int] = set()
         self._mutex = threading.RLock()
@@ -156,7 +172,7 @@ class Lifecycle:
             if self._queue is not None and (not leads or self._leadership.term != term):
                 self._step_down()
             if leads and self._queue is None:
-                queue = self._new_queue()
+                queue = self._new_queue(self._run)
                 self._on_its_way.clear()
                 adopted = queue.start()
                 self._queue = queue
@@ -231,15 +247,16 @@ class Lifecycle:
         self._store.move(incident_id, cause, "lifecycle", note, row.version)
         return True
 
-    def _queue_stage(self, queue: StageQueue, row: Any) -> None:
+    def _queue_stage(self, queue: Queue, row: Any) -> None:
         now = time.monotonic()
         if row.number in self._running or now < self._on_its_way.get(row.number, 0.0):
             return
         stage = STAGE_OF[IncidentState(row.state)]
         key = f"{name_of(row.number)}/{stage}/{row.version}/{row.stage_runs}"
-        if queue.put(key, row.number, row.version, row.stage_runs):
-            self._on_its_way[row.number] = now + _LOOK_AGAIN_S
-        else:  # that run ended without a trace in the incident (the store was away): the next one has a new key
+        self._on_its_way[row.number] = now + _LOOK_AGAIN_S
+        if not queue.put(key, row.number, row.version, row.stage_runs):
+            # that run ended without a trace in the incident (the store was away): the next one has a new key
+            del self._on_its_way[row.number]
             self._store.put_off(row.number, row.version, row.stage_runs, None, failed=False)
 
     # Running a stage --------------------------------------------------------------------------------------------
