@@ -5,7 +5,8 @@ in it (size 1, primes, sizes beside a power of two, empty, non-contiguous, misal
 the candidate's declared domain. Stages are ordered by cost: the first failure ends the judging.
 
 A probe's `seeds` are calls made one after the other in the same buffers, with fresh values each: a repeated seed
-must give the same output again (determinism, no state kept), and every output is held against its own oracle.
+must give the same output again (determinism, no state kept), and every output is held against its own oracle. A
+seed's twin (`kernels.draw.TWIN`) differs from it in one element of each tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from kernels.candidate import Candidate, Domain
-from kernels.draw import mix
+from kernels.draw import TWIN, mix
 from kernels.problem import Axis, Case, Inputs, Problem
 
 Stage = Literal["smoke", "sweep", "values", "determinism", "accuracy", "integrity"]
@@ -107,7 +108,7 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), rows=64) for case in large]
     for case in bases:
         a, b, c = _seed(rng), _seed(rng), _seed(rng)
-        probes.append(Probe("integrity", case, "normal", (a, b, a, c, b, b)))
+        probes.append(Probe("integrity", case, "normal", (a, b, a, c, b, b + TWIN, b, a + TWIN)))
     return tuple(probes)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernels.draw as draw_module
-from kernels.draw import DISTRIBUTIONS, Draw, hash64, mix
+from kernels.draw import DISTRIBUTIONS, TWIN, Draw, hash64, mix
 
 
 def test_hash64_is_splitmix64() -> None:
@@ -46,3 +46,12 @@ def test_a_masked_row_always_keeps_a_finite_value() -> None:
 
 def test_mix_separates_neighbouring_seeds() -> None:
     assert len({mix(seed, stream) for seed in range(100) for stream in range(100)}) == 10_000
+
+
+def test_a_twin_differs_in_one_element_of_each_tensor() -> None:
+    plain, twin = Draw(9, "normal", "cpu"), Draw(9 + TWIN, "normal", "cpu")
+    for shape in ((1000,), (7, 11), (1,)):
+        a, b = plain.values(shape, torch.float16), twin.values(shape, torch.float16)
+        assert int((a != b).sum()) == 1
+    assert torch.equal(plain.weights((50,), torch.float32), twin.weights((50,), torch.float32))
+    assert twin.values((0, 3), torch.float32).shape == (0, 3)
