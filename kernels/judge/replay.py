@@ -8,6 +8,9 @@ its own clock and outputs against its own copies.
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +22,9 @@ from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 
 _IDLE_S = 3600.0
+_POISON = 0xFF
 Call = list[Callable[[int], None]]
+Tensors = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 def serve(channel: Channel, device: str, arena: int | None) -> None:
@@ -53,6 +58,7 @@ class Replayer:
         self._scratch: list[torch.Tensor] = []
         self._functions: dict[tuple[int, str, int], ctypes.c_void_p] = {}
         self._slots: list[Call] = []
+        self._tensors: list[Tensors] = []
         self._flush: torch.Tensor | None = None
 
     def answer(self, order: Mapping[str, Any], blob: bytes) -> dict[str, Any]:
@@ -71,6 +77,7 @@ class Replayer:
                 ]
             case "slots":
                 self._slots = [self._ready(slot) for slot in order["slots"]]
+                self._tensors = [self._lent(slot) for slot in order["slots"]]
             case "run":
                 for index in order["order"]:
                     self._fire(self._slots[index])
@@ -113,24 +120,74 @@ class Replayer:
     def _time(self, order: Sequence[int], flush_bytes: int) -> list[float]:
         if self._flush is None or self._flush.numel() != flush_bytes:
             self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
-        return timed([lambda i=i: self._fire(self._slots[i]) for i in order], self._flush)  # type: ignore[misc]
+        calls = [lambda i=i: self._fire(self._slots[i]) for i in order]
+        return timed(calls, self._flush, self._unsettled(order))
+
+    def _lent(self, slot: Mapping[str, Any]) -> Tensors:
+        """A slot's inputs in floating point and its outputs."""
+        views = {
+            room: [self._borrower.tensor(View.from_json(item)) for item in slot[room] if isinstance(item, Mapping)]
+            for room in ("in", "out")
+        }
+        return [x for x in views["in"] if x.is_floating_point() and x.numel()], views["out"]
+
+    def _unsettled(self, order: Sequence[int]) -> list[Callable[[], None]]:
+        """What to do before each timed call, so that nothing remembered from an earlier call is of use.
+
+        Outputs and scratch are filled with NaN, and one element of each input is changed, at a place that nobody
+        can foresee, and changed back before the slot's next call. Only a slot's last call sees the values that the
+        judge knows: its output is the one that can be checked, and it cannot be told from the others.
+        """
+        rng = random.SystemRandom()
+        last = {slot: number for number, slot in enumerate(order)}
+        undo: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        steps: list[Callable[[], None]] = []
+        for number, slot in enumerate(order):
+            inputs, outputs = self._tensors[slot]
+            copies = undo.pop(slot, [])
+            if outputs and last[slot] != number:  # an operation in place has no outputs: its inputs change anyway
+                cells = [x[tuple(rng.randrange(n) for n in x.shape)] for x in inputs]
+                before = [cell.clone() for cell in cells]
+                copies = copies + [(cell, 0.5 - old) for cell, old in zip(cells, before, strict=True)]
+                undo[slot] = list(zip(cells, before, strict=True))
+            steps.append(functools.partial(self._unsettle, outputs, copies))
+        return steps
+
+    def _unsettle(
+        self, outputs: Sequence[torch.Tensor], copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        for tensor in self._scratch:
+            tensor.fill_(_POISON)
+        for tensor in outputs:
+            tensor.fill_(math.nan if tensor.is_floating_point() else -1)
+        for cell, value in copies:
+            cell.copy_(value)
 
 
-def timed(calls: Sequence[Callable[[], Any]], flush: torch.Tensor) -> list[float]:
+def timed(
+    calls: Sequence[Callable[[], Any]], flush: torch.Tensor, before: Sequence[Callable[[], None]] = ()
+) -> list[float]:
     """Seconds of each call by CUDA events, each after an L2 flush, queued behind a wait: none waits for Python.
+
+    `before`: one action for each call, outside its time and before the flush.
 
     The same function times the baselines, so both sides of a ratio are measured alike.
     """
     events = [(_event(), _event()) for _ in calls]
     torch.cuda.synchronize()
     torch.cuda._sleep(_cycles(len(calls)))  # type: ignore[no-untyped-call]
-    for call, (start, end) in zip(calls, events, strict=True):
+    for call, (start, end), action in zip(calls, events, before or [_nothing] * len(calls), strict=True):
+        action()
         flush.zero_()
         start.record()
         call()
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) * 1e-3 for start, end in events]
+
+
+def _nothing() -> None:
+    """Before a baseline's call nothing needs to be done: it is not suspected of remembering."""
 
 
 def _event() -> Any:
