@@ -10,6 +10,7 @@ from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.node_log import NodeLogCollector
 from collectors.nvml import NvmlCollector
 from collectors.prometheus import PrometheusCollector
+from collectors.replay import ReplayCollector
 from collectors.training_logs import TrainingLogsCollector
 
 ALL: Final = (
@@ -20,4 +21,5 @@ ALL: Final = (
     CadvisorCollector,
     NodeLogCollector,
     TrainingLogsCollector,
+    ReplayCollector,
 )

@@ -19,7 +19,7 @@ from collectors.base import Permanent
 from collectors.dcgm_exporter import plan_of
 from collectors.exposition import Layout, Series
 from collectors.frame import Floats, Frame, Reason, SourceStatus
-from collectors.http import Answer, Fetcher, HttpSettings, SourceError, checked_url
+from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
 from collectors.metrics import Metric, of_kind
 from collectors.pages import Plan, source_subject, tell
 from collectors.prometheus_api import Vector, instant, read_vector
@@ -98,11 +98,12 @@ class _Ask:
 
 @dataclass
 class _Identity:
-    """What the last refresh told."""
+    """What the last refresh told, and how many rows of boards there were: new ones are asked about at once."""
 
     at_s: float = -np.inf
     plan: Plan = field(default_factory=lambda: Plan(Layout((), {}, {}), ()))
     told: Inventory | None = None
+    n_boards: int = 0
 
 
 class PrometheusCollector:
@@ -127,6 +128,9 @@ class PrometheusCollector:
         max_bytes: int = Field(64 * 2**20, ge=1024, description="Largest answer to one query (bytes)")
         forget_after_s: float = Field(3600.0, gt=0, description="How long a vanished subject keeps its row (s)")
         compress: bool = Field(False, description="Ask for gzip: spares the network, costs both sides time")
+        at_clock: bool = Field(
+            False, description="Ask for the daemon's time instead of the server's: to replay a time range"
+        )
         workload: WorkloadRule = Field(
             default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
         )
@@ -175,20 +179,26 @@ class PrometheusCollector:
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         started = self._timer()
-        url, asks = self._settings.url, self._asks
-        requests = [instant(url, ask.query, timeout_s=timeout_s) for ask in asks]
+        asks, matchers = self._asks, self._settings.matchers
+        at_s = now_s if self._settings.at_clock else None
+
+        def ask_for(query: str) -> Request:
+            return instant(self._settings.url, query, at_s, timeout_s)
+
+        requests = [ask_for(ask.query) for ask in asks]
         when = {kind: len(requests) + n for n, kind in enumerate(self._known)}
-        matchers = self._settings.matchers
-        requests += [instant(url, scrape_time_query(kind, matchers), timeout_s=timeout_s) for kind in self._known]
-        refresh = now_s - self._identity.at_s >= self._settings.refresh_s or self._identity.told is not inventory
-        wants_identity = refresh and bool({_GPU, _MIG} & set(self._known))
+        requests += [ask_for(scrape_time_query(kind, matchers)) for kind in self._known]
+        is_old = now_s - self._identity.at_s >= self._settings.refresh_s or now_s < self._identity.at_s
+        n_boards = sum(len(self._known[kind].rows) for kind in (_GPU, _MIG) if kind in self._known)
+        is_new = self._identity.told is not inventory or n_boards > self._identity.n_boards
+        wants_identity = (is_old or is_new) and bool({_GPU, _MIG} & set(self._known))
         if wants_identity:
-            requests.append(instant(url, f"{_IDENTITY}{{{matchers}}}", timeout_s=timeout_s))
+            requests.append(ask_for(f"{_IDENTITY}{{{matchers}}}"))
         answers = self._fetcher.fetch(requests, timeout_s)
         failed: list[SourceError] = []
         rejected: dict[Reason, int] = {}
         if wants_identity:
-            self._refresh(answers[-1], now_s, inventory, failed)
+            self._refresh(answers[-1], now_s, inventory, n_boards, failed)
         times = {kind: self._scraped_s(kind, answers[n], failed) for kind, n in when.items()}
         used = 0
         for ask, answer in zip(asks, answers, strict=False):
@@ -253,7 +263,12 @@ class PrometheusCollector:
         return scraped
 
     def _refresh(
-        self, answer: Answer | SourceError, now_s: float, inventory: Inventory, failed: list[SourceError]
+        self,
+        answer: Answer | SourceError,
+        now_s: float,
+        inventory: Inventory,
+        n_boards: int,
+        failed: list[SourceError],
     ) -> None:
         """Who sits where and holds what; the last answer stands where this one failed."""
         vector = _vector(answer, failed)
@@ -263,7 +278,7 @@ class PrometheusCollector:
         plan = plan_of(Layout(series, {}, {}), _IDENTITY_COLUMNS, self._settings.workload, None, "")
         before = self._identity.plan if self._identity.told is inventory else None
         tell(inventory, before, plan, now_s)
-        self._identity = _Identity(now_s, plan, inventory)
+        self._identity = _Identity(now_s, plan, inventory, n_boards)
         for known in self._known.values():
             known.forget()
 

@@ -91,6 +91,9 @@ class Rows:
         self._local: dict[int, tuple[tuple[Subject, ...], SeriesIndex, Ints]] = {}
         self._parts: list[tuple[Cells, Floats, Floats | float]] = []
 
+    def __len__(self) -> int:
+        return len(self._index)
+
     def put(
         self, where: Cells, sample_values: Floats, times_s: Floats, at_s: float, blanks: bool = False
     ) -> Mapping[Reason, int]:

@@ -125,6 +125,10 @@ class Inventory:
     def fact(self, subject: Subject, key: str) -> str | None:
         return self._facts.get(subject, {}).get(key)
 
+    def facts(self, subject: Subject) -> dict[str, str]:
+        """All that is known to display of a subject."""
+        return dict(self._facts.get(subject, {}))
+
     def parents(self, child: Subject, at_s: float, kind: SubjectKind | None = None) -> list[Subject]:
         return [
             m.parent

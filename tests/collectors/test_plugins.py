@@ -20,6 +20,7 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "prometheus": lambda _: {"url": "http://127.0.0.1:9"},
     "kernel_log": lambda folder: {"source": "kmsg", "path": folder / "absent"},
     "nvml": lambda _: {"node": "n1"},
+    "recording": lambda folder: {"path": folder / "absent"},
     "training_logs": lambda folder: {"directory": str(folder / "absent")},
 }
 """Settings of a source that is not there, per plug-in."""

@@ -92,6 +92,7 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
         return check_collect(of, time.time(), inventory, 3.0)
 
     batch = until(read, lambda b: len(b.frames) == 3 and b.sources[0].ok)
+    then_s = batch.sources[0].at_s
     gpus, boxes, nodes = (frame(batch, k) for k in (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE))
     assert [gpus.value(gpu, "gpu_power_w") for gpu in GPUS[:2]] == [100, 101]
     assert gpus.value(GPUS[1], "gpu_memory_used_bytes") == 11 * 2**20
@@ -100,6 +101,7 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     assert boxes.value(BOX, "container_memory_working_set_bytes") == 77
     assert nodes.value(Subject(SubjectKind.NODE, "n1"), "node_memory_available_bytes") == 1e12
     assert abs(gpus.times_s("gpu_power_w")[0] - time.time()) < 10
+    until(read, lambda _: bool(inventory.parents(GPUS[0], time.time())))
     assert inventory.above(GPUS[0], SubjectKind.NODE, time.time()) == Subject(SubjectKind.NODE, "n1")
     assert inventory.above(GPUS[0], SubjectKind.JOB, time.time()) == Subject(SubjectKind.JOB, "ml/job")
 
@@ -108,6 +110,11 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     assert frame(batch).value(GPUS[0], "gpu_power_w") == 200
     until(read, lambda _: Subject(SubjectKind.POD, "ml/other-0") in inventory.parents(GPUS[0], time.time()))
     assert inventory.parents(GPUS[0], time.time(), SubjectKind.POD) == [Subject(SubjectKind.POD, "ml/other-0")]
+
+    past = collector(server.url, at_clock=True)  # a replay sees what was true then
+    then = check_collect(past, then_s, Inventory(), 3.0)
+    assert frame(then).value(GPUS[0], "gpu_power_w") == 100
+    assert frame(then).times_s("gpu_power_w")[0] <= then_s
 
     del page_server.pages["/gpu"]  # the exporter is away: Prometheus marks its series stale
     batch = until(read, lambda b: bool(np.isnan(frame(b).values).all()))
