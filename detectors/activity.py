@@ -38,12 +38,13 @@ class Activity:
         self.bucket = max(self.bucket, bucket)
         rows = table.rows(frame.index, at_s)
         util, power = frame.column("gpu_utilization_percent"), frame.column("gpu_power_w")
-        seen = np.isfinite(util)
+        seen = (util >= 0) & (util <= 100)
         table["n"][rows] += seen
         with np.errstate(invalid="ignore"):
             table["idle_n"][rows] += seen & (util < IDLE_PERCENT)
-        table["power_sum"][rows] += np.where(seen & np.isfinite(power), np.clip(power, 0.0, 1e5), 0.0)
+        table["power_sum"][rows] += np.where(seen & (power >= 0) & (power < 1e5), power, 0.0)
         used = frame.column("gpu_memory_used_bytes")
+        used = np.where((used >= 0) & (used < 2.0**53), used, np.nan)
         table["memory"][rows] = used
         table["memory_high"][rows] = np.fmax(table["memory_high"][rows], used)
 

@@ -168,7 +168,7 @@ class Divergence:
         slots = np.array([slot])
         base = float(self.machine.scales(slots)[0][0])
         recent = self.machine.recent(slots, 10)[0]
-        level = float(np.nanmean(recent))
+        level = float(np.mean(recent[np.isfinite(recent)])) if np.isfinite(recent).any() else base
         onset_step, decided = int(table["onset_step"][slot]), int(table["decided_step"][slot])
         onset_s = float(table["onset_t_s"][slot])
         why = Why(int(table["why"][slot]))
@@ -215,6 +215,7 @@ class Divergence:
         table = self.machine.table
         count = min(int(table["total"][slot]), RING)
         order = (int(table["total"][slot]) + np.arange(-count, 0)) % RING
+        order = order[np.isfinite(table["ring_loss"][slot][order])]
         return SeriesExhibit(
             subject=subject,
             metric="loss",
@@ -223,7 +224,7 @@ class Divergence:
             values=tuple(table["ring_loss"][slot][order].tolist()),
             reference=reference if np.isfinite(reference) else None,
             source=self._sources.get(subject, ""),
-            note="training loss by step; the reference is the baseline before the onset",
+            note="finite training losses by step; the reference is the baseline before the onset",
         )
 
     def _note_hardware(self, tick: Tick) -> None:

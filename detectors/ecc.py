@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Frame, LogRecord
+from collectors.frame import Floats, Frame, LogRecord
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
@@ -152,15 +152,14 @@ class Ecc:
         same = table["epoch"][rows] == frame.epoch
         rose: dict[str, NDArray[np.float64]] = {}
         for name in COUNTERS:
-            value, before = frame.column(name), table[name][rows]
-            with np.errstate(invalid="ignore"):
-                step = np.where(same & np.isfinite(value) & np.isfinite(before), value - before, 0.0)
+            value, before = _count(frame.column(name)), table[name][rows]
+            step = np.where(same & np.isfinite(value) & np.isfinite(before), value - before, 0.0)
             rose[name] = np.where(step > 0, step, 0.0)
             table[name][rows] = np.where(np.isfinite(value), value, before)
         table["epoch"][rows] = frame.epoch
         table["active"][rows] |= rose["gpu_ecc_sbe_total"] > 0
         self._roll(at_s)
-        gauges = {name: frame.column(name) > 0 for name in GAUGES}
+        gauges = {name: _count(frame.column(name)) > 0 for name in GAUGES}
         hard = rose["gpu_ecc_dbe_total"] + rose["gpu_remapped_rows_uncorrectable"] + gauges[GAUGES[0]]
         soft = rose["gpu_remapped_rows_correctable"] + gauges[GAUGES[1]]
         fired = table["cusum"][rows] >= self.threshold
@@ -297,3 +296,8 @@ class Ecc:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._table, self._bin, self._rows = fresh._table, fresh._bin, fresh._rows
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _count(values: Floats) -> Floats:
+    """Counts as exported, NaN where one cannot be a count."""
+    return np.where((values >= 0) & (values < 2.0**53), values, np.nan)

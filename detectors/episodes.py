@@ -68,7 +68,7 @@ class Episodes:
             p_value=alarm.p_value,
             budget_cost=self._budget_cost,
             evidence=alarm.evidence or (known.evidence if known else ()),
-            facts=dict(alarm.facts or {}),
+            facts=_told(alarm.facts or {}),
         )
         self._open[key] = finding
         return finding
@@ -144,3 +144,8 @@ class Episodes:
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self._detector}: snapshot episode: {error!r}") from error
         self._open = found
+
+
+def _told(facts: Mapping[str, float | str]) -> dict[str, float | str]:
+    """The facts that are known: what is stored and sealed later holds no NaN."""
+    return {name: value for name, value in facts.items() if isinstance(value, str) or math.isfinite(value)}

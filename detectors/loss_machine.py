@@ -25,6 +25,8 @@ RING = 64
 BLOCK_STEPS = 16
 BLOCKS = 32
 FAST_STEPS = 12
+LARGEST_LOSS = 1e30
+"""Beyond this a loss counts as infinite: sums of squares of it would overflow."""
 
 
 class Phase(IntEnum):
@@ -135,7 +137,8 @@ class LossMachine:
     def advance(self, slots: Slots, step: Ints, t_s: Floats, loss: Floats, lr: Floats) -> None:
         """One step of each of these series (slots distinct). loss may be ±inf; NaN is a non-finite loss here."""
         table = self.table
-        finite = np.isfinite(loss)
+        finite = np.abs(loss) < LARGEST_LOSS
+        lr = np.where((lr > 0) & (lr < LARGEST_LOSS), lr, np.nan)
         bad = slots[~finite]
         table["nonfinite"][bad] += 1
         first = np.isnan(table["nonfinite_t_s"][bad])
@@ -143,7 +146,8 @@ class LossMachine:
         table["finite_run"][bad] = 0
         table["last_step"][slots], table["last_t_s"][slots] = step, t_s
         position = table["total"][slots] % RING
-        table["ring_loss"][slots, position], table["ring_t_s"][slots, position] = loss, t_s
+        table["ring_loss"][slots, position] = np.where(finite, loss, np.nan)
+        table["ring_t_s"][slots, position] = t_s
         table["total"][slots] += 1
         if not finite.all():
             slots, step = slots[finite], step[finite]
@@ -159,7 +163,7 @@ class LossMachine:
         """lr_jump: how far above its own recent course the learning rate stands, decaying with the memory."""
         table = self.table
         known = table["lr"][slots]
-        ratio = np.where((known > 0) & (lr > 0), lr / np.where(known > 0, known, 1.0), 1.0)
+        ratio = np.where((known > 0) & (lr > 0), np.minimum(lr / np.fmax(known, 1e-30), 1e9), 1.0)
         faded = 1.0 + (table["lr_jump"][slots] - 1.0) * (1.0 - 1.0 / self.settings.memory_steps)
         table["lr_jump"][slots] = np.maximum(faded, np.nan_to_num(ratio, nan=1.0))
         table["lr"][slots] = np.where(np.isfinite(lr), lr, known)

@@ -24,13 +24,18 @@ from collectors.frame import Floats, Frame
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, StatedRate
+from detectors.climb import SHAPES, climbs
 from detectors.episodes import Alarm, Episodes
 from detectors.floors import Floors, Matrix, sen
 from detectors.snapshot import pack, unpack
 from detectors.table import Column, Rows, Table
 
-VERSION = 1
+VERSION = 2
+"""1: a shorter patience ring and no life_s, lowest; its patience test starts anew, its episodes go on."""
 GIB = float(2**30)
+SHAPE_NAMES = (*(shape.name for shape in SHAPES), "near")
+UNLIMITED_HEADROOM_BYTES = 16 * GIB
+"""Where no limit is known, growth is judged as if this much (or as much again as is used) were left."""
 
 
 class LeakSettings(BaseModel):
@@ -51,13 +56,10 @@ class LeakSettings(BaseModel):
     patience_bucket_s: float = Field(
         default=300.0, gt=0, description="Width of a floor bucket of the test without peers"
     )
-    patience_buckets: int = Field(default=144, ge=12, description="Buckets of the test without peers")
-    patience_s: float = Field(default=3600.0, gt=0, description="A climb without peers must last this long")
-    patience_share: float = Field(
-        default=0.05, gt=0, lt=1, description="... and have taken this share of the limit"
-    )
+    patience_buckets: int = Field(default=257, ge=16, description="Buckets of the test without peers")
     min_growth_bytes: float = Field(default=float(2**26), ge=0, description="Smaller climbs are never a leak")
     warmup_s: float = Field(default=60.0, ge=0, description="Time after a start or a drop that is not judged")
+    settle_s: float = Field(default=600.0, ge=0, description="After this a process has its starting level")
     horizon_s: float = Field(
         default=72 * 3600.0, gt=0, description="A climb that needs longer to the limit is no alarm"
     )
@@ -87,6 +89,8 @@ class _Signal:
             **self.contrast.columns(),
             **self.patience.columns(),
             "born_s": Column(np.float64, np.nan),
+            "life_s": Column(np.float64, np.nan),
+            "lowest": Column(np.float64, np.inf),
             "level": Column(np.float64, np.nan),
             "limit": Column(np.float64, np.nan),
             "epoch": Column(np.int64, -1),
@@ -146,23 +150,38 @@ class MemoryLeak:
         level = table["level"][rows]
         with np.errstate(invalid="ignore"):
             dropped = (values < 0.7 * level - self.settings.min_growth_bytes) | new_epoch
+            restarted = (dropped & (values < 1.1 * table["lowest"][rows])) | new_epoch
         if dropped.any():
-            self._start_anew(signal, _slots(rows, len(values))[dropped], at_s)
-        born = table["born_s"][rows]
-        table["born_s"][rows] = np.where(np.isnan(born) & known, at_s, born)
+            self._start_anew(signal, _slots(rows, len(values)), dropped, restarted, at_s)
+        for since in ("born_s", "life_s"):
+            known_since = table[since][rows]
+            table[since][rows] = np.where(np.isnan(known_since) & known, at_s, known_since)
         table["level"][rows] = np.where(known, values, level)
         table["limit"][rows] = np.where(np.isfinite(limit), limit, table["limit"][rows])
+        settled = at_s - table["life_s"][rows] >= self.settings.settle_s
+        table["lowest"][rows] = np.where(settled, np.fmin(table["lowest"][rows], values), table["lowest"][rows])
         judged = np.where(at_s - table["born_s"][rows] >= self.settings.warmup_s, values, np.nan)
         if signal.contrast.add(table, rows, judged, at_s):
             self._test_contrast(signal, at_s, inventory)
-        if signal.patience.add(table, rows, judged, at_s):
+        if signal.patience.add(table, rows, values, at_s):
             self._test_patience(signal, at_s, inventory)
 
-    def _start_anew(self, signal: _Signal, slots: NDArray[np.int64], at_s: float) -> None:
-        """A restart or a free: the contrast test begins again (the patience test reads drops itself)."""
-        signal.table["born_s"][slots] = at_s
-        signal.contrast.forget(signal.table, slots)
-        signal.patience.forget(signal.table, slots)
+    def _start_anew(
+        self,
+        signal: _Signal,
+        slots: NDArray[np.int64],
+        dropped: NDArray[np.bool_],
+        restarted: NDArray[np.bool_],
+        at_s: float,
+    ) -> None:
+        """A drop begins the contrast test anew. Only a drop to the starting level, or a new epoch, is a restart:
+        a collection that leaves a higher floor than the last one is what a leak looks like.
+        """
+        table = signal.table
+        table["born_s"][slots[dropped]] = at_s
+        signal.contrast.forget(table, slots[dropped])
+        table["life_s"][slots[restarted]] = at_s
+        table["lowest"][slots[restarted]] = np.inf
 
     def _test_contrast(self, signal: _Signal, at_s: float, inventory: Inventory) -> None:
         s, table = self.settings, signal.table
@@ -198,14 +217,25 @@ class MemoryLeak:
         candidates = _risen(window, s.min_growth_bytes)
         if len(candidates) == 0:
             return
-        climb = assess(window[candidates], signal.patience.times_s(), s.patience_bucket_s, s.min_growth_bytes)
+        floors = window[candidates].astype(float)
         limit = table["limit"][candidates]
-        share = np.where(np.isfinite(limit), s.patience_share * limit, 2.0 * GIB)
-        alarmed = climb.steady & (climb.lasted_s >= s.patience_s) & (climb.growth_bytes >= share)
-        for row in np.flatnonzero(alarmed).tolist():
-            slot = int(candidates[row])
-            if self._heads_for_limit(signal, slot, climb, row):
-                self._fire(signal, signal.patience, slot, climb, row, at_s, {"test": "patience"}, inventory)
+        lowest = np.fmin.reduce(floors, axis=1)
+        limit = np.where(np.isfinite(limit), limit, lowest + np.maximum(lowest, UNLIMITED_HEADROOM_BYTES))
+        age = np.nan_to_num((at_s - table["life_s"][candidates]) // s.patience_bucket_s).astype(np.int64)
+        seen = climbs(floors, limit, age, s.patience_bucket_s, s.horizon_s)
+        width_s = s.patience_bucket_s
+        lasted_s: Floats = (seen.buckets * width_s).astype(np.float64)
+        climb = Climb(
+            seen.found,
+            seen.growth,
+            lasted_s,
+            seen.slope / width_s,
+            seen.slope_low / width_s,
+            seen.slope_high / width_s,
+        )
+        for row in np.flatnonzero(seen.found & (seen.growth >= s.min_growth_bytes)).tolist():
+            facts: dict[str, float | str] = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
+            self._fire(signal, signal.patience, int(candidates[row]), climb, row, at_s, facts, inventory)
 
     def _heads_for_limit(self, signal: _Signal, slot: int, climb: Climb, row: int) -> bool:
         eta_s = self._eta_s(signal, slot, float(climb.slope[row]))
@@ -328,13 +358,15 @@ class MemoryLeak:
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
-        _, meta, arrays = unpack(state, self.name, (VERSION,))
+        version, meta, arrays = unpack(state, self.name, (1, VERSION))
         signals, episodes = self._fresh(), Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         episodes.load(meta["episodes"])
         for signal in signals:
             saved = meta["signals"][signal.kind.value]
             prefix = f"{signal.kind.value}/"
             columns = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+            if version == 1:
+                columns = {name: a for name, a in columns.items() if not name.startswith("table.patience.")}
             signal.table.load(saved["subjects"], columns)
             signal.contrast.bucket, signal.patience.bucket = saved["buckets"]
         self._signals, self._episodes = signals, episodes
@@ -345,20 +377,20 @@ def _slots(rows: Rows, count: int) -> NDArray[np.int64]:
 
 
 def _level_and_limit(kind: SubjectKind, frame: Frame) -> tuple[Floats, Floats]:
-    """[n] bytes in use and [n] bytes at most; a limit of 0 or beyond 2^53 is cAdvisor's way to say none."""
+    """[n] bytes in use and [n] bytes at most; NaN where unknown or unlimited."""
     if kind is SubjectKind.GPU:
-        used = frame.column("gpu_memory_used_bytes")
-        values = np.where(np.isfinite(used), used, np.nan)
-        return values, values + frame.column("gpu_memory_free_bytes")
-    anonymous, working = (
-        frame.column("container_memory_anonymous_bytes"),
-        frame.column("container_memory_working_set_bytes"),
-    )
+        values = _bytes(frame.column("gpu_memory_used_bytes"))
+        return values, values + _bytes(frame.column("gpu_memory_free_bytes"))
+    anonymous = _bytes(frame.column("container_memory_anonymous_bytes"))
+    working = _bytes(frame.column("container_memory_working_set_bytes"))
+    limit = _bytes(frame.column("container_memory_limit_bytes"))
     values = np.where(np.isfinite(anonymous), anonymous, working)
-    values = np.where(np.isfinite(values) & (np.abs(values) < 2.0**60), values, np.nan)
-    limit = frame.column("container_memory_limit_bytes")
-    with np.errstate(invalid="ignore"):
-        return values, np.where((limit > 0) & (limit < 2.0**53), limit, np.nan)
+    return values, np.where(limit > 0, limit, np.nan)
+
+
+def _bytes(values: Floats) -> Floats:
+    """Sizes as exported, NaN where one cannot be a size (cAdvisor spells "no limit" as 0 or as 2^63)."""
+    return np.where((values >= 0) & (values < 2.0**53), values, np.nan)
 
 
 def _risen(window: Matrix, least: float) -> NDArray[np.int64]:

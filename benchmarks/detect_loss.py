@@ -1,0 +1,167 @@
+"""Loss divergence on labelled runs, rivals on the same runs: `python -m benchmarks.detect_loss [--held OUT]`.
+
+Delay is counted in steps from the onset to the first alarm at or after it; alarms before the onset are counted
+apart. Fresh runs are made by `python -m benchmarks.loss_runs OUT --runs N --seed S`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.report import write
+from collectors.frame import StepSeries
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import State
+from detectors.divergence import Divergence
+from detectors.evaluate import exact_interval
+from tests.recordings.truth import Truth, truth
+
+RECORDINGS = Path(__file__).parent.parent / "tests" / "recordings"
+STEPS_PER_TICK = 10
+Alarms = Callable[[np.ndarray, np.ndarray], list[int]]
+
+
+@dataclass(frozen=True)
+class Runs:
+    name: str
+    loss: np.ndarray  # [run, step]
+    lr: np.ndarray
+    meta: pd.DataFrame
+
+    @classmethod
+    def load(cls, name: str, curves: Path, meta: Path) -> Runs:
+        table, about = pd.read_parquet(curves), pd.read_csv(meta)
+        loss, lr = (
+            table.pivot(index="run", columns="step", values=c).loc[about.run].to_numpy(float)
+            for c in ("loss", "lr")
+        )
+        return cls(name, loss, lr, about)
+
+
+def ours(runs: Runs, with_lr: bool = True) -> list[list[int]]:
+    """First-alarm steps by run, through the detector itself: ticks of ten steps, as a log would bring them."""
+    detector, inventory = Divergence(), Inventory()
+    jobs = [Subject(SubjectKind.JOB, f"bench/{run}") for run in range(len(runs.loss))]
+    alarms: list[list[int]] = [[] for _ in jobs]
+    firing = [False] * len(jobs)
+    for first in range(0, runs.loss.shape[1], STEPS_PER_TICK):
+        step = np.arange(first + 1, min(first + STEPS_PER_TICK, runs.loss.shape[1]) + 1)
+        series = []
+        for row, job in enumerate(jobs):
+            columns = {"loss": runs.loss[row, step - 1], "grad_norm": np.ones(len(step))}
+            columns |= {"learning_rate": runs.lr[row, step - 1]} if with_lr else {}
+            series.append(StepSeries(job, "run", step, step.astype(float), columns, "bench"))
+        for finding in detector.update(Tick(float(step[-1]), steps=tuple(series)), inventory):
+            row = jobs.index(finding.subject)
+            if finding.state is State.FIRING and not firing[row]:
+                decided = finding.since.t_s + float(finding.facts.get("delay_steps", 0.0))
+                alarms[row].append(int(decided))
+            firing[row] = finding.state is not State.CLEAR
+    return alarms
+
+
+def each(rule: Callable[[np.ndarray], np.ndarray]) -> Callable[[Runs], list[list[int]]]:
+    """A rule on one run's losses [steps] → mask of alarmed steps; every rising edge is an alarm."""
+
+    def alarms(runs: Runs) -> list[list[int]]:
+        found = []
+        for loss in runs.loss:
+            mask = rule(loss) | ~np.isfinite(loss)
+            found.append((np.flatnonzero(mask & ~np.concatenate([[False], mask[:-1]])) + 1).tolist())
+        return found
+
+    return alarms
+
+
+def rolling_z(loss: np.ndarray) -> np.ndarray:
+    """z > 3 against the last 100 losses."""
+    series = pd.Series(loss)
+    past = series.shift(1).rolling(100, min_periods=50)
+    return ((series - past.mean()) / past.std() > 3.0).to_numpy()
+
+
+def sustained(loss: np.ndarray) -> np.ndarray:
+    """Above 1.2 times the mean of the 300 losses before, for 20 steps."""
+    series = pd.Series(loss)
+    above = series > 1.2 * series.shift(20).rolling(300, min_periods=100).mean()
+    return (above.rolling(20).sum() >= 20).to_numpy()
+
+
+def cusum(loss: np.ndarray) -> np.ndarray:
+    """One-sided CUSUM of log loss, k = 0.5σ, h = 12σ, against an exponentially weighted baseline."""
+    log = np.log(np.clip(np.nan_to_num(loss, nan=1e3, posinf=1e3), 1e-9, None))
+    base, dev, score = log[0], 0.05, 0.0
+    alarm = np.zeros(len(loss), dtype=bool)
+    for t, value in enumerate(log):
+        z = (value - base) / max(dev, 1e-6)
+        score = max(0.0, score + min(z, 8.0) - 0.5) if t > 50 else 0.0
+        alarm[t] = score > 12.0
+        if not alarm[t]:
+            base += 0.02 * (value - base)
+            dev += 0.02 * (1.2533 * abs(value - base) - dev)
+    return alarm
+
+
+METHODS: dict[str, Callable[[Runs], list[list[int]]]] = {
+    "nightshift": ours,
+    "nightshift, learning rate not logged": lambda runs: ours(runs, with_lr=False),
+    "rolling z > 3": each(rolling_z),
+    "1.2 x mean(300) sustained 20": each(sustained),
+    "log-CUSUM": each(cusum),
+}
+
+
+def score(runs: Runs, alarms: list[list[int]]) -> dict[str, Any]:
+    about = runs.meta
+    kinds = [truth(r.kind, r.loss_pre, r.loss_final, r.n_nonfinite) for r in about.itertuples()]
+    delays, found, early, benign = [], 0, 0, 0
+    missed = []
+    for row, (kind, steps) in enumerate(zip(kinds, alarms, strict=True)):
+        onset = int(about.onset_step.iloc[row])
+        if kind is Truth.BENIGN:
+            benign += bool(steps)
+        if kind is Truth.DIVERGED:
+            after = [s for s in steps if s >= onset]
+            early += any(s < onset for s in steps)
+            found += bool(after)
+            delays += [after[0] - onset] if after else []
+            missed += [] if after else [f"{about.kind.iloc[row]} #{about.run.iloc[row]}"]
+    diverged, healthy = kinds.count(Truth.DIVERGED), kinds.count(Truth.BENIGN)
+    return {
+        "diverged": diverged,
+        "found": found,
+        "recall": found / diverged if diverged else None,
+        "recall_interval": exact_interval(found, diverged),
+        "alarmed_before_onset": early,
+        "benign": healthy,
+        "benign_alarmed": benign,
+        "median_delay_steps": float(np.median(delays)) if delays else None,
+        "p90_delay_steps": float(np.quantile(delays, 0.9)) if delays else None,
+        "missed": missed,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--held", type=Path, help="fresh runs made by benchmarks.loss_runs (path without suffix)")
+    arguments = parser.parse_args()
+    sets = [Runs.load("development (64 runs)", RECORDINGS / "loss.parquet", RECORDINGS / "loss_meta.csv")]
+    if arguments.held:
+        held = arguments.held
+        sets.append(
+            Runs.load("fresh runs, unseen in tuning", held.with_suffix(".parquet"), held.with_suffix(".csv"))
+        )
+    results = {runs.name: {name: score(runs, method(runs)) for name, method in METHODS.items()} for runs in sets}
+    write("detect_loss", results)
+
+
+if __name__ == "__main__":
+    main()

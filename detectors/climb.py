@@ -1,0 +1,161 @@
+"""Whether a floor has climbed like a leak: over hours, without peers to compare with.
+
+The floor at a past moment is the lowest value since then: what each collection, restart and idle hour came back to.
+A healthy process moves its floor in jumps (a model loaded, a cache sized) or levels off; a leak lifts it in every
+part of the window, up to the end. Windows of many lengths are tried, so that no onset has to be searched for.
+
+The shapes were fitted on a day of pod memory of half the pods of Alibaba's GenAI trace
+(`benchmarks/detect_leak.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.frame import Floats
+
+LENGTHS = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256)
+"""Windows in buckets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a window must look like. Shares are of the headroom at its start, or of its growth.
+
+    part: the least growth of any sixth of the window, 1 = even; late: the same of the last third; jump: the largest
+    single bucket; age: buckets between the start of the process and the window.
+    """
+
+    name: str
+    buckets: int
+    headroom: float
+    part: float
+    late: float
+    jump: float
+    age: int
+
+
+SHAPES = (
+    Shape("steady", 20, 0.20, 0.3, 0.4, 0.2, 18),
+    Shape("smooth", 40, 0.06, 0.6, 0.6, 0.3, 18),
+    Shape("long", 96, 0.08, 0.3, 0.6, 0.3, 18),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The last hours before the limit: a level never seen before, high, and rising fast."""
+
+    buckets: int = 8
+    quarter: float = 0.2
+    jump: float = 0.5
+    history: int = 36
+    above: float = 0.25
+    level: float = 0.85
+    horizon_s: float = 4 * 3600.0
+
+
+NEAR = Near()
+
+
+@dataclass(frozen=True, slots=True)
+class Climbs:
+    """The first window of each row that looks like a leak; arrays [n], bytes, buckets and bytes per bucket."""
+
+    found: NDArray[np.bool_]
+    buckets: NDArray[np.int64]
+    growth: Floats
+    slope: Floats
+    slope_low: Floats
+    slope_high: Floats
+    shape: NDArray[np.int64]
+    """Index into SHAPES; len(SHAPES) is `near`."""
+
+
+def climbs(window: Floats, limit: Floats, age: NDArray[np.int64], width_s: float, horizon_s: float) -> Climbs:
+    """Looks at floors `window` [n, k] (bytes, oldest first, NaN = not observed) under `limit` [n] (bytes).
+
+    age [n]: buckets since the process started. A climb that needs more than `horizon_s` to the limit is none.
+    """
+    n, count = window.shape
+    result = Climbs(
+        np.zeros(n, dtype=bool),
+        np.zeros(n, dtype=np.int64),
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+        np.full(n, -1, dtype=np.int64),
+    )
+    highest = np.fmax.accumulate(window, axis=1)
+    observed = np.isfinite(window)
+    infinite = np.where(observed, window, np.inf)
+    floor_now = np.minimum.accumulate(infinite[:, ::-1], axis=1)[:, ::-1]
+    for length in LENGTHS:
+        if length > count:
+            break
+        rows = np.flatnonzero(
+            ~result.found
+            & observed[:, -1]
+            & (age >= length)
+            & (observed[:, -length:].mean(axis=1) >= min(0.8, 3.0 / length + 0.5))
+        )
+        if len(rows):
+            before = highest[rows, -length - 1] if length < count else np.full(len(rows), np.nan)
+            _look(result, rows, floor_now[rows, -length:], before, limit[rows], age[rows], width_s, horizon_s)
+    return result
+
+
+def _look(
+    result: Climbs,
+    rows: NDArray[np.int64],
+    floor: Floats,
+    before: Floats,
+    limit: Floats,
+    age: NDArray[np.int64],
+    width_s: float,
+    horizon_s: float,
+) -> None:
+    length = floor.shape[1]
+    end = floor[:, -max(1, length // 12)]
+    floor = np.minimum(floor, end[:, None])
+    start = floor[:, 0]
+    growth = np.where(np.isfinite(start), end - start, 0.0)
+    left, headroom = limit - end, np.maximum(limit - start, 1.0)
+    some = growth > 1e-9 * headroom
+    growth = np.where(some, growth, 1.0)
+    eta_s = left / growth * length * width_s
+    sixths = _parts(floor, 6) / growth[:, None]
+    quarters = _parts(floor, 4) / growth[:, None]
+    jump = np.diff(floor, axis=1).max(axis=1) / growth
+    share = growth / headroom
+    shape = np.full(len(rows), -1)
+    for number, s in reversed(list(enumerate(SHAPES))):
+        fits = (length >= s.buckets) & (share >= s.headroom) & (6 * sixths.min(axis=1) >= s.part) & (jump <= s.jump)
+        fits &= (3 * sixths[:, -2:].sum(axis=1) >= s.late) & (age - length >= s.age) & (eta_s <= horizon_s)
+        shape = np.where(fits, number, shape)
+    with np.errstate(invalid="ignore"):
+        near = (age - length >= NEAR.history) & (
+            end - before >= NEAR.above * np.maximum(limit - before, 0.02 * limit)
+        )
+    near &= (end >= NEAR.level * limit) & (eta_s <= NEAR.horizon_s) & (jump <= NEAR.jump)
+    near &= (4 * quarters.min(axis=1) >= NEAR.quarter) & (length >= NEAR.buckets)
+    shape = np.where(near & (shape < 0), len(SHAPES), shape)
+    fits = some & (shape >= 0)
+    at = rows[fits]
+    result.found[at], result.buckets[at], result.shape[at] = True, length, shape[fits]
+    result.growth[at] = growth[fits]
+    result.slope[at] = growth[fits] / length
+    pace = 6 * sixths[fits] * (growth[fits] / length)[:, None]
+    spread = pace.std(axis=1, ddof=1) / np.sqrt(6) * 2.015  # t quantile, 5 degrees of freedom, one-sided 95 %
+    result.slope_low[at] = np.maximum(result.slope[at] - spread, 0.0)
+    result.slope_high[at] = result.slope[at] + spread
+
+
+def _parts(floor: Floats, count: int) -> Floats:
+    """[n, count] growth of each of `count` equal parts of the window."""
+    edges = np.linspace(0, floor.shape[1] - 1, count + 1).astype(int)
+    return np.diff(floor[:, edges], axis=1)

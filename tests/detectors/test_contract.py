@@ -1,0 +1,66 @@
+"""Every detector keeps the contract, is enumerated, and restores the state that an earlier version saved."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import detectors
+from detectors.base import Detector, SnapshotError
+from detectors.check import HOSTILE, SILENT, World, faults, problems, run
+from detectors.plugins import ALL
+
+SAVED = Path(__file__).parent / "snapshots"
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda k: k.plugin)
+def test_a_detector_keeps_the_contract(kind) -> None:  # type: ignore[no-untyped-def]
+    """Missing, late, repeated, reset, swapped, constant and extreme data; determinism, snapshots, no_data."""
+    assert problems(kind) == []
+
+
+def test_every_detector_class_in_the_package_is_in_the_tuple_and_counted() -> None:
+    """A class with a plug-in name that is not in ALL would be skipped silently."""
+    found = set()
+    for module in pkgutil.iter_modules(detectors.__path__):
+        for _, member in inspect.getmembers(import_module(f"detectors.{module.name}"), inspect.isclass):
+            if "plugin" in vars(member) and isinstance(vars(member)["plugin"], str):
+                found.add(member)
+    assert found == set(ALL)
+    assert len(ALL) == len({kind.plugin for kind in ALL}) == 8
+    assert len(SILENT) + len(HOSTILE) == 10
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda k: k.plugin)
+def test_every_setting_has_a_description_and_a_default(kind) -> None:  # type: ignore[no-untyped-def]
+    for name, field in kind.Settings.model_fields.items():
+        assert field.description, name
+        assert not field.is_required(), name
+    assert kind.Settings.model_config["extra"] == "forbid"
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda k: k.plugin)
+def test_a_state_that_an_earlier_version_saved_is_taken_back(kind) -> None:  # type: ignore[no-untyped-def]
+    """The files were written by the versions that they name; the open episodes are still open after the restore."""
+    files = sorted(SAVED.glob(f"{kind.plugin}-v*.npz"))
+    assert files
+    world = World()
+    ticks, inventory = list(faults(world)), world.inventory()
+    for file in files:
+        detector: Detector = kind()
+        detector.restore(file.read_bytes())
+        fresh = kind()
+        run(fresh, ticks[:120], inventory)
+        before = {f.episode for f in fresh.update(ticks[120], inventory)}
+        after = {f.episode for f in detector.update(ticks[120], inventory)}
+        assert before <= after
+
+
+def test_a_snapshot_of_another_detector_is_refused() -> None:
+    first, second = ALL[0](), ALL[1]()
+    with pytest.raises(SnapshotError):
+        first.restore(second.snapshot())
