@@ -91,6 +91,7 @@ class _Signal:
             "born_s": Column(np.float64, np.nan),
             "life_s": Column(np.float64, np.nan),
             "lowest": Column(np.float64, np.inf),
+            "suspect": Column(np.bool_, 0),
             "level": Column(np.float64, np.nan),
             "limit": Column(np.float64, np.nan),
             "epoch": Column(np.int64, -1),
@@ -216,6 +217,7 @@ class MemoryLeak:
         window = signal.patience.window(table)
         candidates = _risen(window, s.min_growth_bytes)
         if len(candidates) == 0:
+            table["suspect"][:] = False
             return
         floors = window[candidates].astype(float)
         limit = table["limit"][candidates]
@@ -233,7 +235,11 @@ class MemoryLeak:
             seen.slope_low / width_s,
             seen.slope_high / width_s,
         )
-        for row in np.flatnonzero(seen.found & (seen.growth >= s.min_growth_bytes)).tolist():
+        found = seen.found & (seen.growth >= s.min_growth_bytes)
+        confirmed = found & table["suspect"][candidates]
+        table["suspect"][:] = False
+        table["suspect"][candidates] = found
+        for row in np.flatnonzero(confirmed).tolist():
             facts: dict[str, float | str] = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
             self._fire(signal, signal.patience, int(candidates[row]), climb, row, at_s, facts, inventory)
 
