@@ -1,9 +1,9 @@
 """Leaks in real pod memory, rivals on the same series: `NIGHTSHIFT_DATA=… python -m benchmarks.detect_leak`.
 
 Healthy series: pod memory utilisation of Alibaba's GenAI trace (clusterdata v2026-GenAI), one sample a minute.
-Leaks are added that reach the limit 2 to 72 hours after their onset (log-uniform): linear, accelerating, stepwise and
-sawtooth. Found means alarmed between the onset and 15 minutes before the limit, on the recorded stretch; leaks whose
-limit lies within the recording are scored apart as well. A false alarm is any alarm on the series without a leak.
+Leaks are added that reach the limit 2 to 72 hours after their onset (log-uniform): linear, accelerating, stepwise
+and sawtooth. Found means alarmed between the onset and 15 minutes before the limit, on the recorded stretch; leaks
+whose limit lies within the recording are scored apart as well. Any alarm on a series without a leak is a false one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRACE = "readonly/gentd26/pod_memory_util_anon_dev_half.parquet"
 
 @dataclass(frozen=True)
 class Series:
-    """One pod: t_s (s, from the start of the trace), used [0, 1], and a leak's onset and limit time if it has one."""
+    """One pod: t_s (s, from the start of the trace), used [0, 1], and the onset and limit time of its leak."""
 
     name: str
     t_s: np.ndarray
@@ -147,7 +147,7 @@ def backward_regression(t_s: np.ndarray, used: np.ndarray) -> np.ndarray:
 
 
 def precog(t_s: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """After Precog (Jindal et al., 2021): R² > 0.8 of the trend since the last change point, the limit in a week."""
+    """After Precog (Jindal et al., 2021): R² > 0.8 since the last change point, the limit in a week."""
     found = np.zeros(len(used), dtype=bool)
     smooth = pd.Series(used).rolling(5, min_periods=1).median().to_numpy()
     change = np.concatenate([[0.0], np.abs(np.diff(smooth))]) > 0.05
