@@ -1,0 +1,100 @@
+"""A launch plan survives its way over the line, and a malformed or overreaching one is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.candidate import Candidate, Launch
+from kernels.judge import cuda
+from kernels.judge.plan import Clear, Fire, Plan, PlanError, Pointer, Scalar, check_reach, cuda_plan, scalar
+
+SHAPE = cuda.Shape((4, 1, 1), (128, 1, 1), 1024)
+PLAN = Plan(
+    (b"\x7fELF one", b"two"),
+    (
+        Clear(Pointer("tmp", 0), 64),
+        Fire(0, "first", SHAPE, (Pointer("in", 0, 16), Pointer("tmp", 0), Scalar("i32", -7), Scalar("u32", 1 << 31))),
+        Fire(1, "second", SHAPE, (Pointer("tmp", 0, 32), Pointer("out", 0))),
+    ),
+    (64,),
+)
+
+
+def test_a_plan_comes_back_from_its_message_unchanged() -> None:
+    body, blob = PLAN.to_message()
+    assert Plan.from_message(body, blob) == PLAN
+    assert PLAN.launches == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": [1, 2]},
+        {"sizes": [-1, 12]},
+        {"scratch": [1 << 40]},
+        {"scratch": [-1]},
+        {"steps": [["fire", 7, "k", [1] * 10, []]]},
+        {"steps": [["fire", 0, "k", [1, 1, 1, 2048, 1, 1, 0, 1, 0, 0], []]]},
+        {"steps": [["fire", 0, "k", [-1, 1, 1, 1, 1, 1, 0, 1, 0, 0], []]]},
+        {"steps": [["clear", ["i32", "5"], 4]]},
+        {"steps": [["clear", ["in", 0, 0], -4]]},
+        {"steps": [["jump"]]},
+        {"steps": [["fire", 0, "k", [1] * 10, [["secret", 0, 0]]]]},
+        {"steps": [["fire", 0, "k", [1] * 10, [["in", -1, 0]]]]},
+        {"steps": [["clear", ["tmp", 0, 0], 1]] * 65},
+        {"steps": None},
+    ],
+)
+def test_a_malformed_plan_is_refused(change: dict[str, object]) -> None:
+    body, blob = PLAN.to_message()
+    with pytest.raises(PlanError, match="plan"):
+        Plan.from_message({**body, **change}, blob)
+
+
+def test_a_pointer_beyond_its_buffer_is_refused() -> None:
+    check_reach(PLAN, [16], [0])
+    with pytest.raises(PlanError, match="beyond in0"):
+        check_reach(PLAN, [15], [0])
+    with pytest.raises(PlanError, match="beyond out0"):
+        check_reach(PLAN, [16], [])
+    with pytest.raises(PlanError, match="beyond tmp0"):
+        check_reach(Plan((), (Clear(Pointer("tmp", 0, 1), 64),), (64,)), [], [])
+
+
+@given(value=st.floats(width=32, allow_nan=False))
+def test_a_float32_scalar_keeps_its_bits(value: float) -> None:
+    assert scalar("fp32", value).value == struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def test_other_scalars_take_their_storage_form() -> None:
+    assert scalar("bf16", 1.0) == Scalar("u16", 0x3F80)
+    assert scalar("fp16", -2.0) == Scalar("u16", 0xC000)
+    assert scalar("i1", True) == Scalar("i8", 1)
+    assert scalar("i64", -1) == Scalar("i64", -1)
+    with pytest.raises(PlanError):
+        scalar("fp8", 1.0)
+
+
+def cuda_candidate(*args: str, grid: str = "cdiv(n, 256)") -> Candidate:
+    launch = Launch("k", (grid, "1", "1"), ("256", "1", "1"), args)
+    source = 'extern "C" __global__ void k() {}'
+    return Candidate(source, "k", "cuda", "own_kernel", "bitwise", launches=(launch,), scratch_bytes=("4 * n",))
+
+
+def test_a_declared_launch_is_evaluated_at_the_case() -> None:
+    made = cuda_plan(cuda_candidate("in0", "out0", "tmp0", "i32:n", "scalar:in1"), b"bin", {"n": 1000}, {1: 0.5})
+    step = made.steps[0]
+    assert isinstance(step, Fire)
+    assert step.shape.grid == (4, 1, 1)
+    assert step.arguments[3:] == (Scalar("i32", 1000), Scalar("u32", 0x3F000000))
+    assert made.scratch_bytes == (4000,)
+
+
+@pytest.mark.parametrize("args", [("in",), ("i32",), ("f32:many",), ("scalar:in7",), ("out0:1",)])
+def test_an_argument_that_means_nothing_is_refused(args: tuple[str, ...]) -> None:
+    with pytest.raises(PlanError, match="argument"):
+        cuda_plan(cuda_candidate(*args), b"", {"n": 1}, {})

@@ -1,0 +1,35 @@
+"""Every reason has exactly one status, and a verdict cannot contradict itself."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from collectors.seal import canonical_json
+from kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Status, Verdict
+
+
+def test_every_reason_belongs_to_one_status() -> None:
+    assert set(STATUS_OF) == set(Reason)
+    assert set(STATUS_OF.values()) == set(Status)
+
+
+def test_a_reason_of_another_status_is_refused() -> None:
+    with pytest.raises(ValueError, match="belongs to cheat"):
+        Verdict("0" * 64, "softmax", Status.wrong, Reason.state_kept, "", "sweep")
+
+
+def test_a_verdict_has_a_canonical_form_with_missing_figures_as_null() -> None:
+    found = Comparison("m=1", "eager", "A", 1e-5, 2e-5, Interval(1.9, 2.0, math.inf), 9)
+    verdict = Verdict("0" * 64, "softmax", Status.faster, Reason.clears_best, "", "timing", comparisons=(found,))
+    again = json.loads(canonical_json(verdict.to_json()))
+    assert again["comparisons"][0]["candidate_j"] is None
+    assert again["comparisons"][0]["speedup"] == {"low": 1.9, "point": 2, "high": None}
+    assert again["status"] == "faster"
+
+
+def test_slow_is_not_refused_and_wrong_is() -> None:
+    assert not Verdict("", "p", Status.slower, Reason.below_baseline, "", "timing").refused
+    assert Verdict("", "p", Status.wrong, Reason.rmse, "", "sweep").refused
