@@ -133,9 +133,12 @@ def enter_namespaces(policy: Policy) -> dict[str, str]:
     outer_uid, outer_gid = os.geteuid(), os.getegid()
     layers["network"] = _attempt(CLONE_NEWUSER | CLONE_NEWNET, "empty namespace in a user namespace")
     if layers["network"].startswith("empty"):
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{outer_uid} {outer_uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{outer_gid} {outer_gid} 1")
+        try:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{outer_uid} {outer_uid} 1")
+            Path("/proc/self/gid_map").write_text(f"{outer_gid} {outer_gid} 1")
+        except OSError as error:
+            layers["network"] += f", ids unmapped ({error.strerror})"
     layers["processes"] = "shared (CUDA needs a /proc of its own namespace, which takes root to mount)"
     layers["scratch"] = "folder, watched"
     return layers

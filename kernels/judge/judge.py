@@ -265,8 +265,7 @@ class _Trial:
             if all(made is not None for made in plans):
                 stack.close()  # from here on no candidate code runs anywhere
             for case, made in zip(self.timed, plans, strict=True):
-                with self.judge.timing_lock:
-                    self.comparisons += self._race(runner, case, made)
+                self.comparisons += self._race(runner, case, made)
         self.stages.append("timing")
         reason, text = decide(self.comparisons)
         return reason, text, "timing"
@@ -425,7 +424,8 @@ class _Trial:
             alone = solo.seconds if flush is not None else {}
             race = Race(entrant, baselines, track, judge.board, pace, rng, judge.nvml, alone)
             try:
-                return race.run()
+                with judge.timing_lock:
+                    return race.run()
             except Refusal as refusal:
                 if made is not None and refusal.reason is Reason.timed_output_wrong and not race.rounds_done:
                     text = f"its launches, replayed, do not make its outputs: {refusal.detail}"

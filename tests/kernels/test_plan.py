@@ -17,7 +17,9 @@ PLAN = Plan(
     (b"\x7fELF one", b"two"),
     (
         Clear(Pointer("tmp", 0), 64),
-        Fire(0, "first", SHAPE, (Pointer("in", 0, 16), Pointer("tmp", 0), Scalar("i32", -7), Scalar("u32", 1 << 31))),
+        Fire(
+            0, "first", SHAPE, (Pointer("in", 0, 16), Pointer("tmp", 0), Scalar("i32", -7), Scalar("u32", 1 << 31))
+        ),
         Fire(1, "second", SHAPE, (Pointer("tmp", 0, 32), Pointer("out", 0))),
     ),
     (64,),

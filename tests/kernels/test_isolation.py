@@ -1,0 +1,197 @@
+"""A candidate's process can compute, and next to nothing else; the judge outlives whatever it tries."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import socket
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels.judge import isolation
+from kernels.judge.process import Limits, Process, Zygote
+from kernels.judge.verdict import Reason, Refusal
+from kernels.judge.zygote import policy_of
+
+LIMITS = Limits(
+    import_s=20.0,
+    call_s=10.0,
+    memory_bytes=1 << 30,
+    scratch_bytes=32 << 20,
+    output_bytes=1 << 20,
+    file_bytes=16 << 20,
+)
+
+
+def attempt(process: Process, body: str, preamble: str = "") -> str:
+    """Run a function body in the host; it must return text, which comes back as its exception's message."""
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    source = f"{preamble}\ndef probe():\n{lines}\n\ndef entry():\n    raise RuntimeError(str(probe()))\n"
+    process.request({"op": "load", "language": "python", "entry": "entry", "source": source}, 20.0)
+    try:
+        process.request({"op": "call", "inputs": [], "outputs": [], "mutates": []}, LIMITS.call_s)
+    except Refusal as refusal:
+        if refusal.reason is Reason.raised:
+            return refusal.detail
+        raise
+    raise AssertionError("the probe did not raise")
+
+
+@pytest.mark.parametrize(
+    ("body", "seen"),
+    [
+        ("import socket\nsocket.socket()", "Operation not permitted"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 22))", "Operation not permitted"),
+        ("import socket\nsocket.socket(socket.AF_UNIX).connect('\\0x')", "Operation not permitted"),
+        ("open('/tmp/left-behind', 'w')", "Permission denied"),
+        ("open('/etc/shadow')", "Permission denied"),
+        ("import subprocess\nsubprocess.run(['/bin/true'])", "Permission denied"),
+        ("import os\nos.kill(12345, 9)", "Operation not permitted"),
+        ("import os\nos.kill(-1, 9)", "Operation not permitted"),
+        ("LIBC ptrace 0, 0, 0, 0", "(-1, 1)"),
+        ("LIBC unshare 0x10000000", "(-1, 1)"),
+        ("LIBC mount b'none', b'/tmp', b'tmpfs', 0, 0", "(-1, 1)"),
+        ("import os\nos.sched_setaffinity(0, {0})", "Operation not permitted"),
+        ("import resource\nresource.setrlimit(resource.RLIMIT_CPU, (10**6, 10**6))", "limit"),
+        ("open('free', 'w').write('x')\nreturn 'wrote to scratch'", "wrote to scratch"),
+    ],
+)
+def test_a_host_is_refused_what_no_kernel_needs(zygote: Zygote, body: str, seen: str) -> None:
+    if body.startswith("LIBC"):
+        _, call, arguments = body.split(" ", 2)
+        body = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        body += f"return (libc.{call}({arguments}), ctypes.get_errno())"
+    with zygote.start("candidate", LIMITS) as process:
+        assert seen in attempt(process, body)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a PID namespace with its own /proc")
+def test_a_host_sees_no_other_process(zygote: Zygote) -> None:
+    with zygote.start("candidate", LIMITS) as process:
+        seen = attempt(process, "import os\nreturn sorted(int(n) for n in os.listdir('/proc') if n.isdigit())")
+        assert seen == "RuntimeError: [1]"
+
+
+def test_what_is_in_force_is_reported_and_the_floor_is_in_it(zygote: Zygote) -> None:
+    with zygote.start("candidate", LIMITS) as process:
+        assert set(isolation.FLOOR) <= set(process.layers)
+        assert isolation.filters_in_force(process.pid) >= 1
+        assert "no capabilities" in process.layers["user"] or os.geteuid() != 0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import os\nos._exit(3)", Reason.host_died),
+        ("import ctypes\nctypes.string_at(0)", Reason.host_died),
+        ("while True:\n    pass", Reason.call_timeout),
+        ("import os\nwhile True:\n    os.fork()", Reason.process_limit),
+        ("kept = []\nwhile True:\n    kept.append(bytearray(1 << 27))", Reason.memory_limit),
+        ("import os\nwhile True:\n    os.write(1, b'x' * 65536)", Reason.output_flood),
+        ("n = 0\nwhile True:\n    n += 1\n    open(str(n), 'wb').write(bytes(1 << 23))", Reason.disk_limit),
+        ("open('one', 'wb').write(bytes(1 << 25))", Reason.disk_limit),
+    ],
+)
+def test_abuse_ends_the_host_with_a_reason_and_leaves_the_judge_alive(
+    zygote: Zygote, body: str, reason: Reason
+) -> None:
+    with zygote.start("candidate", replace(LIMITS, call_s=4.0)) as process, pytest.raises(Refusal) as caught:
+        attempt(process, body)
+    assert caught.value.reason is reason
+    assert not Path(f"/proc/{process.pid}").exists()
+    with zygote.start("candidate", LIMITS) as fresh:
+        assert "still here" in attempt(fresh, "return 'still here'")
+
+
+def test_a_hang_at_import_ends_at_its_deadline(zygote: Zygote) -> None:
+    source = "while True:\n    pass\n"
+    with zygote.start("candidate", LIMITS) as process, pytest.raises(Refusal) as caught:
+        process.request({"op": "load", "language": "python", "entry": "entry", "source": source}, 1.0)
+    assert caught.value.reason is Reason.import_timeout
+
+
+def test_children_left_behind_die_with_their_host(zygote: Zygote) -> None:
+    body = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\nreturn 'forked'"
+    with zygote.start("candidate", LIMITS) as process:
+        assert "forked" in attempt(process, body)
+        below = process.descendants()
+        assert below
+    assert not any(Path(f"/proc/{pid}").exists() for pid in below)
+
+
+def test_words_written_to_the_socket_beside_the_channel_are_forgery(zygote: Zygote) -> None:
+    body = (
+        "import os, stat\n"
+        "for n in range(3, 64):\n"
+        "    try:\n"
+        "        if stat.S_ISSOCK(os.fstat(n).st_mode):\n"
+        "            os.write(n, b'{\"ok\":true}' * 20)\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "return 'sent'"
+    )
+    with zygote.start("candidate", LIMITS) as process, pytest.raises(Refusal) as caught:
+        attempt(process, body)
+    assert caught.value.reason is Reason.channel_forged
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts as root to become nobody")
+def test_the_floor_stands_for_a_process_that_is_not_root() -> None:
+    """As in a non-root pod: no privilege, maybe no namespaces, and still no sockets, no writes, no programs."""
+    folder = Path(tempfile.mkdtemp(prefix="floor-"))
+    folder.chmod(0o711)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    os.chown(scratch, isolation.NOBODY, isolation.NOBODY)
+    order = {
+        "scratch": str(scratch),
+        "limits": {"readable": ["/usr", "/lib", "/proc"], "executable": [], "devices": ["/dev/null"], "uid": 1},
+    }
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(*[isolation.NOBODY] * 3)
+            os.setresuid(*[isolation.NOBODY] * 3)
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: what a process that was never root has
+            policy = policy_of(order)
+            layers = isolation.enter_namespaces(policy)
+            layers.update(isolation.confine(policy))
+            said = [str(set(isolation.FLOOR) <= set(layers)), layers["user"]]
+            for action in (
+                socket.socket,
+                lambda: (folder / "x").write_text("x"),
+                lambda: os.execv("/bin/true", ["true"]),
+                lambda: os.kill(1, 0),
+            ):
+                try:
+                    action()
+                    said.append("allowed")
+                except OSError as error:
+                    said.append(type(error).__name__)
+            (scratch / "mine").write_text("x")
+        except BaseException as error:  # noqa: BLE001  told to the test, which fails on it
+            said = [repr(error)]
+        finally:
+            os.write(write_end, "|".join(said).encode())
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        said = pipe.read().split("|")
+    os.waitpid(pid, 0)
+    shutil.rmtree(folder)
+    assert said[0] == "True"
+    assert "own uid 65534" in said[1]
+    assert said[2:] == ["PermissionError"] * 4
+
+
+def test_the_filter_denies_by_number_and_kills_other_architectures() -> None:
+    program = isolation._program("x86_64", 1)
+    assert len(program) < 4096
+    assert all(len(instruction) == 8 for instruction in program)
+    assert program[2][-4:] == (0x80000000).to_bytes(4, "little")

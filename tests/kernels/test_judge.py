@@ -1,0 +1,141 @@
+"""The judge on the CPU: the same path as on a GPU, processes, buffers and stages, but the judge's clock only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kernels.candidate import Candidate, Domain
+from kernels.judge.contest import Pace
+from kernels.judge.inputs import CPU, INTERPRETER
+from kernels.judge.judge import Judge, Request
+from kernels.judge.verdict import Reason, Status
+from kernels.problem import Case
+from kernels.problems import named
+
+SOFTMAX = named("softmax")
+TINY = replace(INTERPRETER, max_bytes=1 << 12, sweep_random=1, repeats=2)
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, out, n, x_row, x_column, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    v = tl.load(x + row * x_row + column * x_column, mask=column < n, other=-float("inf")).to(tl.float32)
+    e = tl.exp(v - tl.max(v, 0))
+    tl.store(out + row * n + column, (e / tl.sum(e, 0)).to(out.dtype.element_ty), mask=column < n)
+
+
+def entry(x):
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        block = triton.next_power_of_2(x.shape[1])
+        kernel[(x.shape[0],)](x, out, x.shape[1], x.stride(0), x.stride(1), BLOCK=block)
+    return out
+"""
+
+
+def library(body: str, preamble: str = "import torch\n", kind: str = "library") -> Candidate:
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    source = f"{preamble}\ndef entry(x):\n{lines}\n"
+    return Candidate(source, "entry", "python", kind, "bitwise", domain=Domain(("float32",)))  # type: ignore[arg-type]
+
+
+def test_an_own_kernel_passes_every_stage(interpreting_judge: Judge) -> None:
+    candidate = Candidate(KERNEL, "entry", "triton", "own_kernel", "bitwise", domain=Domain(("float16",)))
+    scope = replace(INTERPRETER, max_bytes=1 << 13, sweep_random=1)
+    verdict = interpreting_judge.verdict(candidate, SOFTMAX, Request(scope, None), b"one")
+    assert verdict.status is Status.correct
+    assert verdict.stages[:3] == ("static", "compile", "smoke")
+    assert verdict.stages[-1] == "integrity"
+    assert verdict.errors["rmse_ratio"] <= 1
+
+
+def test_a_kernel_that_forgets_the_mask_is_refused(interpreting_judge: Judge) -> None:
+    source = KERNEL.replace('other=-float("inf")', "other=0.0")
+    candidate = Candidate(source, "entry", "triton", "own_kernel", "bitwise", domain=Domain(("float32",)))
+    verdict = interpreting_judge.verdict(candidate, SOFTMAX, Request(TINY, None), b"two")
+    assert verdict.status is Status.wrong
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        (library("return torch.softmax(x, -1)", kind="own_kernel"), Reason.library_call),
+        (library("y = torch.softmax(x, -1)\nx.zero_()\nreturn y"), Reason.input_mutated),
+        (library("y = torch.softmax(x, -1)\ny[-1:] = 0\nreturn y"), Reason.rmse),
+        (library("return torch.softmax(x, -1).double()"), Reason.wrong_dtype),
+        (library("return torch.softmax(x, -1).T"), Reason.wrong_shape),
+        (library("return 'softmax'"), Reason.wrong_type),
+        (library("return torch.softmax(x, -1) + 1e-3 * torch.rand_like(x)"), Reason.rmse),
+        (library("raise ValueError('no')"), Reason.raised),
+        (library("return C.setdefault(x.data_ptr(), x.softmax(-1))", "import torch\nC = {}\n"), Reason.state_kept),
+        (library("return torch.empty_like(x).fill_(float('nan'))"), Reason.nan_placement),
+        (library("return x", "import torch\nraise RuntimeError('at import')\n"), Reason.compile_failed),
+        (replace(library("return x"), entry="missing"), Reason.entry_missing),
+        (replace(library("return x"), source="def entry(x:\n"), Reason.syntax),
+        (replace(library("return x"), domain=Domain(("int8",))), Reason.empty_domain),
+    ],
+)  # fmt: skip
+def test_a_faulty_candidate_is_refused_for_its_fault_without_the_static_read(
+    cpu_judge: Judge, candidate: Candidate, reason: Reason
+) -> None:
+    verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(TINY, None, static=False), b"three")
+    assert verdict.reason is reason, verdict.detail
+    assert verdict.comparisons == ()
+
+
+def test_the_same_secret_asks_the_same_and_another_secret_asks_otherwise(cpu_judge: Judge) -> None:
+    wrong = library("return torch.softmax(x, -1) * 1.5")
+    details = [
+        cpu_judge.verdict(wrong, SOFTMAX, Request(TINY, None, static=False), secret).detail
+        for secret in (b"a", b"a", b"b")
+    ]
+    assert details[0] == details[1] != details[2]
+
+
+def test_a_library_composition_is_correct_and_never_raced(cpu_judge: Judge) -> None:
+    request = Request(TINY, Pace(), cases=(Case.of("float32", m=8, n=8),))
+    verdict = cpu_judge.verdict(library("return torch.softmax(x, -1)"), SOFTMAX, request, b"four")
+    assert (verdict.status, verdict.comparisons) == (Status.correct, ())
+    assert "never certified" in verdict.detail
+
+
+def test_a_callable_is_raced_by_the_judges_clock_and_a_slow_one_loses(cpu_judge: Judge) -> None:
+    slow = library("y = torch.softmax(x, -1)\nfor _ in range(20):\n    y = torch.softmax(x, -1)\nreturn y")
+    case = Case.of("float32", m=64, n=512)
+    problem = replace(SOFTMAX, cases=(case,))
+    request = Request(TINY, Pace(min_rounds=9, max_rounds=9, round_s=0.01, max_slots=2))
+    with pytest.MonkeyPatch.context() as patch:  # the race, not the class, is the claim here
+        patch.setattr("kernels.judge.judge.class_refusal", lambda *_: None)
+        verdict = cpu_judge.verdict(
+            replace(slow, kind="own_kernel"), problem, replace(request, static=False), b"five"
+        )
+    assert verdict.status is Status.slower, verdict.detail
+    assert verdict.comparisons[0].tier == "B"
+    assert verdict.comparisons[0].speedup.high < 0.5
+
+
+def test_a_machine_fault_is_nobodys_verdict() -> None:
+    with Judge("cpu", machine_fault=lambda: "Xid 79: GPU has fallen off the bus") as judge:
+        verdict = judge.verdict(library("import os\nos._exit(1)"), SOFTMAX, Request(TINY, None, static=False))
+    assert verdict.status is Status.machine_fault
+    assert not verdict.refused
+    assert "Xid 79" in verdict.detail
+
+
+def test_a_cuda_candidate_without_a_gpu_is_no_verdict_about_it(cpu_judge: Judge) -> None:
+    from kernels.candidate import Launch
+
+    launch = Launch("k", ("1", "1", "1"), ("1", "1", "1"), ("in0", "out0"))
+    candidate = Candidate(
+        'extern "C" __global__ void k() {}', "k", "cuda", "own_kernel", "bitwise", launches=(launch,)
+    )
+    verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(CPU, None))
+    assert verdict.status is Status.machine_fault
+    assert "needs a GPU" in verdict.detail
