@@ -40,5 +40,8 @@ test: lint  ## what every merge must pass
 test-full: setup-test  ## soak, storm and seed sweeps
 	$(BIN)/python -m pytest -m full $(ARGS)
 
+docs: $(VENV)/.core  ## writes docs/reference from the code
+	$(BIN)/python docs/generate.py
+
 clean:
 	rm -rf $(VENV) artefacts build *.egg-info

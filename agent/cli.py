@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kernels.cli import app as kernels_app
+
 if TYPE_CHECKING:
     from agent.gate import Gate, GateAnswer
     from agent.policy import Person
@@ -25,6 +27,7 @@ config_app = typer.Typer(no_args_is_help=True, help="The configuration file.")
 audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")
 app.add_typer(config_app, name="config")
 app.add_typer(audit_app, name="audit")
+app.add_typer(kernels_app, name="kernels")
 
 Config = Annotated[
     Path | None,

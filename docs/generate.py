@@ -1,0 +1,200 @@
+"""Writes docs/reference from the code: settings, commands and metrics. `make docs` runs it; a test says when to.
+
+What is generated has no other source, so the reference cannot differ from what the program does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+_NOTE = "<!-- Written by `make docs` from the code; change it there. -->\n"
+_ABOUT_SETTINGS = (
+    "One YAML file (`nightshift run --config FILE`). Every field can also be given by an environment variable: "
+    "`NIGHTSHIFT_` and its path with `__`, such as `NIGHTSHIFT_STORE__URL`. `nightshift config check FILE` "
+    "names every mistake with its line.\n"
+)
+_ABOUT_COMMANDS = (
+    "Exit codes: 0 done, 1 the answer is no, 2 something has to be changed (said on standard error), "
+    "75 trying again may work.\n"
+)
+
+
+def pages() -> dict[str, str]:
+    """File name → text."""
+    return {"settings.md": settings_page(), "commands.md": commands_page(), "metrics.md": metrics_page()}
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+
+def settings_page() -> str:
+    from agent.settings import Settings
+
+    schema = Settings.model_json_schema()
+    definitions = schema["$defs"]
+    lines = [
+        _NOTE,
+        "# Settings\n",
+        _ABOUT_SETTINGS,
+        *_table(schema, definitions, skip=frozenset({"sources", "actuators", "detectors"})),
+    ]
+    for name in ("sources", "actuators"):
+        lines += [
+            f"\n## {name}\n",
+            f"{schema['properties'][name]['description']}. A list; each entry has a `type`.\n",
+        ]
+        for title, entry in sorted(_entries(schema["properties"][name]["items"], definitions).items()):
+            lines += [f"\n### {name}: `{title}`\n", _sentence(entry), *_table(entry, definitions)]
+    lines += ["\n## detectors\n", "All run unless `enabled: false`.\n"]
+    for name, field in sorted(_target(schema["properties"]["detectors"], definitions)["properties"].items()):
+        entry = _target(field, definitions)
+        lines += [f"\n### detectors: `{name}`\n", _sentence(entry), *_table(entry, definitions)]
+    return "\n".join(lines) + "\n"
+
+
+def _entries(items: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    mapping = items.get("discriminator", {}).get("mapping")
+    if mapping:
+        return {name: _target({"$ref": ref}, definitions) for name, ref in mapping.items()}
+    entry = _target(items, definitions)
+    return {entry["properties"]["type"]["const"]: entry}
+
+
+def _target(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
+    for option in (field, *field.get("allOf", ()), *field.get("anyOf", ())):
+        if "$ref" in option:
+            return definitions[str(option["$ref"]).rsplit("/", 1)[-1]]
+    return field
+
+
+def _sentence(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("description", "")).split("\n\n", 1)[0].replace("\n", " ") + "\n"
+
+
+def _table(
+    entry: Mapping[str, Any], definitions: Mapping[str, Any], skip: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    yield "| field | default | meaning |"
+    yield "|---|---|---|"
+    for path, field in _fields(entry, definitions, "", skip):
+        if path == "type":
+            continue
+        described = str(field.get("description") or _target(field, definitions).get("description", ""))
+        yield f"| `{path}` | {_default(path, field)} | {_cell(described)}{_limits(field)} |"
+
+
+def _fields(
+    entry: Mapping[str, Any], definitions: Mapping[str, Any], at: str, skip: frozenset[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, field in entry.get("properties", {}).items():
+        if name in skip:
+            continue
+        inner = _target(field, definitions)
+        if inner is not field and "properties" in inner:
+            yield from _fields(inner, definitions, f"{at}{name}.", skip)
+            continue
+        yield f"{at}{name}", {**field, "required": name in entry.get("required", ())}
+        listed = _target(field.get("items", {}), definitions)
+        if "properties" in listed:
+            yield from _fields(listed, definitions, f"{at}{name}[].", skip)
+
+
+def _default(path: str, field: Mapping[str, Any]) -> str:
+    if path == "state_dir":
+        return "`/var/lib/nightshift` as root, else `~/.local/state/nightshift`"
+    if field.get("required"):
+        return "**required**"
+    if "default" not in field or field["default"] is None:
+        return "–"
+    value = sorted(field["default"]) if field.get("uniqueItems") else field["default"]
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value not in ("", [], {}) else "empty"
+
+
+def _limits(field: Mapping[str, Any]) -> str:
+    words = {"minimum": "≥", "maximum": "≤", "exclusiveMinimum": ">", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {field[key]:g}" for key, sign in words.items() if key in field]
+    if "enum" in field:
+        limits.append(", ".join(f"`{value}`" for value in field["enum"]))
+    return f" ({', '.join(limits)})" if limits else ""
+
+
+def _cell(text: str) -> str:
+    return text.split("\n\n", 1)[0].replace("\n", " ").replace("|", "\\|").rstrip(".")
+
+
+# Commands ---------------------------------------------------------------------------------------------------------
+
+
+def commands_page() -> str:
+    import typer.main
+
+    from agent.cli import app
+
+    lines = [
+        _NOTE,
+        "# Commands\n",
+        _ABOUT_COMMANDS,
+    ]
+    for name, command in _commands("nightshift", typer.main.get_command(app)):
+        lines += [f"\n## `{name}`\n", " ".join(str(command.help or "").split()) + "\n"]
+        rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+        if rows:
+            lines += ["| parameter | default | meaning |", "|---|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield name, command
+        return
+    for child in sorted(children):
+        yield from _commands(f"{name} {child}", children[child])
+
+
+def _parameter(parameter: Any) -> str:
+    is_option = parameter.param_type_name == "option"
+    name = ", ".join(f"`{word}`" for word in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
+    environment = f" (`{parameter.envvar}`)" if getattr(parameter, "envvar", None) else ""
+    default = "**required**" if parameter.required else "–" if parameter.default in (None, "", False) else None
+    return f"| {name} | {default or f'`{parameter.default}`'} | {_cell(str(parameter.help or ''))}{environment} |"
+
+
+# Metrics ----------------------------------------------------------------------------------------------------------
+
+
+def metrics_page() -> str:
+    from agent.metrics import Metrics
+
+    lines = [_NOTE, "# Metrics of the daemon\n", "Served at `/metrics` on the console's port.\n"]
+    lines += ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    metrics = Metrics("")
+    named = {instrument._name: instrument for instrument in vars(metrics).values() if hasattr(instrument, "_name")}
+    for name, instrument in sorted(named.items()):
+        suffix = "_total" if instrument._type == "counter" else ""
+        labels = ", ".join(f"`{label}`" for label in instrument._labelnames) or "–"
+        lines.append(f"| `{name}{suffix}` | {instrument._type} | {labels} | {_cell(instrument._documentation)} |")
+    lines.append("\nBeside them `nightshift_build_info` and the process metrics of the Prometheus client library.")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Writes the pages; returns how many changed."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    changed = 0
+    for name, text in pages().items():
+        path = FOLDER / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            changed += 1
+            print(f"wrote docs/reference/{name}")
+    return changed
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    main()

@@ -1,0 +1,144 @@
+"""What the documentation says is what the program does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from agent.cli import app
+from agent.settings import load
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+COMMAND = typer.main.get_command(app)
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in fenced(page, "console"):
+            found += [(page.name, line[2:]) for line in block.splitlines() if line.startswith("$ ")]
+        found += [(page.name, text) for text in re.findall(r"`((?:nightshift|make) [^`]+)`", page.read_text())]
+    return found
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs/generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    """docs/reference is as `make docs` writes it now."""
+    stale = [
+        name for name, text in generator().pages().items() if (ROOT / "docs/reference" / name).read_text() != text
+    ]
+    assert stale == [], "run `make docs` and commit what it wrote"
+
+
+def test_every_command_in_the_docs_exists() -> None:
+    """`make` names a target; `nightshift` parses with the options as written."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    said = commands()
+    assert len(said) > 20
+    for page, line in said:
+        words = [word for word in shlex.split(line) if not re.fullmatch(r"[A-Z_]+=\S*", word)]
+        if words[0] == "make":
+            assert set(words[1:]) <= targets, f"{page}: {line}"
+        elif words[0] == "nightshift" and words[1:] not in ([], ["…"]):
+            parse(COMMAND, [word for word in words[1:] if word != "…"], f"{page}: {line}")
+
+
+def parse(command: Any, arguments: list[str], where: str) -> None:
+    """Follows groups to the command and lets it parse its arguments, without running it."""
+    name = "nightshift"
+    while hasattr(command, "commands") and arguments:
+        assert arguments[0] in command.commands, f"{where}: there is no command {arguments[0]!r}"
+        name, command, arguments = arguments[0], command.commands[arguments[0]], arguments[1:]
+    if hasattr(command, "commands"):
+        return
+    options = {word for parameter in command.params for word in getattr(parameter, "opts", ())}
+    unknown = [word for word in arguments if word.startswith("-") and word.split("=")[0] not in options]
+    assert unknown == [], f"{where}: {name} has no option {unknown}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_configuration_in_the_docs_is_good(page: Path, tmp_path: Path) -> None:
+    """Each YAML block that is a nightshift.yaml loads; every other one is YAML."""
+    for number, block in enumerate(fenced(page, "yaml")):
+        assert yaml.safe_load(block) is not None
+        if block.startswith("# nightshift.yaml"):
+            path = tmp_path / f"{number}.yaml"
+            path.write_text(block)
+            load(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_in_the_docs_leads_somewhere(page: Path) -> None:
+    """Relative links and pictures name files that are there."""
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_alert_rules_are_valid_and_each_has_a_runbook(tmp_path: Path) -> None:
+    """promtool accepts the rules, each alert has its section, and every metric in them is one of ours."""
+    page = ROOT / "docs/runbooks/README.md"
+    (rules,) = [block for block in fenced(page, "yaml") if block.startswith("groups:")]
+    path = tmp_path / "rules.yml"
+    path.write_text(rules)
+    alerts = [rule["alert"] for rule in yaml.safe_load(rules)["groups"][0]["rules"]]
+    assert re.findall(r"^## (Nightshift\w+)$", page.read_text(), re.M) == alerts
+    reference = (ROOT / "docs/reference/metrics.md").read_text()
+    for metric in set(re.findall(r"nightshift_\w+", rules)):
+        assert f"`{metric}`" in reference, metric
+    done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ci_runs_the_commands_of_the_readme() -> None:
+    """What a reader types is what every merge passes."""
+    ci = (ROOT / ".ci/run").read_text()
+    for command in re.findall(r"^\$ (make test\S*)$", (ROOT / "README.md").read_text(), re.M):
+        assert re.search(rf"^{command}$", ci, re.M), command
+
+
+def test_the_five_names_are_ours_alone(tmp_path: Path) -> None:
+    """The packages come from this tree, and no other distribution supplies one of the names."""
+    code = (
+        "import json, importlib, importlib.metadata as m\n"
+        "names = ('agent', 'collectors', 'detectors', 'controllers', 'kernels')\n"
+        "print([importlib.import_module(n).__file__ for n in names])\n"
+        "print(json.dumps({n: sorted(set(m.packages_distributions().get(n, ()))) for n in names}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    files, owners = done.stdout.splitlines()
+    for name in ("agent", "collectors", "detectors", "controllers", "kernels"):
+        assert str(ROOT / name / "__init__.py") in files
+    found = {owner for names in json.loads(owners).values() for owner in names}
+    assert found <= {"nightshift"}, f"another distribution supplies one of our names: {owners}"
