@@ -136,6 +136,73 @@ def resume(config: Config = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def replay(
+    recording: Annotated[Path | None, typer.Argument(help="A recording, as `nightshift record` writes it")] = None,
+    prometheus: Annotated[str, typer.Option(help="URL of a Prometheus, instead of a recording")] = "",
+    start: Annotated[
+        str, typer.Option("--from", help="Start of its range (ISO 8601, such as 2026-11-21T02:00Z)")
+    ] = "",
+    end: Annotated[str, typer.Option("--to", help="End of its range")] = "",
+    config: Config = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the replay's store in this folder")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sees a recording or a Prometheus time range again, faster than real time; nothing is carried out."""
+    import tempfile
+
+    from agent import logs
+    from agent.present import incident_json, incident_text
+    from agent.replaying import replay as run_replay
+    from agent.settings import Settings, load
+
+    if (recording is None) == (not prometheus):
+        raise typer.BadParameter("name either a recording or --prometheus URL")
+    logs.configure("warning")
+    base = load(config)
+    if recording is not None:
+        from collectors.replay import span
+
+        start_s, end_s, tick_s = span(recording)
+        source: dict[str, Any] = {"type": "recording", "path": recording}
+    else:
+        start_s, end_s, tick_s = _moment(start, "--from"), _moment(end, "--to"), base.tick_s
+        source = {"type": "prometheus", "url": prometheus, "at_clock": True}
+    with tempfile.TemporaryDirectory(prefix="nightshift-replay-") as folder:
+        values = base.model_dump(exclude={"sources", "actuators", "store", "console", "state_dir", "tick_s"})
+        settings = Settings(
+            **values, sources=[source], state_dir=keep or Path(folder), console={"enabled": False}, tick_s=tick_s
+        )  # type: ignore[arg-type]
+        found = run_replay(settings, start_s, end_s)
+    if as_json:
+        _print_json([incident_json(incident) for incident in found])
+        return
+    for incident in found:
+        _print(incident_text(incident, end_s))
+        typer.echo("")
+    typer.echo(f"{len(found)} incidents in {(end_s - start_s) / 60:.0f} minutes of telemetry")
+
+
+@app.command()
+def record(
+    path: Annotated[Path, typer.Argument(help="File to write, such as night.jsonl.gz")],
+    minutes: Annotated[float, typer.Option("--minutes", "-m", min=0.01, help="How long")] = 60.0,
+    config: Config = None,
+) -> None:
+    """Writes what the configured sources say into a file that `nightshift replay` reads."""
+    import signal
+    import threading
+
+    from agent.replaying import record as run_record
+    from agent.settings import load
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    ticks = run_record(load(config), path, minutes * 60.0, stop)
+    typer.echo(f"{path}: {ticks} ticks")
+
+
+@app.command()
 def doctor(config: Config = None, as_json: AsJson = False) -> None:
     """Says of each source, secret and permission: works, or why not. Exits 1 where one does not."""
     from dataclasses import asdict
@@ -257,6 +324,17 @@ def _plan_of(store: Store, incident_id: str, prefix: str) -> str:
     if not action.plan_sha256.startswith(prefix):
         raise Permanent(f"the plan of {incident_id} is {action.plan_sha256}, not {prefix}…: look at it again")
     return action.plan_sha256
+
+
+def _moment(text: str, option: str) -> float:
+    """Unix seconds of an ISO 8601 time; one without a zone is UTC."""
+    from datetime import UTC, datetime
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no time such as 2026-11-21T02:00Z", param_hint=option) from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _operator(now_s: float) -> Person:

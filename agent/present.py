@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from agent.console.incident_page import undo_words
 from agent.console.words import clock_time, duration, full_time, gpu_hours, sentence
 from agent.incident import Incident, IncidentState, IncidentSummary
 from agent.records import plain
@@ -90,13 +91,12 @@ def _plan(incident: Incident, action: Action, now_s: float) -> list[RenderableTy
     radius = action.blast_radius
     reach = ((radius.jobs, "job"), (radius.nodes, "node"), (radius.gpus, "GPU"), (radius.pods, "pod"))
     touched = [f"{len(names)} {word}{'s' if len(names) > 1 else ''}" for names, word in reach if names]
-    undo = action.undo.how if action.undo.possible else f"cannot be taken back: {action.undo.how}"
     lines: list[RenderableType] = [
         Text(f"Plan: {action.kind.replace('_', ' ')} {action.target.name}", style="bold"),
         Text(f"  {action.why}"),
         Text(
             f"  Touches {', '.join(touched) or 'nothing'}. Cost {gpu_hours(radius.cost_gpu_hours)}; "
-            f"waiting costs {gpu_hours(radius.cost_of_waiting_gpu_hours)}. Undo: {undo}"
+            f"waiting costs {gpu_hours(radius.cost_of_waiting_gpu_hours)}. Undo: {undo_words(action)}"
         ),
         Text(f"  sha256 {action.plan_sha256}", style="dim"),
     ]

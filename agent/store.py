@@ -301,7 +301,7 @@ class Store:
     def save_diagnosis(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
         """Stores a diagnosis of the findings that `incident` had when it was read, and moves it to diagnosed."""
         now, body = self._clock.now_s(), dump(diagnosis)
-        stored: dict[str, Any] = {"cause": diagnosis.cause}
+        stored: dict[str, Any] = {"cause": diagnosis.cause, "title": diagnosis.headline}
 
         def keep(connection: Connection, number: int) -> None:
             insert = sa.insert(diagnoses).values(incident=number, at_s=now, body=body)

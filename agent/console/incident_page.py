@@ -118,20 +118,26 @@ def plan(incident: Incident, now_s: float) -> PlanView | None:
         ("Pods", _many(radius.pods)),
         ("Cost of acting", gpu_hours(radius.cost_gpu_hours)),
         ("Cost of waiting", gpu_hours(radius.cost_of_waiting_gpu_hours)),
-        ("Undo", action.undo.how if action.undo.possible else f"cannot be taken back: {action.undo.how}"),
+        ("Undo", undo_words(action)),
         ("Holds while", "; ".join(f"{p.subject.name} {p.fact} = {p.expected}" for p in action.preconditions)),
         ("Note", radius.note),
     ]
     left_s = action.expires_at_s - now_s
     return PlanView(
         action,
-        incident.plan_reason,
+        incident.plan_reason.removeprefix(action.why).strip(" .()"),
         action.plan_sha256,
         tuple((name, text) for name, text in rows if text),
         duration(left_s),
         left_s <= 0,
         incident.state is IncidentState.AWAITING_APPROVAL,
     )
+
+
+def undo_words(action: Action) -> str:
+    """How the action is taken back, or that it cannot be."""
+    how = action.undo.how
+    return how if action.undo.possible or "cannot be taken back" in how else f"cannot be taken back: {how}"
 
 
 def _many(names: Iterable[str]) -> str:
