@@ -171,7 +171,7 @@ def replay(
         values = base.model_dump(exclude={"sources", "actuators", "store", "console", "state_dir", "tick_s"})
         settings = Settings(
             **values, sources=[source], state_dir=keep or Path(folder), console={"enabled": False}, tick_s=tick_s
-        )  # type: ignore[arg-type]
+        )
         found = run_replay(settings, start_s, end_s)
     if as_json:
         _print_json([incident_json(incident) for incident in found])

@@ -25,8 +25,8 @@ _SETTLE_EVERY = 12
 
 
 def replay(settings: Settings, start_s: float, end_s: float) -> list[Incident]:
-    """Every look from `start_s` to `end_s` (Unix s), as fast as it goes; the incidents, oldest first. `settings` name
-    the sources and a state folder of the replay's own."""
+    """Every look from `start_s` to `end_s` (Unix s), as fast as it goes; the incidents, oldest first. `settings`
+    name the sources and a state folder of the replay's own."""
     app = App(settings, clock=SteppedClock(start_s))
     try:
         app.start()

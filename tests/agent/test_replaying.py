@@ -1,0 +1,90 @@
+"""What was recorded is found again by the daemon's own pipeline, quickly, and nothing is carried out."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from agent.replaying import record
+from agent.settings import Settings
+from collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
+from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.recording import RecordingWriter, read
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from tests.agent.fleet import Exporter, values
+from tests.agent.test_daemon import nightshift
+
+START_S = 1_780_000_000.0
+NODE, GPU = Subject(SubjectKind.NODE, "n1"), Subject(SubjectKind.GPU, "GPU-1")
+SOURCE = Subject(SubjectKind.SOURCE, "node_log http://n1")
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Path:
+    """Ten minutes of one GPU, which falls off the bus (Xid 79) after five."""
+    path = tmp_path / "night.jsonl.gz"
+    inventory = Inventory()
+    inventory.observe(GPU, NODE, START_S)
+    writer = RecordingWriter(path, 5.0)
+    index = SeriesIndex(SubjectKind.GPU, (GPU,))
+    for number in range(120):
+        at_s = START_S + 5.0 * number
+        frame = Frame(
+            at_s, index, ("gpu_power_w",), np.array([[400.0]]), np.array([[at_s]]), np.zeros(1, dtype=np.int64)
+        )
+        text = "NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus."
+        event = KernelEvent(
+            KernelEventKind.XID, LogRecord(Instant(at_s), SOURCE.name, NODE, text, 7), NODE, code=79, gpu=GPU
+        )
+        events = (event,) if number == 60 else ()
+        logs = tuple(e.record for e in events)
+        writer.add(
+            Tick(at_s, {frame.kind: frame}, (), logs, events, (SourceStatus(SOURCE, at_s, ok=True),)), inventory
+        )
+    writer.close()
+    return path
+
+
+def test_a_recorded_fault_is_found_with_its_evidence(night: Path) -> None:
+    """One incident with the quoted line, dated by the recording's clock; there is a plan and nobody who acts."""
+    done = nightshift("replay", str(night), "--json")
+    assert done.returncode == 0, done.stderr
+    (incident,) = json.loads(done.stdout)
+    assert incident["opened_s"] == START_S + 300.0
+    assert incident["diagnosis"]["cause"] in ("xid", "gpu_lost")
+    assert "fallen off the bus" in json.dumps(incident["diagnosis"]["claims"])
+    assert incident["state"] not in ("approved", "acting", "confirming")
+
+
+def test_what_is_recorded_from_live_sources_is_a_recording(tmp_path: Path) -> None:
+    """`record` keeps the GPUs of a live exporter, tick by tick."""
+    exporter = Exporter()
+    path = tmp_path / "live.jsonl.gz"
+    settings = Settings(**values(tmp_path / "state", exporter, tick_s=0.05))
+    ticks = record(settings, path, 0.5, threading.Event())
+    exporter.close()
+    kept = list(read(path))
+    assert len(kept) == ticks >= 2
+    assert len(kept[-1].tick.frames[SubjectKind.GPU].index) == 2
+
+
+def test_a_replay_says_what_it_needs(tmp_path: Path) -> None:
+    """Neither source, both, a bad time and a file that is no recording are each one sentence."""
+    config = tmp_path / "n.yaml"
+    config.write_text(yaml.safe_dump({"state_dir": str(tmp_path)}))
+    (tmp_path / "x.gz").write_bytes(b"nothing")
+    for arguments, words in (
+        ([], "either a recording or"),
+        (["--prometheus", "http://127.0.0.1:1", "--from", "noon", "--to", "2026-01-01"], "is no time such as"),
+        ([str(tmp_path / "x.gz")], "x.gz:1"),
+    ):
+        done = nightshift("replay", *arguments, config=config)
+        assert done.returncode == 2, done.stderr
+        assert words in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
