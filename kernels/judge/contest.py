@@ -143,8 +143,12 @@ class Race:
             raise Refusal(Reason.faster_than_physics, text, "timing")
 
     def _clocks(self, candidate_s: float) -> None:
-        """Tier A's events against the judge's clock."""
-        if not isinstance(self.candidate, Replayed):
+        """Tier A's events, tier B's profile, against the judge's clock."""
+        if isinstance(self.candidate, Hosted):
+            busy_s = self.candidate.busy_s
+            if busy_s > 1.5 * candidate_s + 20e-6:  # more GPU time than passed: work went on after "done"
+                text = f"the profiler says {busy_s * 1e6:.1f} µs a call, the judge's clock {candidate_s * 1e6:.1f}"
+                raise Refusal(Reason.clocks_disagree, text, "timing")
             return
         order = [self.rng.randrange(len(self.track.slots)) for _ in range(30)]
         slopes = sorted(self.candidate.slope(order) for _ in range(3))

@@ -7,6 +7,7 @@ process and believes only the judge's clock. Baselines run in the judge's proces
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,8 @@ class Hosted:
     track: Track
     clock: Clock = time.perf_counter
     name: str = "candidate"
+    busy_s: float = math.nan  # GPU time per call, as the profiler in the candidate's process tells it
+    kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         process = self.track.process
@@ -109,6 +112,19 @@ class Hosted:
 
     def seconds(self, order: Sequence[int]) -> float:
         return _slope(self.run, order, self.clock)
+
+    def profile(self, rng: random.Random) -> None:
+        """Kernel names and GPU time of a few calls. On the CPU, and where CUPTI does not run, nothing is known."""
+        if self.track.device != "cuda":
+            return
+        process, slots = self.track.process, len(self.track.slots)
+        for slot in range(slots):
+            self.track.refresh(slot, self.track.truths.seed(rng))
+        order = [rng.randrange(slots) for _ in range(8)]
+        body = {"op": "profile", "order": order, "mutates": list(self.track.mutates)}
+        answer = process.request(body, process.limits.call_s, stage="timing").body
+        self.busy_s = float(answer.get("seconds") or math.nan)
+        self.kernels = tuple(str(name) for name in answer.get("kernels", ()))[:16]
 
     def run(self, order: Sequence[int]) -> None:
         process = self.track.process

@@ -39,6 +39,7 @@ _NEAR = 1.25
 
 
 _SANITIZED_BYTES = 4 << 20
+_LANE_RACES = 64
 _RESULTS = frozenset(
     {
         Reason.raised,
@@ -106,6 +107,7 @@ class Judge:
         self._solo: dict[tuple[str, Case], Solo] = {}
         self.timing_lock = threading.RLock()
         self.pool = Pool([int.from_bytes(entropy(7), "little") for _ in range(4)])
+        self._lanes: dict[tuple[str, Case, tuple[int, ...], int], Track] = {}
         self._threads = torch.get_num_threads()
         if device == "cpu":  # hosts have one thread each, so a race needs baselines with one
             torch.set_num_threads(1)
@@ -114,6 +116,8 @@ class Judge:
         return self
 
     def __exit__(self, *details: object) -> None:
+        for track in self._lanes.values():
+            track.process.close()
         self._zygote.close()
         torch.set_num_threads(self._threads)
         if self._nvml is not None:
@@ -169,6 +173,27 @@ class Judge:
         if self._nvml is not None:
             process.watch_vram(self._nvml.used_bytes, self._nvml.free_bytes)
         return process
+
+    @contextlib.contextmanager
+    def lane(self, problem: Problem, case: Case, mutates: tuple[int, ...], count: int) -> Iterator[Track]:
+        """A search's standing replay process and its slots, for one race; given up when anything goes wrong in it.
+
+        Binaries of several candidates meet in it, one after the other: good enough to rank, never to certify.
+        """
+        key = (problem.name, case, mutates, count)
+        with self.timing_lock:
+            for other in [k for k, t in self._lanes.items() if k != key or t.races >= _LANE_RACES]:
+                self._lanes.pop(other).process.close()
+            if key not in self._lanes:
+                process = self.start("replay")
+                self._lanes[key] = Track(process, problem, case, mutates, count, self.device, self.pool)
+            track = self._lanes[key]
+            track.races += 1
+            try:
+                yield track
+            except BaseException:
+                self._lanes.pop(key).process.close()
+                raise
 
     def solo(self, problem: Problem, case: Case) -> Solo:
         """The baselines of one case, compiled, warmed and timed with no candidate alive; kept for good."""
@@ -402,19 +427,22 @@ class _Trial:
         solo = judge.solo(self.problem, case)
         count = slot_count(self.problem, case, judge.board.l2_bytes, pace)
         rng = random.Random(self.secret + str(case).encode())
+        mutates = self.candidate.mutates
         with contextlib.ExitStack() as stack:
+            entrant: Replayed | Hosted
             if made is None:
                 process = runner.process
                 if process.descendants():
                     raise Refusal(Reason.process_limit, "other processes of the candidate are alive", "timing")
-            else:
-                process = stack.enter_context(judge.start("replay"))
-            truths = judge.pool if self.request.search else Truths()
-            track = Track(process, self.problem, case, self.candidate.mutates, count, judge.device, truths)
-            entrant: Replayed | Hosted
-            if made is None:
+                track = Track(process, self.problem, case, mutates, count, judge.device, Truths())
                 entrant, flush = Hosted(track, judge.clock), None
+                entrant.profile(rng)
             else:
+                if self.request.search:
+                    track = stack.enter_context(judge.lane(self.problem, case, mutates, count))
+                else:
+                    process = stack.enter_context(judge.start("replay"))
+                    track = Track(process, self.problem, case, mutates, count, judge.device, Truths())
                 entrant, flush = Replayed(track, made, judge.flush_bytes, judge.clock), judge.flush()
             empty: Inputs = ()
             baselines = [

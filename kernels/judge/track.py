@@ -90,6 +90,7 @@ class Track:
     ) -> None:
         self.process, self.problem, self.case, self.device, self.truths = process, problem, case, device, truths
         self.mutates = tuple(mutates)
+        self.races = 0
         sample = problem.inputs(case, "normal", 1, device)
         self.forms = [(tuple(x.shape), x.dtype) for x in problem.eager(sample)]
         self.slots: list[Slot] = []
