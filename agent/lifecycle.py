@@ -133,7 +133,7 @@ class Lifecycle:
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if self.leads and self.advance(self._parts.clock.now_s()) == 0 and not self._running:
+            if self.advance(self._parts.clock.now_s()) == 0 and not self._running:
                 return True
             time.sleep(0.02)
         return False
@@ -187,14 +187,14 @@ class Lifecycle:
 
     # Deciding what is due ---------------------------------------------------------------------------------------
 
-    def advance(self, now_s: float) -> int:
+    def advance(self, now_s: float) -> int | None:
         """Moves what a timer moves and queues the stages that are due at `now_s`; returns how many rows were due.
 
-        Does nothing while another replica leads.
+        Does nothing while another replica leads, and returns None.
         """
         with self._mutex:
             if self._queue is None or not self._leadership.leads:
-                return 0
+                return None
             due = self._due(now_s)
             if any(_acts(row) for row in due) and self._parts.gate.halted().halted:
                 due = [row for row in due if not _acts(row)]
@@ -262,13 +262,19 @@ class Lifecycle:
     # Running a stage --------------------------------------------------------------------------------------------
 
     def _run(self, key: str, number: int, version: int, runs: int) -> None:
-        """One run of one stage, on a worker thread. Its result is in the store; nothing is raised out of it."""
+        """One run of a stage, on a worker thread, and of the planning that follows a diagnosis.
+
+        Its result is in the store; nothing is raised out of it.
+        """
         with self._mutex:
             if number in self._running:
                 return
             self._running.add(number)
         try:
             self._run_claimed(key, number, version, runs)
+            after = self._store.position(number)
+            if after.state is _S.DIAGNOSED and after.version == version + 1:
+                self._run_claimed(f"{key}+plan", number, after.version, after.stage_runs)
         except (Temporary, Permanent) as error:  # the store itself is away: `advance` queues another run
             self._log.warning("stage not stored", key=key, error=str(error))
         finally:

@@ -218,7 +218,7 @@ def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
         FileClock(home / "now"),
         fault_point=fault_point,
         settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=100, max_tries=1),
-        lease_s=0.6,
+        lease_s=1.5,
     )
     if scenario.action is not None:
         world.action = partial(scenario.action, world)
@@ -235,7 +235,7 @@ def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
         world.store.open_incident("leak", [a_finding()])
     while True:
         assert lifecycle.wait_idle(20), f"not idle: {world.store.incidents()}"
-        incident = world.store.incident("INC-1")
+        incident = world.store.incident(world.store.incidents()[0].id)
         if len(incident.history) >= len(scenario.causes):
             break
         scenario.events[incident.state](world, incident)
@@ -289,7 +289,7 @@ def move_and_die(url: str, folder: str, state: str, cause: str, when: str) -> No
 
 def go_on(url: str, folder: str) -> None:
     """Runs in a process of its own: a daemon starts on what is stored and works until nothing is due."""
-    world = World(url, Path(folder), FileClock(Path(folder) / "now"), lease_s=0.6)
+    world = World(url, Path(folder), FileClock(Path(folder) / "now"), lease_s=1.5)
     lifecycle = world.lifecycle()
     lifecycle.start()
     assert lifecycle.wait_idle(20)
