@@ -39,6 +39,8 @@ def run(
     keep: Annotated[bool, typer.Option(help="Keep the run's folder")] = False,
 ) -> None:
     """Runs the demo."""
+    if approve not in ("", "auto", "click"):
+        raise typer.BadParameter(f"DEMO_APPROVE is {approve!r}; it is auto or click")
     folder = Path(tempfile.mkdtemp(prefix="nightshift-demo-"))
     automatic = once or approve == "auto"
     screen = Console(stderr=once)
@@ -54,14 +56,18 @@ def run(
         demo = Demo(seed, folder, approve=automatic, port=port, pace_s=pace_s, watch=terminal.watch)
         screen.print(f"console: {demo.app.sign_in_link()}", soft_wrap=True, highlight=False)
         screen.print(f"configuration and logs: {folder}", soft_wrap=True, highlight=False)
-        _stop_on_signals(demo)
+        stopped = _stop_on_signals(demo)
         try:
             terminal.start()
             try:
                 report = demo.run()
             finally:
                 terminal.stop()
-            if once:
+            status = 0 if report.ok else 1
+            if stopped.is_set():
+                status = 130
+                screen.print("stopped before the story was over: no verdict")
+            elif once:
                 print(json.dumps(report.to_json(), indent=2))
             else:
                 screen.print(verdict(report))
@@ -69,16 +75,24 @@ def run(
         finally:
             demo.close()
             structlog.reset_defaults()
-    if report.ok and not keep:
-        shutil.rmtree(folder)
-    else:
+    if keep or status == 1:
         screen.print(f"kept: {folder}", highlight=False)
-    raise typer.Exit(0 if report.ok else 1)
+    else:
+        shutil.rmtree(folder)
+    raise typer.Exit(status)
 
 
-def _stop_on_signals(demo: Demo) -> None:
+def _stop_on_signals(demo: Demo) -> threading.Event:
+    """Ends the run after the tick under way; the event says that it was a signal."""
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        demo.app.shut_down()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: demo.app.shut_down())
+        signal.signal(number, stop)
+    return stopped
 
 
 def _linger(screen: Console) -> None:

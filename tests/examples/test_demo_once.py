@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controllers.action import ActionKind
+from controllers.actuators.simulated import SimulatedCluster
+from examples.demo.run import CONFIG
 from examples.demo.scenario import FaultKind
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +49,34 @@ def test_every_fault_of_a_run_is_found_repaired_and_confirmed() -> None:
     assert {row["fault"] for row in report["rows"]} == set(FaultKind)
     assert all(row["acted_after_s"] >= row["detected_after_s"] >= 0 for row in report["rows"])
     assert report["simulated_s"] / report["wall_s"] > 5, "slower than five times real time"
+
+
+@pytest.mark.full
+def test_a_plan_waits_until_somebody_approves_it_on_the_command_line() -> None:
+    """Without approval nothing is done; after `nightshift approve` it is resolved; SIGINT ends the demo."""
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "examples.demo", "--seed", "103", "--approve", "click"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert demo.stdout is not None
+    lines = iter(demo.stdout.readline, "")
+    try:
+        folder = Path(next(line for line in lines if "configuration and logs" in line).split(": ")[1].strip())
+        next(line for line in lines if "INC-1" in line and "awaiting_approval" in line)
+        cluster = SimulatedCluster(folder / "cluster.sqlite")
+        time.sleep(5)
+        assert cluster.effects() == []
+        approve = [sys.executable, "-m", "agent", "approve", "INC-1", "--config", str(folder / CONFIG)]
+        subprocess.run(approve, cwd=ROOT, check=True, timeout=60)
+        next(line for line in lines if "INC-1" in line and "resolved" in line)
+        assert [effect.kind for effect in cluster.effects()] == [ActionKind.RESTART_JOB]
+    finally:
+        demo.send_signal(signal.SIGINT)
+        demo.communicate(timeout=60)
+    assert demo.returncode == 130
 
 
 @pytest.mark.full
