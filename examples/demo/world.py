@@ -103,9 +103,9 @@ class FaultRecord:
 class World:
     """Plays a scenario. `now_s` is simulated Unix time; `advance` moves it on by whole ticks."""
 
-    def __init__(self, scenario: Scenario, recording: Recording, folder: Path) -> None:
+    def __init__(self, scenario: Scenario, recording: Recording, folder: Path, start_s: float = START_S) -> None:
         self.scenario = scenario
-        self.now_s = START_S
+        self.start_s = self.now_s = start_s
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.cluster = SimulatedCluster(folder / "cluster.sqlite")
@@ -128,15 +128,15 @@ class World:
         for node in NODES:
             self.cluster.add(Subject(SubjectKind.NODE, node))
             loading = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04"
-            self.nodes[node].log(START_S - 86_400, loading)
+            self.nodes[node].log(start_s - 86_400, loading)
         for gpu in scenario.gpus:
             self.cluster.add(gpu_subject(gpu))
         for job in self.jobs:
             self.cluster.add(job_subject(job))
             for rank in job.ranks:
                 self.cluster.add(pod_subject(job, rank))
-            job.start_s = START_S - 7_200
-            job.last_step_s = START_S - TICK_S
+            job.start_s = start_s - 7_200
+            job.last_step_s = start_s - TICK_S
         self._files = {
             (job.plan.full_name, rank): (self.logs / f"{job.plan.namespace}_{job.pod(rank)}_trainer.log").open("a")
             for job in self.jobs
@@ -146,7 +146,7 @@ class World:
 
     @property
     def elapsed_s(self) -> float:
-        return self.now_s - START_S
+        return self.now_s - self.start_s
 
     def advance(self, to_s: float) -> None:
         """Plays every tick up to a time."""
@@ -462,4 +462,4 @@ class World:
         uid = f"{_digest(node, name):08x}"
         anonymous = size + self._rng.gauss(0, 2 * MIB)
         pod = f"{name}-{uid[:5]}"
-        return ContainerView("kube-system", pod, name, uid, anonymous, 40 * MIB, 2 * GIB, START_S - 86_400)
+        return ContainerView("kube-system", pod, name, uid, anonymous, 40 * MIB, 2 * GIB, self.start_s - 86_400)
