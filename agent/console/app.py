@@ -31,6 +31,7 @@ from agent.gate import Gate, GateAnswer
 from agent.incident import IncidentState
 from agent.metrics import CONTENT_TYPE
 from agent.policy import Person, Role
+from agent.rca.diagnosis import Evidence
 from agent.store import NoSuchIncident, Store
 from collectors.base import Permanent, Temporary
 from collectors.history import History
@@ -206,17 +207,22 @@ class _Pages:
         now_s = self.parts.clock.now_s()
         onset_s = incident_page.onset_s(incident)
         shown = incident_page.charts(incident, self.parts.history, now_s)
-        evidence = []
-        for item in incident.diagnosis.evidence if incident.diagnosis else ():
-            chart = incident_page.evidence_chart(item, onset_s)
-            evidence.append((item, chart, "" if chart else _text(item.content)))
+        cited: list[tuple[Evidence, Chart | None, str]] = []
+        others: list[tuple[Evidence, Chart | None, str]] = []
+        if incident.diagnosis is not None:
+            ids = {id_ for claim in incident.diagnosis.claims for id_ in claim.evidence_ids}
+            for item in incident.diagnosis.evidence:
+                chart = incident_page.evidence_chart(item, onset_s)
+                row = (item, chart, "" if chart else _text(item.content))
+                (cited if item.id in ids else others).append(row)
         return self._page(
             request,
             "incident.html",
             incident=incident,
             onset_s=onset_s,
             charts=shown,
-            evidence=evidence,
+            cited=cited,
+            others=others,
             plan=incident_page.plan(incident, now_s),
             signals=incident_page.signals(incident),
         )

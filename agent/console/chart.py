@@ -18,6 +18,8 @@ from collectors.frame import Floats
 WIDTH, HEIGHT = 720, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
 MAX_POINTS = 600
+GAP = 6.0
+"""Times the usual distance of two points from which on nothing is drawn between them."""
 Scale = Callable[[float], float]
 
 
@@ -44,7 +46,8 @@ def draw(chart: Chart) -> Markup:
     """The chart as an SVG element, or a sentence where there is nothing to draw."""
     if chart.is_empty:
         return Markup('<p class="quiet">No values of {} were kept.</p>').format(chart.title)
-    t_s, values = thin(chart.t_s, chart.values)
+    t_s, values = thin(*_with_gaps(chart.t_s, chart.values))
+    axis_unit = chart.unit if chart.unit == "bytes" or len(chart.unit) <= 3 else ""
     known = values[np.isfinite(values)]
     low, high = _range(known, chart.reference)
     start_s, end_s = float(t_s[0]), float(t_s[-1])
@@ -61,7 +64,7 @@ def draw(chart: Chart) -> Markup:
     parts = []
     for tick in _ticks(low, high, chart.unit):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>')
-        label = escape(quantity(tick, chart.unit))
+        label = escape(quantity(tick, axis_unit))
         parts.append(f'<text class="axis" x="{_LEFT - 8}" y="{y(tick) + 4}" text-anchor="end">{label}</text>')
     for part in (0.0, 0.25, 0.5, 0.75, 1.0):
         at_s = start_s + part * span_s
@@ -111,6 +114,16 @@ def spark(values: Floats, width: int = 120, height: int = 28) -> Markup:
     )
     head = f'<svg class="spark" viewBox="0 0 {width} {height}" aria-hidden="true">'
     return Markup(f'{head}<path class="signal" d="{path}"/></svg>')
+
+
+def _with_gaps(t_s: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """With a missing value where nothing was observed for much longer than usual, so that no line bridges it."""
+    if len(t_s) < 3:
+        return t_s, values
+    steps = np.diff(t_s)
+    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
+    after = np.flatnonzero(steps > GAP * usual) if usual else np.empty(0, dtype=np.intp)
+    return np.insert(t_s, after + 1, t_s[after]), np.insert(values, after + 1, np.nan)
 
 
 def thin(t_s: Floats, values: Floats, limit: int = MAX_POINTS) -> tuple[Floats, Floats]:

@@ -60,7 +60,7 @@ def test_a_person_signs_in_by_link_reads_and_approves_by_click(page: Page, url: 
     page.on("console", lambda message: said.append(message.text))
     page.goto(f"{url}/sign-in#token={TOKEN}")
     page.wait_for_url(f"{url}/")
-    page.get_by_role("link", name=re.compile("Host memory leak on sft-12-4")).first.click()
+    page.get_by_role("link", name=re.compile("Host memory leak in sft-12 rank 4")).first.click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Host memory leak in sft-12 rank 4")
     expect(page.locator("svg.chart .onset").first).to_be_attached()
     expect(page.locator(".plan")).to_contain_text("6.4 GPU-h")
@@ -91,6 +91,7 @@ def test_text_from_outside_is_never_markup(page: Page, url: str, story: Story) -
     incident_id = story.store.open_incident(HOSTILE, [finding])
     story.store.save_diagnosis(story.store.incident(incident_id), story.diagnosis(quote=HOSTILE), by=HOSTILE)
     story.store.save_plan(story.store.incident(incident_id), story.action(why=HOSTILE), HOSTILE, by="nightshift")
+    story.store.open_incident(HOSTILE, [story.finding(Fault.ANOMALY, story.gpus[0])])
     story.inventory.describe(story.gpus[0], model=HOSTILE, index=HOSTILE)
     for path in ("/", "/incidents", f"/incidents/{incident_id}", "/sources", "/audit"):
         page.goto(url + path)

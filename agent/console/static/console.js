@@ -27,7 +27,7 @@
 
   const openCited = () => {
     const cited = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (cited && cited.tagName === "DETAILS") cited.open = true;
+    for (let at = cited; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
   };
   addEventListener("hashchange", openCited);
   openCited();
