@@ -104,10 +104,11 @@ class Race:
 
     def _calls(self) -> int:
         """A secret number of calls a round, from a first look at how long one takes."""
+        if not self.track.mutates:
+            self.candidate.run_spoiled([0])
+            self.track.check(0)
         first = self.candidate.seconds([0, 1 % len(self.track.slots), 0])
-        self.track.check(0) if not self.track.mutates else None
-        most = self.pace.max_calls * (1 if isinstance(self.candidate, Replayed) else 10)
-        usual = max(3, min(most, int(self.pace.round_s / max(first, 1e-6))))
+        usual = max(3, min(self.pace.max_calls, int(self.pace.round_s / max(first, 1e-6))))
         return self.rng.randint(usual, usual + max(2, usual // 4))
 
     def _round(self, seconds: dict[str, list[float]], calls: int) -> None:

@@ -125,6 +125,14 @@ def detach(pointer: int) -> None:
     _check("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
 
+def attribute(number: int, device: int = 0) -> int:
+    """A CUdevice_attribute."""
+    enter(device)
+    value = ctypes.c_int()
+    _check("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+    return value.value
+
+
 def memory_bytes() -> tuple[int, int]:
     """(free, total) device memory."""
     enter()
@@ -274,3 +282,33 @@ def compile_source(source: str, arch: str) -> bytes:
         return cubin.raw
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+_SPOILER = """
+extern "C" __global__ void spoil(unsigned* sink, unsigned words) {
+    extern __shared__ unsigned shared[];
+    for (unsigned i = threadIdx.x; i < words; i += blockDim.x) shared[i] = 0xFFFFFFFFu;
+    __syncthreads();
+    if (shared[(threadIdx.x * 97u) % words] != 0xFFFFFFFFu) *sink = 1u;
+}
+"""
+
+
+def spoiler(arch: str) -> bytes:
+    """The cubin of a kernel that fills its dynamic shared memory with NaN bits (see `Spoiler`)."""
+    return compile_source(_SPOILER, arch)
+
+
+class Spoiler:
+    """Leaves NaN in every multiprocessor's shared memory: a kernel that reads what it never wrote shows it."""
+
+    def __init__(self, cubin: bytes) -> None:
+        multiprocessors, shared_bytes = attribute(16), attribute(97)  # …COUNT, …SHARED_MEMORY_PER_BLOCK_OPTIN
+        self._module = Module(cubin)
+        self._sink = allocate_exactly(4)
+        parameters = [ctypes.c_uint64(self._sink), ctypes.c_uint32(shared_bytes // 4)]
+        shape = Shape((4 * multiprocessors, 1, 1), (1024, 1, 1), shared_bytes)
+        self._launch = Launch(self._module.function("spoil", shared_bytes), shape, parameters)
+
+    def __call__(self, stream: int = 0) -> None:
+        self._launch(stream)

@@ -120,7 +120,8 @@ class PlanRunner:
             self.sent = wanted
         slot = {"in": order_inputs(inputs), "out": [view.to_json() for view in outputs]}
         self.process.request({"op": "slots", "slots": [slot]}, self.process.limits.call_s, stage=probe.stage)
-        self.process.request({"op": "run", "order": [0]}, self.process.limits.call_s, stage=probe.stage)
+        body = {"op": "run", "order": [0], "spoil": True}
+        self.process.request(body, self.process.limits.call_s, stage=probe.stage)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from kernels.judge.environment import Environment, Nvml, environment
 from kernels.judge.examine import Examiner, HostRunner, PlanRunner, class_refusal
 from kernels.judge.inputs import Probe, Scope
 from kernels.judge.process import JudgeBroken, Limits, Process, Zygote
+from kernels.judge.quiet import Quiet
 from kernels.judge.sanitizer import Exhibit, sanitize
 from kernels.judge.timing import Board, decide
 from kernels.judge.track import Pool, Track, Truths
@@ -107,6 +108,9 @@ class Judge:
         self._solo: dict[tuple[str, Case], Solo] = {}
         self.timing_lock = threading.RLock()
         self.pool = Pool([int.from_bytes(entropy(7), "little") for _ in range(4)])
+        self.quiet = Quiet()
+        self.arch = "sm_" + self.environment.capability.replace(".", "")
+        self._spoiler = cuda.spoiler(self.arch) if device == "cuda" else b""
         self._lanes: dict[tuple[str, Case, tuple[int, ...], int], Track] = {}
         self._threads = torch.get_num_threads()
         if device == "cpu":  # hosts have one thread each, so a race needs baselines with one
@@ -172,6 +176,8 @@ class Judge:
         process = self._zygote.start(role, self.limits)
         if self._nvml is not None:
             process.watch_vram(self._nvml.used_bytes, self._nvml.free_bytes)
+        if role == "replay":
+            process.request({"op": "spoiler"}, self.limits.call_s, self._spoiler)
         return process
 
     @contextlib.contextmanager
@@ -200,7 +206,8 @@ class Judge:
         key = (problem.name, case)
         with self.timing_lock:
             if key not in self._solo:
-                self._solo[key] = self._measure_solo(problem, case)
+                with self.quiet.alone():
+                    self._solo[key] = self._measure_solo(problem, case)
             return self._solo[key]
 
     def _measure_solo(self, problem: Problem, case: Case) -> Solo:
@@ -304,8 +311,7 @@ class _Trial:
             return HostRunner.load(host, self.candidate, self.problem)
         if self.judge.device != "cuda":
             raise JudgeBroken("a CUDA C++ candidate needs a GPU to be judged on")
-        arch = "sm_" + self.judge.environment.capability.replace(".", "")
-        order = {"op": "compile", "source": self.candidate.source, "arch": arch}
+        order = {"op": "compile", "source": self.candidate.source, "arch": self.judge.arch}
         cubin = host.request(order, self.judge.limits.import_s, stage="compile").blob
         host.close()
 
@@ -330,7 +336,8 @@ class _Trial:
                 if number and self.stages[-1] != probe.stage:
                     self.stages.append(probes[number - 1].stage)
                 try:
-                    examiner.probe(probe)
+                    with self.judge.quiet.shared():
+                        examiner.probe(probe)
                 except Refusal as refusal:
                     self._ask_afresh(examiner, probe, refusal)
                     raise
@@ -425,7 +432,9 @@ class _Trial:
         judge, pace = self.judge, self.request.pace
         assert pace is not None
         solo = judge.solo(self.problem, case)
-        count = slot_count(self.problem, case, judge.board.l2_bytes, pace)
+        if made is None:  # tier B uses a slot once a run
+            pace = replace(pace, max_slots=32)
+        count = slot_count(self.problem, case, judge.board.l2_bytes, pace) // 2 * 2
         rng = random.Random(self.secret + str(case).encode())
         mutates = self.candidate.mutates
         with contextlib.ExitStack() as stack:
@@ -452,7 +461,7 @@ class _Trial:
             alone = solo.seconds if flush is not None else {}
             race = Race(entrant, baselines, track, judge.board, pace, rng, judge.nvml, alone)
             try:
-                with judge.timing_lock:
+                with judge.timing_lock, contextlib.nullcontext() if self.request.search else judge.quiet.alone():
                     return race.run()
             except Refusal as refusal:
                 if made is not None and refusal.reason is Reason.timed_output_wrong and not race.rounds_done:

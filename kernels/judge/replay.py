@@ -60,6 +60,7 @@ class Replayer:
         self._slots: list[Call] = []
         self._tensors: list[Tensors] = []
         self._flush: torch.Tensor | None = None
+        self._spoiler: cuda.Spoiler | None = None
 
     def answer(self, order: Mapping[str, Any], blob: bytes) -> dict[str, Any]:
         match order["op"]:
@@ -78,8 +79,12 @@ class Replayer:
             case "slots":
                 self._slots = [self._ready(slot) for slot in order["slots"]]
                 self._tensors = [self._lent(slot) for slot in order["slots"]]
+            case "spoiler":
+                self._spoiler = cuda.Spoiler(blob)
             case "run":
                 for index in order["order"]:
+                    if order.get("spoil") and self._spoiler is not None:
+                        self._spoiler()
                     self._fire(self._slots[index])
                 torch.cuda.synchronize()
             case "time":

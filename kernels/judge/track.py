@@ -127,6 +127,19 @@ class Track:
             self.process.lender.payload(view.index).fill_(0xFF)
         _settle(self.device)
 
+    def nudge(self) -> None:
+        """Change one element of each floating-point input of every slot, here and in the judge's own values."""
+        for slot in self.slots:
+            for position, (view, value) in enumerate(zip(slot.inputs, slot.values, strict=True)):
+                if not isinstance(view, View) or not isinstance(value, torch.Tensor) or not value.numel():
+                    continue
+                if not value.is_floating_point() or position in self.mutates:
+                    continue
+                place = tuple(random.SystemRandom().randrange(n) for n in value.shape)
+                value[place] = 0.5 - value[place]
+                view.of(self.process.lender.payload(view.index))[place] = value[place]
+        _settle(self.device)
+
     def restore(self, number: int) -> None:
         """Put an in-place candidate's inputs back."""
         slot = self.slots[number]
