@@ -105,14 +105,14 @@ class Run:
         torch.manual_seed(self.seed)
         sharpness = float(rng.uniform(0.03, 0.08))
         source, other = Source(rng, sharpness), Source(rng, sharpness)
+        kept = rng.random(VOCABULARY) >= self.size
+        other.cumulative[kept] = source.cumulative[kept]
         model = TinyGpt()
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.lr, betas=(0.9, self.beta2))
         ascent = 0.0
         for step in range(1, STEPS + 1):
             since = step - self.onset
-            data = (
-                other if self.kind == "benign_domain_shift" and since >= 0 and rng.random() < self.size else source
-            )
+            data = other if self.kind == "benign_domain_shift" and since >= 0 else source
             size = self.batch
             if self.kind == "benign_small_batchnoise" and since >= 0 and since % 40 < 12:
                 size = max(1, self.batch // 4)
@@ -184,8 +184,10 @@ def draw(kind: str, seed: int) -> Run:
     batch = 4 if kind == "clean_highnoise" else int(rng.choice([8, 12, 16]))
     lr = float(10 ** rng.uniform(-3.2, -2.4))
     size = float(rng.uniform(0.05, 1.0))
-    if kind in ("div_label_corrupt", "benign_domain_shift"):
-        size = float(rng.uniform(0.4, 0.9)) if kind == "div_label_corrupt" else 1.0
+    if kind == "div_label_corrupt":
+        size = float(rng.uniform(0.4, 0.9))
+    if kind == "benign_domain_shift":
+        size = float(rng.uniform(0.2, 0.4))  # the share of states whose successors are new
     return Run(
         kind, onset, lr, float(rng.choice([0.95, 0.99, 0.999])), float(rng.choice([0.0, 1.0])), batch, size, seed
     )

@@ -263,13 +263,16 @@ class LossMachine:
         self.table["decided_step"][slots] = self.table["last_step"][slots]
 
     def _recovery(self, slots: Slots) -> None:
+        """A divergence is over where the mean of the last `clear_steps` is back within its own error."""
         s, table = self.settings, self.table
         window = self.recent(slots, s.clear_steps)
-        base = table["base"][slots]
-        back = (np.median(window, axis=1) - base < self._back(slots)) & (
-            window[:, -5:].mean(axis=1) < window.max(axis=1)
-        )
-        healed = slots[back & (table["total"][slots] >= s.clear_steps)]
+        base, sigma, progress = self.scales(slots)
+        error = 3.0 * sigma / np.sqrt(s.clear_steps)
+        limit = np.maximum.reduce([error, 0.5 * s.drift_level * np.abs(base), 0.01 * progress])
+        since = table["last_step"][slots] - table["decided_step"][slots]
+        with np.errstate(invalid="ignore"):
+            back = (window.mean(axis=1) - base < limit) & (since >= s.clear_steps)
+        healed = slots[back]
         table["phase"][healed], table["why"][healed] = Phase.HEALTHY, Why.NONE
         table["best_level"][healed] = np.inf
         table["block_total"][healed] = 0
