@@ -25,7 +25,12 @@ _ABOUT_COMMANDS = (
 
 def pages() -> dict[str, str]:
     """File name → text."""
-    return {"settings.md": settings_page(), "commands.md": commands_page(), "metrics.md": metrics_page()}
+    return {
+        "settings.md": settings_page(),
+        "commands.md": commands_page(),
+        "metrics.md": metrics_page(),
+        "../concepts/lifecycle.md": lifecycle_page(),
+    }
 
 
 # Settings ---------------------------------------------------------------------------------------------------------
@@ -180,6 +185,23 @@ def metrics_page() -> str:
         lines.append(f"| `{name}{suffix}` | {instrument._type} | {labels} | {_cell(instrument._documentation)} |")
     lines.append("\nBeside them `nightshift_build_info` and the process metrics of the Prometheus client library.")
     return "\n".join(lines) + "\n"
+
+
+# The incident's way -----------------------------------------------------------------------------------------------
+
+
+def lifecycle_page() -> str:
+    """The page as it is, with its table of transitions written anew."""
+    from agent.incident import TRANSITIONS, IncidentState
+
+    page = (FOLDER.parent / "concepts" / "lifecycle.md").read_text()
+    begin, end = page.index("\n", page.index("<!-- transitions:")), page.index("<!-- end of transitions -->")
+    lines = ["", "| from | because | to |", "|---|---|---|"]
+    for state in IncidentState:
+        for (before, cause), after in TRANSITIONS.items():
+            if before is state:
+                lines.append(f"| {before} | {cause} | {after} |".replace("_", " "))
+    return page[:begin] + "\n".join(lines) + "\n" + page[end:]
 
 
 def main() -> int:
