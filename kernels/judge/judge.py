@@ -375,7 +375,7 @@ class _Trial:
 
     def _hold_to_class(self, runner: HostRunner, examiner: Examiner, probe: Probe) -> None:
         _Recording(runner, examiner).call(probe)
-        refusal = class_refusal(self.candidate, runner.last)
+        refusal = class_refusal(self.candidate, self.problem, runner.last)
         if refusal is not None:
             raise refusal
 
@@ -391,7 +391,7 @@ class _Trial:
         sample = self.problem.inputs(case, "normal", probe.seeds[0], self.judge.device)
         examiner.call(probe, probe.seeds[0], sample)  # autotuning and compiling happen here
         _Recording(runner, examiner).call(probe)
-        refusal = class_refusal(self.candidate, runner.last)
+        refusal = class_refusal(self.candidate, self.problem, runner.last)
         if refusal is not None:
             raise refusal
         if "plan" not in runner.last:
