@@ -24,7 +24,7 @@ from detectors.episodes import Alarm, Episodes
 from detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
 from detectors.snapshot import pack, unpack
 
-VERSION = 1
+VERSION = 2
 HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 140, 156, 171, 172})
 _SAY = {
     Why.FAR: "stays far above its baseline",
@@ -50,7 +50,8 @@ class Divergence:
         self.settings = settings or self.Settings()
         self.machine = LossMachine(self.settings, self.settings.forget_s)
         self._runs: dict[Subject, str] = {}
-        self._ended: dict[Subject, int] = {}
+        self._well_below: dict[Subject, float] = {}
+        """Runs that ended while diverged: the loss below which their successor has left the divergence behind."""
         self._sources: dict[Subject, str] = {}
         self._hardware: list[tuple[float, Subject, int]] = []
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
@@ -105,8 +106,8 @@ class Divergence:
         for one in queue:
             known = self._runs.get(subject)
             if known is not None and known != one.run:
+                self._remember(slot, subject, one)
                 self.machine.restart(slot)
-                self._ended[subject] = 0
             self._runs[subject] = one.run
             self._sources[subject] = one.source
         step = np.concatenate([one.step for one in queue])
@@ -121,6 +122,25 @@ class Divergence:
         repeated = (step == before) if len(step) else np.zeros(0, dtype=bool)
         step, t_s, loss, lr, before = (a[~repeated] for a in (step, t_s, loss, lr, before))
         return step, t_s, loss, lr, (step < before) & (before >= 0)
+
+    def _remember(self, slot: int, subject: Subject, successor: StepSeries) -> None:
+        """A successor that resumes where the damage is diverges on, with nothing in its own steps to show it: only
+        the baseline of before tells. One that begins anew is judged by itself."""
+        table = self.machine.table
+        if (Fault.LOSS_DIVERGED, subject) not in self._episodes:
+            return
+        anew = len(successor.step) > 0 and int(successor.step[0]) < 0.5 * int(table["onset_step"][slot])
+        base, sigma, _ = (float(a[0]) for a in self.machine.scales(np.array([slot])))
+        margin = max(self.settings.stuck_level * abs(base), 3.0 * sigma)
+        limit = np.inf if anew or not np.isfinite(base) else base + margin
+        self._well_below.setdefault(subject, limit)
+
+    def _is_well(self, slot: int, subject: Subject) -> bool:
+        """Whether the new run has trained for a while, at a loss that is not the divergence's."""
+        count = self.settings.clear_steps
+        if self.machine.table["finite_run"][slot] < count:
+            return False
+        return float(np.median(self.machine.recent(np.array([slot]), count)[0])) < self._well_below[subject]
 
     @staticmethod
     def _printed(series: StepSeries) -> NDArray[Any]:
@@ -153,14 +173,14 @@ class Divergence:
         if phase == Phase.DIVERGED:
             findings.append(self._episodes.fire(self._diverged(slot, subject, at_s, inventory), at_s))
         elif diverged in self._episodes:
-            restarted = subject in self._ended
-            if restarted and table["finite_run"][slot] < self.settings.clear_steps:
+            restarted = subject in self._well_below
+            if restarted and not self._is_well(slot, subject):
                 again = self._episodes.again(*diverged, at_s)
                 return findings + ([again] if again else [])
-            said = "A new run trains with a finite loss" if restarted else "The loss is back at its baseline"
+            said = "A new run trains well" if restarted else "The loss is back at its baseline"
             cleared = self._episodes.clear(*diverged, at_s, said)
             findings += [cleared] if cleared else []
-            self._ended.pop(subject, None)
+            self._well_below.pop(subject, None)
         return findings
 
     def _diverged(self, slot: int, subject: Subject, at_s: float, inventory: Inventory) -> Alarm:
@@ -265,18 +285,19 @@ class Divergence:
         meta = {
             "subjects": subjects,
             "runs": {str(s): run for s, run in self._runs.items()},
-            "ended": [str(s) for s in self._ended],
+            "well_below": {str(s): limit if np.isfinite(limit) else None for s, limit in self._well_below.items()},
             "hardware": [[t, str(gpu), code] for t, gpu, code in self._hardware],
             "episodes": self._episodes.saved(),
         }
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
-        _, meta, arrays = unpack(state, self.name, (VERSION,))
+        _, meta, arrays = unpack(state, self.name, (1, VERSION))
         fresh = Divergence(self.settings)
         fresh.machine.table.load(meta["subjects"], arrays)
         fresh._episodes.load(meta["episodes"])
         self.machine, self._episodes = fresh.machine, fresh._episodes
         self._runs = {Subject.parse(s): run for s, run in meta["runs"].items()}
-        self._ended = {Subject.parse(s): 0 for s in meta["ended"]}
+        limits = meta["well_below"] if "well_below" in meta else dict.fromkeys(meta["ended"])
+        self._well_below = {Subject.parse(s): np.inf if limit is None else limit for s, limit in limits.items()}
         self._hardware = [(t, Subject.parse(gpu), code) for t, gpu, code in meta["hardware"]]
