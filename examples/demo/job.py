@@ -22,6 +22,8 @@ _PEERS_FOLLOW_STEPS = 4
 """A corrupted weight shows on its own rank first; the others follow through the all-reduced gradient."""
 _LEARNING_RATE = 3e-4
 _TOKENS = 16 * 512
+_DAMAGING = (FaultKind.DIVERGENCE, FaultKind.BIT_FLIP)
+"""Faults that end up in the checkpoints."""
 _CONTEXT_BYTES = 620 * MIB
 _LOADED_AFTER = 20
 """Ticks of a start after which the model is on the GPU."""
@@ -230,14 +232,18 @@ class Job:
                 at = _NOISE_START + (self.step + self.plan.offset + 131 * rank) % _NOISE_STEPS
                 added = size * recorded.loss_added if trouble else 0.0
                 if trouble and isinstance(trouble.cause, Fault) and trouble.kind is FaultKind.BIT_FLIP:
-                    follows = rank != trouble.cause.rank and trouble.steps < _PEERS_FOLLOW_STEPS
+                    follows = (
+                        rank != trouble.cause.rank
+                        and trouble.steps < trouble.episode.healthy_steps + _PEERS_FOLLOW_STEPS
+                    )
                     added = 0.0 if follows else added
                 loss = max(0.01, curve.loss[level] + curve.loss_residual[at] + added)
                 self.lines[rank].append(f"{stamp} INFO rank={rank} step={self.step} loss={loss:.4f} {tail}\n")
             if trouble:
                 trouble.steps += 1
             if self.step % CHECKPOINT_STEPS == 0:
-                tainted = any(t.kind in (FaultKind.DIVERGENCE, FaultKind.BIT_FLIP) for t in self.troubles)
+                damaging = [t for t in self.troubles if t.kind in _DAMAGING]
+                tainted = any(t.steps > t.episode.healthy_steps for t in damaging)
                 self.checkpoints.append(Checkpoint(self.step, tainted))
                 self.saved += 1
                 path = f"/checkpoints/{self.plan.name}/{self.step}"

@@ -60,6 +60,8 @@ class Episode:
     grows: bool = False
     learning_rate: float | None = None
     """What the trainer prints meanwhile, where the recorded fault changed it."""
+    healthy_steps: int = 0
+    """Steps of the first cell before the one with the fault: a checkpoint of those is still good."""
 
     def cell(self, tick: int) -> Cell:
         """The cell of a tick since the onset, which is 0."""
@@ -136,7 +138,8 @@ def load(folder: Path = FOLDER) -> Recording:
     def since_step(phase: str, step: int, **shape: object) -> Episode:
         """The episode from the sample in which a step ended, with its loss against the healthy run's."""
         start = int(np.searchsorted(samples[phase]["t_s"], steps[phase]["t_s"][step]))
-        return Episode(cells(phase, start, base=start - 1), **shape)  # type: ignore[arg-type]
+        first = int(np.searchsorted(steps[phase]["t_s"], samples[phase]["t_s"][start - 1], side="right"))
+        return Episode(cells(phase, start, base=start - 1), healthy_steps=step - first, **shape)  # type: ignore[arg-type]
 
     for phase in ("train_diverge", "train_bitflip", "train_spike_recovers"):
         own = steps[phase]
