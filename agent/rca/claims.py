@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from agent.kinship import Kin, kin_of, onset_key, xid_of
+from agent.kinship import FOLLOWER_XIDS, Kin, kin_of, onset_key, xid_of
 from agent.rca.diagnosis import LOG, Claim, Evidence, Predicate, Quote
 from agent.rca.evidence import Bundle
 from agent.rca.grounding import MAX_QUOTE_CHARS, Ungrounded, bind, lines_of, series_of
 from collectors.subject import Subject, SubjectKind
 from detectors.base import Fault, Finding
+from detectors.xid_catalogue import CATALOGUE
 
 GIB = float(2**30)
 _P = Predicate
@@ -253,9 +254,11 @@ def _memory(case: Case) -> Drafts:
             more = after[-1] - before[0]
             sentence = f"{what} {before[0]:.0f} → {after[-1]:.0f} since {clock(since_s)}"
             yield _claim(_P.ROSE, sentence, item, split_s=since_s - 1.0, at_least=max(0.4 * more, 0.5))
-    bins, width_s = case.fact("active_bins"), case.fact("bin_s")
-    if bins >= 1 and math.isfinite(width_s):
-        yield _equals(case, "active_bins", f"corrected errors in {bins:.0f} windows of {span(width_s)}")
+    for finding in case.findings:
+        bins, width_s = case.fact("active_bins", finding), case.fact("bin_s", finding)
+        if bins >= 1 and math.isfinite(width_s):
+            sentence = f"corrected errors in {bins:.0f} windows of {span(width_s)}"
+            yield _equals(case, "active_bins", sentence, finding)
 
 
 def _plain(case: Case) -> Drafts:
@@ -311,6 +314,7 @@ def _lines(case: Case) -> Drafts:
                     _P.EQUALS, "the log says so", case.said(finding), item, quotes=(chosen,), path="fault",
                     value=finding.fault.value,
                 )  # fmt: skip
+            yield _further_codes(case, finding, item, quotes)
             announced = next((q for q in quotes if "recovery action changed" in q.text), None)
             if announced is not None and "announced_recovery" in finding.facts:
                 sentence = f"the driver itself calls for: {finding.facts['announced_recovery']}"
@@ -323,6 +327,25 @@ def _lines(case: Case) -> Drafts:
                 code = "45" if "): 45," in follower.text else "43"
                 sentence = f"Xid {code} came only after it: tear-down, not a cause"
                 yield _claim(_P.PRECEDED, sentence, item, quotes=(chosen, follower), margin_s=0.0)
+
+
+def _further_codes(case: Case, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:
+    """The other Xids of a burst that are errors of their own, each with its first line."""
+    codes = [int(c) for c in str(finding.facts.get("codes", "")).split() if c.isdigit()]
+    others = [c for c in codes if c != xid_of(finding) and c not in FOLLOWER_XIDS][:3]
+    lines = [next((q for q in quotes if f"): {code}," in q.text), None) for code in others]
+    if not others or None in lines:
+        return None
+    said = ", ".join(f"{code} ({CATALOGUE[code].meaning})" if code in CATALOGUE else f"{code}" for code in others)
+    return _claim(
+        _P.EQUALS,
+        f"with it Xid {said}",
+        case.said(finding),
+        item,
+        quotes=tuple(q for q in lines if q is not None),
+        path="facts.codes",
+        value=str(finding.facts["codes"]),
+    )
 
 
 def _quotable(text: str) -> str:
@@ -343,7 +366,8 @@ def _consequences(case: Case) -> Drafts:
     """What else was found, one sentence per fault: the first subject by name, the others by number."""
     by_fault: dict[Fault, list[Finding]] = {}
     for finding in case.findings:
-        if finding is not case.cause and finding.fault is not Fault.XID:
+        same = kin_of(finding) is kin_of(case.cause) and finding.subject == case.cause.subject
+        if not same and finding.fault is not Fault.XID:
             by_fault.setdefault(finding.fault, []).append(finding)
     for fault, found in by_fault.items():
         first = min(found, key=onset_key)
