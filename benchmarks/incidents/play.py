@@ -1,0 +1,187 @@
+"""Plays one case through the production pipeline, from the pages to the repaired cluster.
+
+Collectors, merge, detectors, correlation, evidence, rules, mitigation and guard are production's. What stands in
+here is the lifecycle's clockwork (its own tests cover it): a plan is approved after half a minute, as by a person
+on duty, and an incident is resolved once its findings have been clear for two minutes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agent.advisor import Advisor
+from agent.correlate import Known, Verb, correlate
+from agent.incident import Incident, IncidentState, Step, StoredFinding
+from agent.rca.diagnosis import Diagnosis
+from agent.rca.grounding import ground
+from benchmarks.incidents.world import World
+from collectors.cadvisor import CadvisorCollector
+from collectors.dcgm_exporter import DcgmExporterCollector
+from collectors.history import History
+from collectors.merge import Merger
+from collectors.node_log import NodeLogCollector
+from collectors.subject import Inventory
+from collectors.training_logs import TrainingLogsCollector
+from controllers.action import Action, ActionKind
+from controllers.guard import Commitment
+from controllers.playbooks.plugins import build
+from detectors.base import Finding, State
+from detectors.plugins import ALL
+from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
+
+APPROVED_AFTER_S, QUIET_S, CONFIRM_S = 30.0, 120.0, 900.0
+_S = IncidentState
+
+
+@dataclass
+class Entry:
+    """An incident of the run."""
+
+    incident: Incident
+    known: Known
+    planned_s: float | None = None
+    acted: list[tuple[float, Action]] = field(default_factory=list)
+    clear_since_s: float | None = None
+    resolved_s: float | None = None
+    plan: Action | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of a case: its incidents, the world at the end, and what it took."""
+
+    entries: tuple[Entry, ...]
+    world: World
+    progressing: tuple[str, ...]
+    wall_s: float
+    ungrounded: int
+    claims: int
+
+
+class Player:
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self.world = World(case, Path(tempfile.mkdtemp(prefix="incident-")))
+        urls = {node: server.url for node, server in self.world.nodes.items()}
+        logs = {url + KERNEL_LOG: node for node, url in urls.items()}
+        self.inventory, self.history, self.merger = Inventory("bench"), History(), Merger()
+        self.collectors = (
+            DcgmExporterCollector(DcgmExporterCollector.Settings(urls=[u + DCGM for u in urls.values()])),
+            CadvisorCollector(CadvisorCollector.Settings(urls=[u + CADVISOR for u in urls.values()])),
+            NodeLogCollector(NodeLogCollector.Settings(urls=list(logs), nodes=logs)),
+            TrainingLogsCollector(TrainingLogsCollector.Settings(directory=self.world.logs)),
+        )
+        self.detectors = [detector() for detector in ALL]
+        self.entries: dict[str, Entry] = {}
+        self.begun: list[Commitment] = []
+        self.advisor = Advisor(
+            self.history, self.inventory, build(), frozenset(ActionKind), lambda: self.world.now_s,
+            begun=lambda: self.begun,
+        )  # fmt: skip
+
+    def play(self, duration_s: float) -> Played:
+        began = time.perf_counter()
+        marks: dict[str, int] = {}
+        while self.world.elapsed_s < duration_s:
+            self.world.tick()
+            self._look()
+            for entry in self.entries.values():
+                self._drive(entry)
+            if duration_s - self.world.elapsed_s <= 120 and not marks:
+                marks = {name: job.step for name, job in self.world.jobs.items()}
+        for collector in self.collectors:
+            collector.close()
+        self.world.close()
+        moving = tuple(n for n, j in self.world.jobs.items() if j.up and j.step > marks.get(n, 0))
+        told = [e.incident.diagnosis for e in self.entries.values() if e.incident.diagnosis]
+        return Played(
+            tuple(self.entries.values()),
+            self.world,
+            moving,
+            time.perf_counter() - began,
+            sum(len(ground(d.claims, d.evidence).fell) for d in told),
+            sum(len(d.claims) for d in told),
+        )
+
+    def _look(self) -> None:
+        now_s = self.world.now_s
+        batches = [collector.collect(now_s, self.inventory, 5.0) for collector in self.collectors]
+        tick = self.merger.merge(batches, now_s, self.inventory)
+        self.history.add(tick)
+        found = [f for detector in self.detectors for f in detector.update(tick, self.inventory)]
+        for decision in correlate(found, [e.known for e in self.entries.values()], self.inventory, now_s):
+            if decision.verb is Verb.OPEN:
+                name = f"INC-{len(self.entries) + 1}"
+                known = Known(name, _S.OPEN, decision.findings, now_s)
+                self.entries[name] = Entry(self._incident(known), known)
+                self._advise(self.entries[name])
+            elif decision.incident_id is not None:
+                entry = self.entries[decision.incident_id]
+                held = {f.episode: f for f in entry.known.findings}
+                fresh = {f.fault for f in decision.findings} - {f.fault for f in held.values()}
+                held |= {f.episode: _firing_form(f, held) for f in decision.findings}
+                state = _S.OPEN if decision.verb is Verb.REOPEN else entry.known.state
+                entry.known = replace(entry.known, findings=tuple(held.values()), state=state)
+                entry.incident = replace(self._incident(entry.known), diagnosis=entry.incident.diagnosis)
+                reopened = decision.verb is Verb.REOPEN
+                entry.resolved_s = None if reopened else entry.resolved_s
+                if (decision.news or fresh or reopened) and entry.resolved_s is None:
+                    self._advise(entry)
+
+    def _incident(self, known: Known) -> Incident:
+        now_s = self.world.now_s
+        past = self.entries.get(known.id)
+        steps = tuple(Step(at_s, None, _S.CONFIRMING, "", "") for at_s, _ in (past.acted if past else []))
+        return Incident(
+            id=known.id, state=known.state, title="", severity=known.findings[0].severity,
+            opened_s=known.opened_s, updated_s=now_s, entered_s=now_s,
+            findings=tuple(StoredFinding(f, f.state, f.at.t_s, f.at.t_s) for f in known.findings), diagnosis=None,
+            action=None, plan_reason="", attempt=len(past.acted) if past else 0, clear_since_s=None, history=steps,
+            version=1,
+        )  # fmt: skip
+
+    def _advise(self, entry: Entry) -> None:
+        """Diagnoses and plans; a plan that is the one already carried out is not made again."""
+        if any(self.world.now_s - at_s < CONFIRM_S for at_s, _ in entry.acted):
+            return
+        diagnosis: Diagnosis = self.advisor.diagnose(entry.incident)
+        entry.incident = replace(entry.incident, diagnosis=diagnosis)
+        proposal = self.advisor.plan(entry.incident)
+        changed = entry.plan is None or proposal.action is None or entry.plan.kind != proposal.action.kind
+        entry.plan, entry.reason = proposal.action, proposal.reason
+        entry.planned_s = (self.world.now_s if changed else entry.planned_s) if proposal.action else None
+
+    def _drive(self, entry: Entry) -> None:
+        now_s = self.world.now_s
+        clear = all(f.state is State.CLEAR for f in entry.known.findings)
+        entry.clear_since_s = (entry.clear_since_s or now_s) if clear else None
+        if entry.clear_since_s is not None and now_s - entry.clear_since_s >= QUIET_S and entry.resolved_s is None:
+            entry.resolved_s = now_s
+            entry.planned_s = None
+            entry.known = replace(entry.known, state=_S.RESOLVED, resolved_s=now_s)
+        if entry.planned_s is None or entry.plan is None or now_s - entry.planned_s < APPROVED_AFTER_S:
+            return
+        if not self.advisor.guard(entry.plan, self.begun).allowed:
+            return
+        self.world.act(entry.plan)
+        self.begun.append(Commitment(entry.plan, now_s, now_s))
+        entry.acted.append((now_s, entry.plan))
+        entry.known = replace(entry.known, state=_S.CONFIRMING, acted_s=now_s)
+        entry.planned_s = None
+
+
+def _firing_form(finding: Finding, held: Mapping[str, Finding]) -> Finding:
+    """As the store keeps it: exhibits and facts of the newest firing form, the state of now."""
+    old = held.get(finding.episode)
+    if finding.state is State.FIRING or old is None:
+        return finding
+    return replace(old, state=finding.state, at=finding.at)
+
+
+def play(case: Mapping[str, Any]) -> Played:
+    return Player(case).play(float(case["duration_s"]))
