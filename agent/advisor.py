@@ -53,6 +53,8 @@ class Advisor:
         """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""
         if incident.diagnosis is None:
             return Proposal(None, "there is no diagnosis yet")
+        if incident.clear_since_s is not None:
+            return Proposal(None, "every finding has become clear: nothing is done, it is watched")
         if incident.diagnosis.confidence is Confidence.UNKNOWN:
             return Proposal(None, "the cause is not known well enough to act on: watched")
         choice = choose(situation_of(incident, self.inventory, self.now_s()), self.playbooks, self.can)

@@ -257,6 +257,8 @@ class Stages:
         """Asks again, right before acting: approval, expiry, preconditions. False where it moved instead."""
         objections = self._parts.gate.objections(incident)
         objections += [(_C.WORLD_CHANGED, sentence) for sentence in actuator.changed(action)]
+        if incident.clear_since_s is not None:
+            objections.append((_C.WORLD_CHANGED, "every finding has become clear since the plan was made"))
         if objections:
             self._move(incident, objections[0][0], "; ".join(sentence for _, sentence in objections))
         return not objections

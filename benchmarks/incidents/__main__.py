@@ -1,4 +1,4 @@
-"""Plays and scores every case, writes the result: `python -m benchmarks.incidents [--half written|drawn] [--jobs N]`."""
+"""Plays and scores every case and writes the result: `python -m benchmarks.incidents [--half written|drawn]`."""
 
 from __future__ import annotations
 
