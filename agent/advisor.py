@@ -17,11 +17,11 @@ from agent.rca.evidence import Limits, PastIncident, gather
 from agent.rca.rules import diagnose
 from collectors.frame import Instant
 from collectors.history import History
-from collectors.subject import Inventory
+from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind, Playbook, Proposal, Situation
 from controllers.guard import Commitment, Ruling, rule
 from controllers.guard import Settings as GuardSettings
-from detectors.base import Finding
+from detectors.base import Fault, Finding
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,10 @@ def situation_of(incident: Incident, inventory: Inventory, at_s: float) -> Situa
     found = findings_of(incident)
     repaired = sum(step.after is IncidentState.CONFIRMING for step in incident.history)
     facts = {**incident.diagnosis.facts, "attempt": float(incident.attempt), "repairs": float(repaired)}
-    cause = first_cause(found)
-    return Situation(incident.id, incident.diagnosis.cause, cause.subject, tuple(found), inventory, at_s, facts)
+    subject = first_cause(found).subject
+    if incident.diagnosis.cause is Fault.OOM_KILL and "job" in facts:
+        subject = Subject(SubjectKind.JOB, str(facts["job"]))
+    return Situation(incident.id, incident.diagnosis.cause, subject, tuple(found), inventory, at_s, facts)
 
 
 def resembling(incident: Incident, others: Iterable[Incident], limit: int = 5) -> list[PastIncident]:

@@ -261,6 +261,16 @@ def _memory(case: Case) -> Drafts:
             yield _equals(case, "active_bins", sentence, finding)
 
 
+def _oom(case: Case) -> Drafts:
+    item = case.bundle.one("victims")
+    if item is not None and len(case.where.jobs) == 1:
+        job = case.where.jobs[0]
+        yield _claim(
+            _P.EQUALS, f"only containers of {job} gave memory back at the kill", item, path="jobs", value=job
+        )
+    yield from _plain(case)
+
+
 def _plain(case: Case) -> Drafts:
     for name, sentence in (
         ("silent_s", "no good answer for {:.0f} s"),
@@ -389,4 +399,5 @@ _BY_KIN: dict[Kin, Callable[[Case], Drafts]] = {
     Kin.STALL: _stall,
     Kin.HANG: _hang,
     Kin.MEMORY: _memory,
+    Kin.OOM: _oom,
 }

@@ -114,6 +114,8 @@ class _Gatherer:
         for finding in ordered:
             self._say(finding)
         self._signals(cause)
+        if kin_of(cause) is Kin.OOM and cause.subject.kind is _K.NODE:
+            self._victims(cause)
         for node in self._kind(_K.NODE)[:4]:
             self._kernel_log(node)
         self._job_logs()
@@ -263,6 +265,26 @@ class _Gatherer:
         title = f"median {metric} of the job's {len(chosen)} others"
         self._series(("peers", metric), jobs[0], metric, unit, columns.t_s[seen], median, "history", title)
 
+    def _victims(self, cause: Finding) -> None:
+        """Whose memory was given back at the kill: the kernel names a process, not a pod."""
+        metric = "container_memory_anonymous_bytes"
+        columns = self.history.columns(_K.CONTAINER, metric, cause.since.t_s - 120.0, self.at_s)
+        early = self.history.columns(_K.CONTAINER, metric, cause.since.t_s - 120.0, cause.since.t_s - 1.0)
+        before = _last_known(early.subjects, early.values)
+        after = _last_known(columns.subjects, columns.values[columns.t_s > cause.since.t_s])
+        body = {}
+        for container, held in before.items():
+            nodes = [self.inventory.above(container, _K.NODE, t) for t in (cause.since.t_s - 60.0, cause.since.t_s)]
+            job = self.inventory.above(container, _K.JOB, cause.since.t_s - 60.0)
+            left = after.get(container, 0.0)
+            if cause.subject in nodes and job is not None and left < 0.5 * held:
+                body[container.name] = {"before_bytes": held, "after_bytes": left, "job": job.name}
+        if body:
+            title = "containers whose memory was given back at the kill"
+            jobs = sorted({str(found["job"]) for found in body.values()})
+            told = {"containers": body, "jobs": " ".join(jobs), "count": len(jobs)}
+            self._facts("victims", "", "history", f"{metric} on {cause.subject.name}", title, told)
+
     def _steppers(self) -> list[Subject]:
         """Whose training steps were read: the subject's own rank first, then its job."""
         known = set(self.history.step_subjects())
@@ -348,6 +370,16 @@ class _Gatherer:
             }
             self._facts("checkpoints", str(subject), steps.source, "checkpoints", "checkpoints saved", body)
             return
+
+
+def _last_known(subjects: Sequence[Subject], values: Any) -> dict[Subject, float]:
+    """Each subject's last value that is not missing, of values [n_ticks, n_subjects]."""
+    found = {}
+    for column, subject in enumerate(subjects):
+        known = values[:, column][np.isfinite(values[:, column])] if len(values) else values[:0]
+        if len(known):
+            found[subject] = float(known[-1])
+    return found
 
 
 def _finite(value: Any) -> Any:

@@ -56,7 +56,7 @@ _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predica
 def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) -> Diagnosis:
     """The rules' diagnosis of an incident with these findings. Deterministic."""
     cause = first_cause(findings)
-    case = Case(cause, tuple(findings), bundle, where_of(findings, inventory))
+    case = Case(cause, tuple(findings), bundle, where_of(findings, inventory, bundle))
     grounded = ground(draft(case), bundle.items)
     fault = fault_of(findings)
     confidence = _confidence(case, grounded.held)
@@ -73,9 +73,13 @@ def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) 
     )
 
 
-def where_of(findings: Sequence[Finding], inventory: Inventory) -> Where:
-    """Where the first cause sat at its onset. Where several ranks of one job show the same fault of training, the
-    job as a whole: in data-parallel training every rank shows the loss, and whose fault it was cannot be seen."""
+def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle | None = None) -> Where:
+    """Where the first cause sat at its onset.
+
+    Where several ranks of one job show the same fault of training, the job as a whole: in data-parallel training
+    every rank shows the loss, and whose fault it was cannot be seen. A kill for want of memory sits at the one job
+    that gave memory back.
+    """
     cause = first_cause(findings)
     places = Places(inventory)
     touched = places.of(cause)
@@ -86,6 +90,10 @@ def where_of(findings: Sequence[Finding], inventory: Inventory) -> Where:
         stand_in = replace(cause, subject=jobs[0]) if jobs else cause
         touched = places.of(stand_in)
     named = {kind: tuple(sorted(s.name for s in touched if s.kind is kind)) for kind in SubjectKind}
+    victims = None if bundle is None else bundle.one("victims")
+    if victims is not None:
+        killed = json.loads(victims.content)
+        named[_K.JOB] = tuple(killed["jobs"].split()) if killed["count"] == 1 else ()
     return Where(named[_K.GPU], named[_K.RANK], named[_K.POD], named[_K.JOB], named[_K.NODE], whole)
 
 

@@ -141,7 +141,8 @@ class Player:
             id=known.id, state=known.state, title="", severity=known.findings[0].severity,
             opened_s=known.opened_s, updated_s=now_s, entered_s=now_s,
             findings=tuple(StoredFinding(f, f.state, f.at.t_s, f.at.t_s) for f in known.findings), diagnosis=None,
-            action=None, plan_reason="", attempt=len(past.acted) if past else 0, clear_since_s=None, history=steps,
+            action=None, plan_reason="", attempt=len(past.acted) if past else 0,
+            clear_since_s=now_s if all(f.state is State.CLEAR for f in known.findings) else None, history=steps,
             version=1,
         )  # fmt: skip
 
@@ -166,7 +167,7 @@ class Player:
             entry.known = replace(entry.known, state=_S.RESOLVED, resolved_s=now_s)
         if entry.planned_s is None or entry.plan is None or now_s - entry.planned_s < APPROVED_AFTER_S:
             return
-        if not self.advisor.guard(entry.plan, self.begun).allowed:
+        if clear or not self.advisor.guard(entry.plan, self.begun).allowed:
             return
         self.world.act(entry.plan)
         self.begun.append(Commitment(entry.plan, now_s, now_s))

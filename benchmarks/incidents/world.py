@@ -46,6 +46,8 @@ class Trouble:
 
     event: Mapping[str, Any]
     since_s: float
+    place: tuple[str, int] | None = None
+    """The GPU that it sits on, as node and index; it does not move with the job."""
     over: str = ""
     over_s: float = math.inf
 
@@ -72,6 +74,7 @@ class Job:
     extra_host: list[float] = field(default_factory=list)
     loss_added: float = 0.0
     stalled_until_s: float = 0.0
+    evaluates_until_s: float = 0.0
     stuck: bool = False
     stays_down: bool = False
     learning_rate: float = 3e-4
@@ -150,6 +153,10 @@ class World:
 
     def _begin(self, event: Mapping[str, Any]) -> None:
         trouble = Trouble(event, self.now_s)
+        if "node" in event and "gpu" in event:
+            trouble.place = event["node"], int(event["gpu"])
+        elif "rank" in event:
+            trouble.place = self.jobs[event["job"]].gpus[int(event["rank"])]
         self.troubles.append(trouble)
         getattr(self, f"_on_{event['do']}", lambda _: None)(trouble)
 
@@ -157,9 +164,9 @@ class World:
         return self.jobs[trouble["job"]]
 
     def _place(self, trouble: Trouble) -> tuple[str, int]:
-        if "node" in trouble.event:
-            return trouble["node"], int(trouble["gpu"])
-        return self._job(trouble).gpus[int(trouble["rank"])]
+        if trouble.place is None:
+            raise ValueError(f"case {self.case['name']}: {trouble['do']} names no GPU")
+        return trouble.place
 
     def kernel(self, node: str, text: str, after_s: float = 0.0) -> None:
         self.nodes[node].log(self.now_s - 2.0 + after_s, text)
@@ -216,7 +223,8 @@ class World:
             job.stalled_until_s = self.now_s + float(t["for_s"])
 
     def _on_pause(self, t: Trouble) -> None:
-        self._job(t).stalled_until_s = self.now_s + float(t["for_s"])
+        """An evaluation: no training step, and the GPUs busy."""
+        self._job(t).evaluates_until_s = self.now_s + float(t["for_s"])
 
     def _on_hang(self, t: Trouble) -> None:
         self._job(t).stuck = True
@@ -378,7 +386,7 @@ class World:
             damages = trouble["do"] in ("bit_flip", "nan", "lr_jump") and trouble.event.get("job") == job.name
             if damages and "at_step" not in trouble.event:
                 trouble.event = {**trouble.event, "at_step": job.step}
-        if job.stuck or self.now_s < job.stalled_until_s:
+        if job.stuck or self.now_s < max(job.stalled_until_s, job.evaluates_until_s):
             return
         job.fraction += TICK_S / STEP_S
         count = int(job.fraction)

@@ -16,7 +16,7 @@ def _event(do: str, at_s: float = ONSET_S, **more: Any) -> Event:
     return {"do": do, "at_s": at_s, **more}
 
 
-def _case(name: str, *events: Event, lasts_s: float = 1500.0) -> Case:
+def _case(name: str, *events: Event, lasts_s: float = 1200.0) -> Case:
     end_s = max([ONSET_S, *(float(e["at_s"]) for e in events if not e.get("decoy"))]) + lasts_s
     return {"name": name, "half": "written", "duration_s": end_s, "events": list(events)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collectors.subject import SubjectKind
 from controllers.action import ActionKind, Proposal, Situation, Undo
 from controllers.playbooks.plan import Economy, Reach, draw_up, job_of, number
 from detectors.base import Fault
@@ -23,7 +24,13 @@ class NotifyOwner:
         self._economy = economy or Economy()
 
     def propose(self, situation: Situation) -> Proposal:
-        target = job_of(situation)
+        wide = situation.subject.kind in (
+            SubjectKind.NODE,
+            SubjectKind.RACK,
+            SubjectKind.CLUSTER,
+            SubjectKind.SOURCE,
+        )
+        target = None if wide else job_of(situation)
         if target is None:
             return Proposal(None, "no one job, and so no owner, is known")
         why = _ASKS.get(situation.cause, "what to do is the owner's decision")
