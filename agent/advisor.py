@@ -57,7 +57,7 @@ class Advisor:
             return Proposal(None, "every finding has become clear: nothing is done, it is watched")
         if incident.diagnosis.confidence is Confidence.UNKNOWN:
             return Proposal(None, "the cause is not known well enough to act on: watched")
-        choice = choose(situation_of(incident, self.inventory, self.now_s()), self.playbooks, self.can)
+        choice = choose(self._situation(incident), self.playbooks, self.can)
         action = choice.proposal.action
         if action is None:
             return choice.proposal
@@ -71,6 +71,19 @@ class Advisor:
             reason += f". It has to wait: {ruling.reason}"
         milder = "; ".join(f"not {kind}: {why}" for kind, why in choice.considered)
         return Proposal(action, f"{reason} ({milder})" if milder else reason)
+
+    def _situation(self, incident: Incident) -> Situation:
+        """With when the job was last seen to make a step: it may have come back by itself."""
+        situation = situation_of(incident, self.inventory, self.now_s())
+        job = situation.facts.get("job")
+        mates = [
+            subject
+            for subject in self.history.step_subjects()
+            if subject.name.rpartition("#")[0] == job or subject.name == job
+        ]
+        seen = [self.history.steps(subject, situation.at_s - 600.0, situation.at_s) for subject in mates[:4]]
+        times = [float(steps.t_s[-1]) for steps in seen if steps is not None]
+        return replace(situation, facts={**situation.facts, **({"last_step_s": max(times)} if times else {})})
 
     def guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
         """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""

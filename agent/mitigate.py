@@ -39,6 +39,8 @@ REMEDIES: Mapping[Fault, tuple[ActionKind, ...]] = {
 }
 """What can repair each cause. Hardware goes by what its Xid calls for: a playbook that is not called for refuses,
 so the order among reset, reboot and quarantine is the order of being called for, not of preference."""
+BACK_AFTER_S = 20.0
+"""A step this long after a crash was made by the job that came back."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ def watched_only(situation: Situation) -> str | None:
         return "the cluster's operators restore the source; nothing is done to what it watches"
     if situation.cause is _F.XID and number(situation, "xid") in FOLLOWER_XIDS:
         return "this Xid only ever follows another error, and none was seen"
+    if situation.cause is _F.XID and number(situation, "xid") in APPLICATION_XIDS:
+        back_s = number(situation, "last_step_s") - number(situation, "since_s")
+        if back_s > BACK_AFTER_S:
+            return f"its job is back by itself: it made steps {back_s:.0f} s after the crash"
     if situation.cause is _F.XID and situation.facts.get("recovery_action") == _A.NONE.value:
         return "NVIDIA's catalogue asks for nothing to be done"
     return None

@@ -25,7 +25,7 @@ from collectors.dcgm_exporter import DcgmExporterCollector
 from collectors.history import History
 from collectors.merge import Merger
 from collectors.node_log import NodeLogCollector
-from collectors.subject import Inventory
+from collectors.subject import Inventory, SubjectKind
 from collectors.training_logs import TrainingLogsCollector
 from controllers.action import Action, ActionKind
 from controllers.guard import Commitment
@@ -169,11 +169,22 @@ class Player:
             return
         if clear or not self.advisor.guard(entry.plan, self.begun).allowed:
             return
+        if not self._holds(entry.plan):
+            self._advise(entry)
+            return
         self.world.act(entry.plan)
         self.begun.append(Commitment(entry.plan, now_s, now_s))
         entry.acted.append((now_s, entry.plan))
         entry.known = replace(entry.known, state=_S.CONFIRMING, acted_s=now_s)
         entry.planned_s = None
+
+    def _holds(self, plan: Action) -> bool:
+        """Whether the plan's preconditions on running jobs still hold, as an actuator would read them."""
+        return all(
+            self.world.jobs[p.subject.name.rpartition("/")[2]].up == (p.expected == "true")
+            for p in plan.preconditions
+            if p.fact == "running" and p.subject.kind is SubjectKind.JOB
+        )
 
 
 def _firing_form(finding: Finding, held: Mapping[str, Finding]) -> Finding:

@@ -91,6 +91,6 @@ class RestartJob:
             waiting_gpu_hours=waiting,
             note=note,
             params=params,
-            preconditions=(Precondition(job, "running", "true"),),
+            preconditions=(Precondition(job, "running", "false" if situation.cause is Fault.XID else "true"),),
         )
         return Proposal(action, why)

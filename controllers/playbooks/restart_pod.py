@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from collectors.subject import SubjectKind
 from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
-from controllers.playbooks.plan import Economy, draw_up, place_of
+from controllers.playbooks.plan import BEFORE_CRASH_S, Economy, draw_up, number, place_of
 
 
 class RestartPod:
@@ -20,8 +22,11 @@ class RestartPod:
         if pod is None:
             return Proposal(None, "it is not known which one pod this concerns")
         inventory, at_s = situation.inventory, situation.at_s
-        for job in inventory.parents(pod, at_s, SubjectKind.JOB):
-            if len(inventory.children(job, at_s, SubjectKind.POD)) > 1:
+        onset_s = number(situation, "since_s")
+        for when_s in [at_s] if math.isnan(onset_s) else [at_s, onset_s, onset_s - BEFORE_CRASH_S]:
+            gangs = inventory.parents(pod, when_s, SubjectKind.JOB)
+            job = next((j for j in gangs if len(inventory.children(j, when_s, SubjectKind.POD)) > 1), None)
+            if job is not None:
                 return Proposal(None, f"{pod.name} is one rank of {job.name}: the gang restarts together")
         gpus = len(inventory.gpus(pod, at_s))
         why = "the fault is inside this one process, and nothing waits for it"
