@@ -157,6 +157,7 @@ class Ecc:
             rose[name] = np.where(step > 0, step, 0.0)
             table[name][rows] = np.where(np.isfinite(value), value, before)
         table["epoch"][rows] = frame.epoch
+        self._forget_remapped(frame, rows)
         table["active"][rows] |= rose["gpu_ecc_sbe_total"] > 0
         self._roll(at_s)
         gauges = {name: _count(frame.column(name)) > 0 for name in GAUGES}
@@ -169,6 +170,18 @@ class Ecc:
             said += [SAY[n] for n in GAUGES if gauges[n][row]]
             fault = Fault.HBM_IMMINENT if hard[row] > 0 else Fault.HBM_DEGRADED
             self._say(fault, subject, at_s, said, (), spoken, bool(fired[row]), frame, row)
+
+    def _forget_remapped(self, frame: Frame, rows: NDArray[np.int64] | slice) -> None:
+        """A remap that waited and no longer does has taken effect with a reset: the rows that erred are out of use,
+        and what they did says nothing about the memory that is left."""
+        table, name = self._table, GAUGES[1]
+        pending, before = _count(frame.column(name)), table[name][rows]
+        slots = np.arange(len(table[name]))[rows][(before > 0) & (pending == 0)]
+        table["cusum"][slots], table["active_bins"][slots], table["active"][slots] = 0.0, 0, False
+        table["cusum_since_s"][slots] = np.nan
+        for row in np.flatnonzero((before > 0) & (pending == 0)).tolist():
+            self._rows.pop(frame.index.subjects[row], None)
+        table[name][rows] = np.where(np.isfinite(pending), pending, before)
 
     def _roll(self, at_s: float) -> None:
         """Closes bins: every device's CUSUM takes one increment a bin, however many errors the bin held."""
