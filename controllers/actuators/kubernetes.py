@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.base import Permanent, Temporary
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition
-from controllers.actuators import kube_jobs, kube_nodes
+from controllers.actuators import kube_jobs, kube_nodes, kube_rights
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
 
 MARKER = "nightshift.dev/action."
@@ -76,6 +76,10 @@ class KubernetesActuator:
 
     def kinds(self) -> frozenset[ActionKind]:
         return frozenset(self.TARGETS)
+
+    def refused(self) -> list[str]:
+        """What the API server says that this identity may not do; `nightshift doctor` tells it."""
+        return kube_rights.refused(self._kube)
 
     # the plan against the world
 

@@ -19,7 +19,7 @@ import yaml
 from tests.agent.fleet import Exporter, values
 
 ROOT = Path(__file__).resolve().parents[2]
-START_LIMIT_S = 15.0
+START_LIMIT_S = 60.0
 """Here only that it starts; the 3 s of an idle machine are measured in benchmarks/idle_daemon.py."""
 
 
@@ -187,7 +187,7 @@ def test_help_is_quick_and_loads_no_heavy_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def _until(condition: Callable[[], bool], limit_s: float = 15.0) -> None:
+def _until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if condition():
