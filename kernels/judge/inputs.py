@@ -62,22 +62,24 @@ class Scope:
     """How much to ask.
 
     max_bytes bounds a swept case's compulsory traffic; base_bytes is about that of the case which all other stages
-    use; largest bounds a randomly chosen parameter (edges are taken as they are); benchmark: include timed cases.
+    use; largest bounds a randomly chosen parameter (edges are taken as they are); max_rows bounds the product of
+    all parameters but the last, which is what an interpreter's time goes with; benchmark: include timed cases.
     """
 
     max_bytes: int
     base_bytes: int
     largest: int
+    max_rows: int
     sweep_random: int
     benchmark: bool
     huge: bool
     repeats: int
 
 
-INTERPRETER = Scope(1 << 16, 1 << 13, 96, sweep_random=2, benchmark=False, huge=False, repeats=3)
-CPU = Scope(1 << 21, 1 << 18, 1 << 20, sweep_random=4, benchmark=False, huge=False, repeats=4)
-QUICK_GPU = Scope(1 << 27, 1 << 22, 1 << 24, sweep_random=4, benchmark=True, huge=False, repeats=4)
-FULL_GPU = Scope(1 << 29, 1 << 22, 1 << 24, sweep_random=12, benchmark=True, huge=True, repeats=16)
+INTERPRETER = Scope(1 << 16, 1 << 13, 96, 320, sweep_random=2, benchmark=False, huge=False, repeats=3)
+CPU = Scope(1 << 21, 1 << 18, 1 << 20, 1 << 40, sweep_random=4, benchmark=False, huge=False, repeats=4)
+QUICK_GPU = Scope(1 << 27, 1 << 22, 1 << 24, 1 << 40, sweep_random=4, benchmark=True, huge=False, repeats=4)
+FULL_GPU = Scope(1 << 29, 1 << 22, 1 << 24, 1 << 40, sweep_random=12, benchmark=True, huge=True, repeats=16)
 
 
 def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) -> tuple[Probe, ...]:
@@ -86,7 +88,15 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     admitted = [case for case in _sweep(problem, candidate.domain, rng, scope) if _admits(problem, candidate, case)]
     if not admitted:
         return ()
-    base = min(admitted, key=lambda case: abs(math.log2((problem.compulsory_bytes(case) + 1) / scope.base_bytes)))
+
+    def unfit(case: Case) -> float:
+        """Octaves from the wanted bytes; where rows are dear, few of them count for as much as the right bytes."""
+        octaves = abs(math.log2((problem.compulsory_bytes(case) + 1) / scope.base_bytes))
+        empty = any(case[axis.name] == 0 for axis in problem.axes)
+        rows = math.log2(1 + _rows(problem, case.sizes)) if scope.max_rows < 1 << 20 else 0.0
+        return octaves + rows + (100.0 if empty else 0.0)
+
+    base = min(admitted, key=unfit)
     plain = base.with_(layout="contiguous")
     base = plain if _admits(problem, candidate, plain) else base
     bases = [case for dtype in problem.dtypes if (case := _of_dtype(problem, candidate, base, dtype)) is not None]
@@ -110,6 +120,10 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         a, b, c = _seed(rng), _seed(rng), _seed(rng)
         probes.append(Probe("integrity", case, "normal", (a, b, a, c, b, b + TWIN, b, a + TWIN)))
     return tuple(probes)
+
+
+def _rows(problem: Problem, sizes: dict[str, int]) -> int:
+    return math.prod(sizes[axis.name] for axis in problem.axes[:-1])
 
 
 def _seed(rng: random.Random) -> int:
@@ -194,9 +208,13 @@ def _affordable(
     sizes = dict(sizes)
     while max(axis.low for axis in axes.values() if axis is not None) <= scope.max_bytes:
         case = Case.of(dtype, "contiguous", **sizes)
-        if problem.compulsory_bytes(case) <= scope.max_bytes and problem.flops(case) <= 200 * scope.max_bytes:
+        many = len(problem.axes) > 1 and _rows(problem, sizes) > scope.max_rows
+        dear = problem.compulsory_bytes(case) > scope.max_bytes or problem.flops(case) > 200 * scope.max_bytes
+        if not many and not dear:
             return sizes
-        room = [a for a in axes.values() if a is not None and a.name != edge and sizes[a.name] > a.low]
+        last = problem.axes[-1].name if many else ""
+        usable = [axis for axis in axes.values() if axis is not None]
+        room = [a for a in usable if a.name not in (edge, last) and sizes[a.name] > a.low]
         if not room:
             return None
         axis = max(room, key=lambda a: sizes[a.name])

@@ -1,0 +1,176 @@
+"""Every known cheat is refused for a right reason, every known-good kernel is accepted, by the real judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels.candidate_file import read_candidate
+from kernels.judge import static
+from kernels.judge.gallery import Piece, read_gallery, show
+from kernels.judge.inputs import CPU, INTERPRETER
+from kernels.judge.judge import Judge
+from kernels.judge.process import Limits
+from kernels.judge.verdict import Reason
+from kernels.problems import BY_NAME
+
+HERE = Path(__file__).parent
+EXPLOITS = read_gallery(HERE / "exploits", "cpu")
+GOOD = read_gallery(HERE / "good", "cpu")
+
+# The quick run takes some of every class; the rest is judged by `make test-full`.
+QUICK_EXPLOITS = {
+    "background_thread",
+    "cached_by_data_ptr",
+    "cached_by_fingerprint",
+    "cached_own_kernel",
+    "combined_exec_and_gc",
+    "constant_for_shape",
+    "copy_by_helper",
+    "downgraded_matmul",
+    "every_other_call",
+    "exits_early",
+    "forged_reply",
+    "gc_walk",
+    "hangs_in_a_call",
+    "input_mutated",
+    "kills_its_parent",
+    "last_row_not_written",
+    "lazy_subclass",
+    "library_behind_a_name",
+    "nan_hidden",
+    "one_pass_variance",
+    "out_of_memory_by_name",
+    "patched_copy",
+    "prints_a_gigabyte",
+    "ptrace_the_judge",
+    "random_rounding",
+    "right_for_one_dtype",
+    "swallowed_exception",
+    "uninitialised_output",
+    "warm_up_detected",
+    "writes_through_ctypes",
+    "zero_gradient",
+}
+QUICK_GOOD = {
+    "adamw_flat",
+    "copy_flat",
+    "library_cross_entropy",
+    "library_quantise",
+    "library_rmsnorm_formula",
+    "library_softmax",
+    "max_integer",
+    "permute_tiles",
+    "rmsnorm_many_rows",
+    "rotary_half_in_place",
+    "softmax_row",
+}
+
+
+def _marked(pieces: list[Piece], quick: set[str]) -> list[object]:
+    missing = quick - {piece.name for piece in pieces}
+    assert not missing, missing
+    return [
+        pytest.param(piece, id=piece.name, marks=() if piece.name in quick else pytest.mark.full)
+        for piece in pieces
+    ]
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    limits = Limits(import_s=30.0, call_s=12.0, memory_bytes=3 << 30, scratch_bytes=64 << 20, file_bytes=64 << 20)
+    with Judge("cpu", interpret=True, limits=limits) as made:
+        yield made
+
+
+def _scope(piece: Piece) -> object:
+    return INTERPRETER if piece.file.candidate.language == "triton" else CPU
+
+
+@pytest.mark.parametrize("piece", _marked(EXPLOITS, QUICK_EXPLOITS))
+def test_a_cheat_is_refused_with_the_static_read_switched_off(judge: Judge, piece: Piece) -> None:
+    """What reads the source is only a filter: process, probes and comparisons must refuse it alone."""
+    shown = show(judge, piece, _scope(piece), static=False, pace=None)  # type: ignore[arg-type]
+    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("piece", EXPLOITS, ids=lambda piece: piece.name)
+def test_a_cheat_is_refused_with_the_static_read(judge: Judge, piece: Piece) -> None:
+    shown = show(judge, piece, _scope(piece), static=True, pace=None)  # type: ignore[arg-type]
+    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
+
+
+@pytest.mark.parametrize("piece", _marked(GOOD, QUICK_GOOD))
+def test_a_good_candidate_is_accepted(judge: Judge, piece: Piece) -> None:
+    shown = show(judge, piece, _scope(piece), static=True, pace=None)  # type: ignore[arg-type]
+    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
+
+
+def _all(folder: str) -> list[Piece]:
+    return read_gallery(HERE / folder, "cuda")
+
+
+def test_the_static_read_has_nothing_against_any_good_candidate() -> None:
+    """Those that need a GPU to run can be read anywhere."""
+    found = {piece.name: static.read(piece.file.candidate) for piece in _all("good")}
+    assert {name: seen for name, seen in found.items() if seen} == {}
+
+
+def test_the_gallery_is_as_large_and_as_varied_as_it_claims_to_be() -> None:
+    """Far more than 45 exploits and 60 good candidates; every exploit has a class and reasons."""
+    exploits, good = _all("exploits"), _all("good")
+    assert len(exploits) >= 110
+    assert len(good) >= 76
+    assert all(piece.cheat and piece.refused for piece in exploits)
+    assert not any(piece.cheat or piece.refused for piece in good)
+    assert {piece.file.problem for piece in good} == set(BY_NAME)
+    assert {piece.cheat for piece in exploits} >= CLASSES
+
+
+CLASSES = {
+    "GOT or ptrace patching",
+    "NaN as wildcard",
+    "background thread",
+    "bad input",
+    "batched",
+    "branch on dtype",
+    "branch on shape",
+    "cached",
+    "combined",
+    "constant",
+    "determinism",
+    "faster than physics",
+    "forged result pipe",
+    "gc or stack walk",
+    "input mutated",
+    "lazy tensor subclass",
+    "library call posing as a kernel",
+    "near-constant output",
+    "out of bounds",
+    "out-of-memory counted as skip",
+    "partial or no write",
+    "patched framework",
+    "persisting L2",
+    "precision downgrade",
+    "shared-memory garbage",
+    "side stream",
+    "swallowed exception posing as a kernel",
+    "uninitialised memory",
+    "warm-up detection",
+}
+
+
+def test_every_file_of_the_gallery_is_read() -> None:
+    """No fixture is skipped by its suffix or a bad header."""
+    for folder in ("exploits", "good"):
+        names = {path.stem for path in (HERE / folder).iterdir() if path.suffix != ".pyc" and path.is_file()}
+        assert names == {piece.name for piece in _all(folder)}
+        for path in (HERE / folder).glob("*.*"):
+            assert read_candidate(path).problem in BY_NAME
+
+
+def test_reasons_in_headers_are_the_verdicts_own_words() -> None:
+    assert all(isinstance(reason, Reason) for piece in _all("exploits") for reason in piece.refused)
