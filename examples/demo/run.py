@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -147,7 +147,8 @@ class Demo:
         self._began_s = time.monotonic()
         self.app.start()
         self.app.run()
-        return score(self.world, self.incidents(), time.monotonic() - self._began_s)
+        report = score(self.world, self.incidents(), time.monotonic() - self._began_s)
+        return replace(report, unsettled=self.unsettled)
 
     def close(self) -> None:
         self.app.stop()

@@ -59,6 +59,8 @@ class Report:
     wall_s: float
     rows: tuple[Row, ...]
     problems: tuple[str, ...] = field(default=())
+    unsettled: int = 0
+    """Ticks at which the daemon was not done when the time that it was given ran out: the machine was too slow."""
 
     @property
     def ok(self) -> bool:

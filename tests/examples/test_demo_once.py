@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def once(seed: int) -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1000,
         check=False,
     )
     assert done.stdout, done.stderr[-2000:]
@@ -80,7 +81,10 @@ def test_a_plan_waits_until_somebody_approves_it_on_the_command_line() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", UNSEEN)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", UNSEEN[::2])
 def test_unseen_seeds_pass(seed: int) -> None:
-    """Twenty scripts with other jobs, places, onsets and sizes."""
-    assert told(once(seed)) == []
+    """Twenty scripts with other jobs, places, onsets and sizes, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(once, (seed, seed + 1)))
+    assert {report["seed"]: told(report) for report in reports} == {seed: [], seed + 1: []}
