@@ -90,12 +90,14 @@ class Fetcher:
         max_bytes: int,
         accept: str = "*/*",
         compress: bool = True,
+        parallel: int = _PARALLEL,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._max_bytes = max_bytes
         self._accept = accept
         self._encoding = "gzip" if compress else "identity"
+        self._parallel = parallel
         self._timer = timer
         self._runner: asyncio.Runner | None = None
         self._client: httpx.AsyncClient | None = None
@@ -119,14 +121,14 @@ class Fetcher:
             if self._client is None:
                 self._client = httpx.AsyncClient(
                     verify=self._tls(any(r.url.startswith("https:") for r in requests)),
-                    limits=httpx.Limits(max_connections=_PARALLEL, keepalive_expiry=_KEEP_S),
+                    limits=httpx.Limits(max_connections=self._parallel, keepalive_expiry=_KEEP_S),
                     timeout=None,
                     trust_env=False,
                 )
         except (OSError, ValueError) as error:
             return [SourceError(Reason.UNAUTHORISED, f"credentials: {error}")] * len(requests)
         end = asyncio.get_running_loop().time() + timeout_s
-        places = asyncio.Semaphore(_PARALLEL)
+        places = asyncio.Semaphore(self._parallel)
         return await asyncio.gather(*(self._guarded(r, headers, end, timeout_s, places) for r in requests))
 
     async def _guarded(

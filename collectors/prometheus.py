@@ -22,7 +22,7 @@ from collectors.frame import Floats, Frame, Reason, SourceStatus
 from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
 from collectors.metrics import Metric, of_kind
 from collectors.pages import Plan, source_subject, tell
-from collectors.prometheus_api import Vector, instant, read_vector
+from collectors.prometheus_api import Vector, VectorReader, instant
 from collectors.rows import Cells, Rows
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
@@ -30,6 +30,8 @@ from collectors.workload import WorkloadRule, container_subject
 
 _GPU, _MIG, _BOX, _NODE = SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER, SubjectKind.NODE
 _KEYS = {_GPU: ("UUID",), _MIG: ("UUID", "GPU_I_ID"), _BOX: ("namespace", "pod", "container"), _NODE: ("nodename",)}
+_PARALLEL = 4
+"""Queries under way at once: Prometheus itself runs 20 of all its users."""
 _IDENTITY = "DCGM_FI_DEV_FB_USED"
 
 
@@ -43,9 +45,17 @@ class _Known:
         self._row: dict[object, int] = {}
         self._subjects: list[Subject] = []
         self._frozen: tuple[Subject, ...] = ()
+        self._placed: dict[int, tuple[Sequence[Mapping[str, str]], Cells, int]] = {}
 
     def place(self, labels: Sequence[Mapping[str, str]], column: int, scale: float) -> tuple[Cells, int]:
         """Where a vector's values belong, and how many series have no usable identity."""
+        placed = self._placed.get(column)
+        if placed is None or placed[0] is not labels or placed[1].subjects is not self._frozen:
+            where, refused = self._place(labels, column, scale)
+            placed = self._placed[column] = (labels, where, refused)
+        return placed[1], placed[2]
+
+    def _place(self, labels: Sequence[Mapping[str, str]], column: int, scale: float) -> tuple[Cells, int]:
         try:
             keys: list[object] = (
                 [label[self.keys[0]] for label in labels]
@@ -86,7 +96,7 @@ class _Known:
 
     def forget(self) -> None:
         """Learns the keys anew, so that those long gone leave."""
-        self._row, self._subjects, self._frozen = {}, [], ()
+        self._row, self._subjects, self._frozen, self._placed = {}, [], (), {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +170,7 @@ class PrometheusCollector:
             max_bytes=settings.max_bytes,
             accept="application/json",
             compress=settings.compress,
+            parallel=_PARALLEL,
             timer=clock,
         )
         self._known = {
@@ -172,6 +183,7 @@ class PrometheusCollector:
             if settings.metrics is None or metric.name in settings.metrics
         ]
         self._identity = _Identity()
+        self._readers: dict[str, VectorReader] = {}
 
     @property
     def name(self) -> str:
@@ -237,7 +249,7 @@ class PrometheusCollector:
         failed: list[SourceError],
         rejected: dict[Reason, int],
     ) -> int:
-        vector = _vector(answer, failed)
+        vector = self._vector(ask.kind, answer, failed)
         if vector is None or not len(vector.values):
             return 0
         if vector.warnings:  # Thanos: a store did not answer
@@ -254,13 +266,22 @@ class PrometheusCollector:
 
     def _scraped_s(self, kind: SubjectKind, answer: Answer | SourceError, failed: list[SourceError]) -> Floats:
         """[n_rows] when each row's samples were scraped (Unix s), NaN where that is not known."""
-        vector = _vector(answer, failed)
+        vector = self._vector(kind, answer, failed)
         if vector is None:
             return np.empty(0)
-        where, _ = self._known[kind].place(vector.labels, 0, 1.0)
+        where, _ = self._known[kind].place(vector.labels, -1, 1.0)
         scraped = np.full(len(where.subjects), np.nan)
         scraped[where.row] = vector.values[where.position]
         return scraped
+
+    def _vector(self, query: str, answer: Answer | SourceError, failed: list[SourceError]) -> Vector | None:
+        try:
+            if isinstance(answer, SourceError):
+                raise answer
+            return self._readers.setdefault(query, VectorReader()).read(answer)
+        except SourceError as error:
+            failed.append(error)
+            return None
 
     def _refresh(
         self,
@@ -271,7 +292,7 @@ class PrometheusCollector:
         failed: list[SourceError],
     ) -> None:
         """Who sits where and holds what; the last answer stands where this one failed."""
-        vector = _vector(answer, failed)
+        vector = self._vector("identity", answer, failed)
         if vector is None:
             return
         series = tuple(Series(_IDENTITY, tuple(labels.items())) for labels in vector.labels)
@@ -318,16 +339,6 @@ def _subject(kind: SubjectKind, parts: tuple[str, ...]) -> Subject:
     if kind is _BOX:
         return container_subject(*parts)
     return Subject(kind, f"{parts[0]}/mig{parts[1]}" if kind is _MIG else parts[0])
-
-
-def _vector(answer: Answer | SourceError, failed: list[SourceError]) -> Vector | None:
-    try:
-        if isinstance(answer, SourceError):
-            raise answer
-        return read_vector(answer)
-    except SourceError as error:
-        failed.append(error)
-        return None
 
 
 def _count(rejected: dict[Reason, int], reason: Reason, count: int) -> None:

@@ -28,7 +28,7 @@ from collectors.check import check_collect
 from collectors.frame import Frame, Reason
 from collectors.http import Answer, SourceError
 from collectors.prometheus import PrometheusCollector
-from collectors.prometheus_api import over_range, read_matrix, read_vector
+from collectors.prometheus_api import VectorReader, over_range, read_matrix, read_vector
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
 
@@ -296,6 +296,38 @@ def answered(body: bytes) -> Answer:
     return Answer(body, "application/json", 0.0, math.nan)
 
 
+UUIDS = st.text(max_size=6) | st.sampled_from(['"},"value":[1,"9"]},{"metric":{', "a_b", '"]}]', "\\"])
+TEXTS = st.sampled_from(["1", "-2.5e+09", "NaN", "+Inf", "0", "1e999", "007"]) | st.floats().map(repr)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_the_fast_reader_says_what_the_plain_one_says_of_every_sequence_of_answers(data: st.DataObject) -> None:
+    reader = VectorReader(max_keys=20, max_shapes=2)
+    pool = data.draw(st.lists(UUIDS, min_size=1, max_size=6, unique=True))
+    for _ in range(4):
+        chosen = data.draw(st.lists(st.sampled_from(pool), max_size=5))
+        at_s = data.draw(st.sampled_from([1700000000, 1700000000.123]))
+        rows = [{"metric": {"UUID": u}, "value": [at_s, data.draw(TEXTS)]} for u in chosen]
+        body = vector(rows)
+        if data.draw(st.booleans()):
+            body = body[:-1] + b',"warnings":["store x is away"]}'
+        if data.draw(st.integers(0, 5)) == 0:
+            body = body[: data.draw(st.integers(0, len(body)))]
+        try:
+            expected = read_vector(answered(body))
+        except SourceError as error:
+            with pytest.raises(SourceError) as raised:
+                reader.read(answered(body))
+            assert raised.value.reason is error.reason  # noqa: PT017  the plain reader is the oracle
+            continue
+        found = reader.read(answered(body))
+        assert list(found.labels) == list(expected.labels)
+        np.testing.assert_array_equal(found.values, expected.values)
+        assert found.warnings == expected.warnings
+        assert found.at_s == expected.at_s or not chosen
+
+
 def test_a_range_stands_on_the_grid_that_was_asked_for() -> None:
     series = {"metric": {"UUID": "GPU-0"}, "values": [[100, "1"], [110.0, "NaN"], [115, "4"], [999, "7"]]}
     body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [series]}}).encode()
@@ -326,6 +358,6 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_json_is_a_vector_or_an_error_by_name(document: object) -> None:
     for body in (orjson.dumps(document), vector([document])):
-        for read in (read_vector, lambda a: read_matrix(a, 0.0, 10.0, 1.0)):
+        for read in (read_vector, VectorReader().read, lambda a: read_matrix(a, 0.0, 10.0, 1.0)):
             with contextlib.suppress(SourceError):  # and nothing else
                 assert read(answered(body)).values.dtype == np.float64
