@@ -171,7 +171,8 @@ def tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> N
     its slot (node and index) is taken by another board.
     """
     for subject, facts in now.facts.items():
-        inventory.describe(subject, **facts)
+        if before is None or before.facts.get(subject) != facts:
+            inventory.describe(subject, **facts)
     gone = before.relations - now.relations if before is not None else frozenset()
     slots = {(node, now.facts[gpu].get("slot")) for gpu, node in now.relations if gpu in now.facts}
     for child, parent in gone:
@@ -180,5 +181,5 @@ def tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> N
             if (parent, slot) not in slots:
                 continue
         inventory.end(child, parent, at_s)
-    for child, parent in now.relations:
+    for child, parent in now.relations - before.relations if before is not None else now.relations:
         inventory.observe(child, parent, at_s)

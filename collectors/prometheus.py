@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from collectors.base import Permanent
-from collectors.dcgm_exporter import plan_of
-from collectors.exposition import Layout, Series
 from collectors.frame import Floats, Frame, Reason, SourceStatus
+from collectors.gpu_labels import IDENTITY, GpuLabels
 from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
 from collectors.metrics import Metric, of_kind
-from collectors.pages import Plan, source_subject, tell
+from collectors.pages import source_subject
 from collectors.prometheus_api import Vector, VectorReader, instant
 from collectors.rows import Cells, Rows
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -32,7 +31,6 @@ _GPU, _MIG, _BOX, _NODE = SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINE
 _KEYS = {_GPU: ("UUID",), _MIG: ("UUID", "GPU_I_ID"), _BOX: ("namespace", "pod", "container"), _NODE: ("nodename",)}
 _PARALLEL = 4
 """Queries under way at once: Prometheus itself runs 20 of all its users."""
-_IDENTITY = "DCGM_FI_DEV_FB_USED"
 
 
 class _Known:
@@ -94,8 +92,13 @@ class _Known:
             rows.append(row)
         return np.array(position, dtype=np.int64), np.array(rows, dtype=np.int64), len(labels) - len(rows)
 
-    def forget(self) -> None:
-        """Learns the keys anew, so that those long gone leave."""
+    def forget_gone(self) -> None:
+        """Learns the keys anew where many are gone, so that they leave."""
+        live = max((len(labels) for labels, _, _ in self._placed.values()), default=0)
+        if len(self._subjects) > 1.1 * live + 16:
+            self._forget()
+
+    def _forget(self) -> None:
         self._row, self._subjects, self._frozen, self._placed = {}, [], (), {}
 
 
@@ -104,16 +107,6 @@ class _Ask:
     kind: SubjectKind
     metric: Metric
     query: str
-
-
-@dataclass
-class _Identity:
-    """What the last refresh told, and how many rows of boards there were: new ones are asked about at once."""
-
-    at_s: float = -np.inf
-    plan: Plan = field(default_factory=lambda: Plan(Layout((), {}, {}), ()))
-    told: Inventory | None = None
-    n_boards: int = 0
 
 
 class PrometheusCollector:
@@ -182,7 +175,8 @@ class PrometheusCollector:
             for metric in _metrics(kind)
             if settings.metrics is None or metric.name in settings.metrics
         ]
-        self._identity = _Identity()
+        self._labels = GpuLabels(settings.workload, clock)
+        self._labelled_s, self._labelled_boards = -np.inf, 0
         self._readers: dict[str, VectorReader] = {}
 
     @property
@@ -200,17 +194,15 @@ class PrometheusCollector:
         requests = [ask_for(ask.query) for ask in asks]
         when = {kind: len(requests) + n for n, kind in enumerate(self._known)}
         requests += [ask_for(scrape_time_query(kind, matchers)) for kind in self._known]
-        is_old = now_s - self._identity.at_s >= self._settings.refresh_s or now_s < self._identity.at_s
-        n_boards = sum(len(self._known[kind].rows) for kind in (_GPU, _MIG) if kind in self._known)
-        is_new = self._identity.told is not inventory or n_boards > self._identity.n_boards
-        wants_identity = (is_old or is_new) and bool({_GPU, _MIG} & set(self._known))
-        if wants_identity:
-            requests.append(ask_for(f"{_IDENTITY}{{{matchers}}}"))
+        wants_labels = self._wants_labels(now_s)
+        if wants_labels:
+            requests.append(ask_for(f"{IDENTITY}{{{matchers}}}"))
         answers = self._fetcher.fetch(requests, timeout_s)
         failed: list[SourceError] = []
         rejected: dict[Reason, int] = {}
-        if wants_identity:
-            self._refresh(answers[-1], now_s, inventory, n_boards, failed)
+        if wants_labels:
+            self._take_labels(answers[-1], now_s, failed)
+        self._labels.tell(inventory, now_s, timeout_s / 4)
         times = {kind: self._scraped_s(kind, answers[n], failed) for kind, n in when.items()}
         used = 0
         for ask, answer in zip(asks, answers, strict=False):
@@ -235,7 +227,7 @@ class PrometheusCollector:
         detail = f"{len(failed)} of {asked} queries failed; {failed[0].detail}" if failed else ""
         if not failed and not used:
             reason, detail = Reason.NOT_FOUND, "no query found a series"
-        nodes = self._identity.plan.nodes
+        nodes = self._labels.nodes()
         return SourceStatus(
             self._source, now_s, reason is None, reason, detail, used, dict(rejected), took_s, covers=nodes
         )
@@ -283,25 +275,25 @@ class PrometheusCollector:
             failed.append(error)
             return None
 
-    def _refresh(
-        self,
-        answer: Answer | SourceError,
-        now_s: float,
-        inventory: Inventory,
-        n_boards: int,
-        failed: list[SourceError],
-    ) -> None:
-        """Who sits where and holds what; the last answer stands where this one failed."""
-        vector = self._vector("identity", answer, failed)
+    def _n_boards(self) -> int:
+        return sum(len(self._known[kind].rows) for kind in (_GPU, _MIG) if kind in self._known)
+
+    def _wants_labels(self, now_s: float) -> bool:
+        """At the first time, after `refresh_s`, and as soon as there are new boards."""
+        if not {_GPU, _MIG} & set(self._known):
+            return False
+        is_old = not 0 <= now_s - self._labelled_s < self._settings.refresh_s
+        return is_old or self._n_boards() > self._labelled_boards
+
+    def _take_labels(self, answer: Answer | SourceError, now_s: float, failed: list[SourceError]) -> None:
+        """The last labels stand where this answer failed."""
+        vector = self._vector("labels", answer, failed)
         if vector is None:
             return
-        series = tuple(Series(_IDENTITY, tuple(labels.items())) for labels in vector.labels)
-        plan = plan_of(Layout(series, {}, {}), _IDENTITY_COLUMNS, self._settings.workload, None, "")
-        before = self._identity.plan if self._identity.told is inventory else None
-        tell(inventory, before, plan, now_s)
-        self._identity = _Identity(now_s, plan, inventory, n_boards)
+        self._labels.take(vector.labels)
+        self._labelled_s, self._labelled_boards = now_s, self._n_boards()
         for known in self._known.values():
-            known.forget()
+            known.forget_gone()
 
 
 def query_for(kind: SubjectKind, metric: Metric, matchers: str = "") -> str:
@@ -312,7 +304,7 @@ def query_for(kind: SubjectKind, metric: Metric, matchers: str = "") -> str:
 def scrape_time_query(kind: SubjectKind, matchers: str = "") -> str:
     """When the newest sample of each subject was scraped, as its exporter's steadiest metric tells."""
     steady = {_BOX: "container_memory_working_set_bytes", _NODE: "node_memory_MemTotal_bytes"}
-    name = steady.get(kind, _IDENTITY)
+    name = steady.get(kind, IDENTITY)
     return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, name, matchers, 'timestamp({})')})"
 
 
@@ -327,9 +319,6 @@ def _selected(kind: SubjectKind, name: str, matchers: str, shape: str = "{}") ->
 
 def _metrics(kind: SubjectKind) -> tuple[Metric, ...]:
     return of_kind(_GPU if kind is _MIG else kind)
-
-
-_IDENTITY_COLUMNS = {kind: {_IDENTITY: 0} for kind in (_GPU, _MIG, SubjectKind.LINK)}
 
 
 def _subject(kind: SubjectKind, parts: tuple[str, ...]) -> Subject:

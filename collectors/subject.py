@@ -48,6 +48,9 @@ class Subject:
         if not self.name or len(self.name) > MAX_NAME_CHARS:
             raise ValueError(f"{self.kind} name has {len(self.name)} characters, not 1 to {MAX_NAME_CHARS}")
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # an enum's own hash is slow, and subjects are looked up everywhere
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
 
