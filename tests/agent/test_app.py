@@ -96,6 +96,23 @@ def test_an_app_is_built_and_torn_down_twice_and_takes_its_incidents_up(tmp_path
     assert rows[0].state is IncidentState.RESOLVED
 
 
+def test_it_runs_on_postgresql(tmp_path: Path, exporter: Exporter, postgres_url: str) -> None:
+    """The same daemon with its store on a real server: an alarm becomes an incident, and the next App has it."""
+    for round_ in range(2):
+        detector = Scripted()
+        detector.firing = True
+        settings = Settings(**values(tmp_path / "state", exporter, store={"url": postgres_url}))
+        app = App(settings, clock=SteppedClock(START_S + 10.0 * round_))
+        app.detection.detectors = (detector,)
+        app.start()
+        look = app.tick()
+        rows = app.store.incidents()
+        app.stop()
+        assert look is not None
+        assert look.problem == ""
+        assert [row.id for row in rows] == ["INC-1"]
+
+
 def test_a_failing_detector_is_named_and_counted_and_the_others_go_on(tmp_path: Path, exporter: Exporter) -> None:
     """One detector raises at every look; the other's finding becomes an incident all the same."""
     good, bad = Scripted("good"), Scripted("bad")

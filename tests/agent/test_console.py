@@ -150,6 +150,8 @@ def test_nothing_is_written_without_sign_in_form_token_and_our_own_origin(web: h
     assert web.post(where, data={"form": "0" * 64, "plan": plan}).status_code == 403
     foreign = {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"}
     assert web.post(where, data={"form": form, "plan": plan}, headers=foreign).status_code == 403
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}):
+        assert web.post(where, data={"form": form, "plan": plan}, headers=headers).status_code == 403
     assert web.get(where).status_code == 405
     cookie = web.cookies[COOKIE]
     web.cookies.clear()
