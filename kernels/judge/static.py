@@ -30,6 +30,7 @@ MODULES = frozenset(
         "operator",
         "torch",
         "torch.autograd",
+        "torch.func",
         "torch.nn",
         "torch.nn.functional",
         "triton",
@@ -52,7 +53,7 @@ TORCH_MAKERS = _words("""
     zeros zeros_like
 """)
 """What an own kernel may call from torch: allocation and constants. Dtypes are attributes, not calls."""
-TORCH_ROOMS = frozenset({"autograd", "cuda", "nn"})
+TORCH_ROOMS = frozenset({"autograd", "cuda", "func", "nn"})
 TORCH_CUDA = frozenset(
     {"current_device", "device", "get_device_capability", "get_device_properties", "is_available"}
 )
@@ -206,7 +207,8 @@ class _Reader:
         if isinstance(node, ast.Name) and node.id in BUILTINS:
             yield Observation(Reason.static_refusal, line, f"uses {node.id}")
         elif isinstance(node, ast.Attribute):
-            if node.attr in ATTRIBUTES or (node.attr.startswith("__") and node.attr.endswith("__")):
+            dunder = node.attr.startswith("__") and node.attr.endswith("__") and node.attr != "__init__"
+            if node.attr in ATTRIBUTES or dunder:
                 yield Observation(Reason.static_refusal, line, f"reaches for .{node.attr}")
             chain = self._absolute(node)
             if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:

@@ -1,0 +1,210 @@
+"""Problems in KernelBench's format, judged like our own, and its score for a suite.
+
+A KernelBench task (Ouyang et al., arXiv 2502.10517) is a Python file with `class Model(nn.Module)`, `get_inputs()`
+and `get_init_inputs()`. The file is the reference, so it is run here, in the judge: load only suites that you
+trust. The contestant's `ModelNew` is not: `candidate_of` turns its source into a candidate that runs confined.
+
+A model's parameters and buffers become inputs after its own, in the order of `named_parameters` and
+`named_buffers`, so that a candidate cannot keep them and the judge can vary them. A task has one shape; what the
+plan varies are values, layouts and, where asked for, dtypes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernels.candidate import Candidate, Language
+from kernels.draw import Draw, mix
+from kernels.judge.verdict import Status, Verdict
+from kernels.problem import DTYPES, Axis, Case, Inputs, Outputs, Problem, ProblemError, as_outputs
+
+CORRECT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loaded file: the problem, and what a `ModelNew` needs to be built and called like `Model`."""
+
+    problem: Problem
+    init_inputs: tuple[Any, ...]
+    inputs: int
+    state: tuple[str, ...]
+
+
+def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
+    """The task of a file. Raises ProblemError that names the file and what it lacks."""
+    module = _module(path)
+    for name in ("Model", "get_inputs", "get_init_inputs"):
+        if not callable(getattr(module, name, None)):
+            raise ProblemError(f"{path}: defines no {name}")
+    try:
+        init = tuple(module.get_init_inputs())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model: torch.nn.Module = module.Model(*init).eval()
+            sample = tuple(module.get_inputs())
+            made = as_outputs(model(*sample))
+    except Exception as error:
+        raise ProblemError(f"{path}: Model or its inputs fail: {type(error).__name__}: {error}") from error
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = tuple(state)
+    values = (*sample, *(tensor.detach() for tensor in state.values()))
+    moved = _elements(values) + _elements(made)
+    counted = _flops(model, sample)
+
+    def reference(*arguments: Any) -> Any:
+        given, rest = arguments[: len(sample)], arguments[len(sample) :]
+        return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given)
+
+    def make_inputs(case: Case, draw: Draw) -> Inputs:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(draw.seed % (1 << 63))
+            fresh = tuple(module.get_inputs())
+        inputs = (*(_vary(x, draw) for x in fresh), *(_weights(x, draw) for x in state.values()))
+        return tuple(_placed(x, case, draw.device) for x in inputs)
+
+    problem = Problem(
+        name=f"kernelbench/{path.stem}",
+        family="kernelbench",
+        reference=reference,
+        make_inputs=make_inputs,
+        cases=tuple(Case.of(dtype, task=1) for dtype in dtypes),
+        axes=(Axis("task", (1,), 1, 1),),
+        compulsory_bytes=lambda case: moved * case.element_bytes,
+        flops=lambda case: max(counted, _elements(made)),
+        dtypes=dtypes,
+        distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
+    )
+    return Task(problem, init, len(sample), names)
+
+
+def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, Task]:
+    """All tasks of a folder, by path below it. Raises ProblemError where there is none."""
+    paths = [p for p in sorted(folder.rglob("*.py")) if not p.name.startswith("_")]
+    if not paths:
+        raise ProblemError(f"{folder}: holds no .py files")
+    return {str(path.relative_to(folder)): load_task(path, dtypes) for path in paths}
+
+
+def candidate_of(
+    task: Task, source: str, language: Language = "triton", kind: Any = "own_kernel", determinism: Any = "bitwise"
+) -> Candidate:
+    """A contestant's `ModelNew` as a candidate; it gets the inputs and the state of `Model` with every call.
+
+    Raises ProblemError where the constructor's arguments cannot be written as Python text.
+    """
+    try:
+        init = repr(list(task.init_inputs))
+        ast.literal_eval(init)
+    except (ValueError, SyntaxError) as error:
+        raise ProblemError(f"get_init_inputs: {init[:80]} cannot be passed on as text") from error
+    glue = f"""
+
+import torch.func
+
+_model = ModelNew(*{init})
+
+
+def entry(*arguments):
+    state = dict(zip({list(task.state)!r}, arguments[{task.inputs}:]))
+    return torch.func.functional_call(_model, state, arguments[:{task.inputs}])
+"""
+    return Candidate(source + glue, "entry", language, kind, determinism)
+
+
+def fast_p(verdicts: Iterable[Verdict], p: float, baseline: str = "eager", bound: str = "low") -> float:
+    """KernelBench's fast_p: the share of tasks whose candidate is correct and more than p times a baseline's speed.
+
+    One verdict a task. fast_0 is the share that is correct. `bound` says which figure of the speed-up's interval
+    must clear p: "low" (ours: what is certain) or "point" (what KernelBench compares). A task with several timed
+    cases counts by its slowest. NaN for no verdicts.
+    """
+    scores = [speedup(verdict, baseline, bound) if verdict.status in CORRECT else -math.inf for verdict in verdicts]
+    if not scores:
+        return math.nan
+    return sum(score > p or (p == 0 and score > -math.inf) for score in scores) / len(scores)
+
+
+def speedup(verdict: Verdict, baseline: str = "eager", bound: str = "low") -> float:
+    """The smallest speed-up over the baseline of a verdict's timed cases; 0 where none was timed."""
+    found = [getattr(c.speedup, bound) for c in verdict.comparisons if c.baseline == baseline]
+    return float(min(found, default=0.0))
+
+
+def _module(path: Path) -> ModuleType:
+    name = f"kernelbench_{mix(*path.resolve().as_posix().encode()):016x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ProblemError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ProblemError(f"{path}: does not load: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _vary(value: Any, draw: Draw) -> Any:
+    """The task's own values, changed in the draw's way; integers and numbers stay (they may be indices)."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    out = value.clone()
+    if draw.distribution == "large_mean":
+        out = out + 10.0
+    elif draw.distribution == "heavy_tail":
+        noise = Draw(draw.integer(0, 1 << 30), "heavy_tail", "cpu").values(value.shape, value.dtype)
+        out = out * noise
+    elif draw.distribution == "ties":
+        out = (out * 4).round() / 4
+    elif draw.distribution == "tiny":
+        out = out * 2.0**-16
+    if draw.twin:
+        cell = out.view(-1)[mix(draw.seed, 5) % out.numel()] if out.is_contiguous() else out[(0,) * out.dim()]
+        cell.add_(1.0)
+    return out
+
+
+def _weights(value: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """Parameters near their initial ones but not trivial: scaled by 0.75 to 1.25; all-zero ones become 0 to 0.5."""
+    value = value.detach()
+    if not value.is_floating_point() or not value.numel():
+        return value
+    factor = Draw(draw.integer(0, 1 << 30), "normal", "cpu").uniform(value.shape, value.dtype, 0.75, 1.25)
+    flat = bool((value == value.view(-1)[0] if value.is_contiguous() else value == value.flatten()[0]).all())
+    return factor - 0.75 if flat and float(value.flatten()[0]) == 0.0 else value * factor
+
+
+def _placed(value: Any, case: Case, device: torch.device) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device=device, dtype=DTYPES[case.dtype] if value.is_floating_point() else value.dtype)
+
+
+def _elements(values: Sequence[Any] | Outputs) -> int:
+    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+
+
+def _flops(model: torch.nn.Module, sample: Sequence[Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        model(*sample)
+    return int(counter.get_total_flops())
+
+
+Score = Mapping[str, float]
+
+
+def scores(verdicts: Mapping[str, Verdict], thresholds: Sequence[float] = (0.0, 1.0, 1.5, 2.0)) -> Score:
+    """fast_p of a suite at several p, by name: {"fast_0": …, "fast_1": …}."""
+    return {f"fast_{p:g}": fast_p(verdicts.values(), p) for p in thresholds}
