@@ -28,7 +28,6 @@ class Metric:
     help: str
     exported_as: str
     scale: float = 1.0
-    nvml: str | None = None
     low: float = 0.0
     high: float = 1e18
     """Values outside cannot be: they are refused, never shown as health."""
@@ -153,6 +152,35 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+NVML = {
+    "gpu_memory_used_bytes": "nvmlDeviceGetMemoryInfo_v2 used",
+    "gpu_memory_free_bytes": "nvmlDeviceGetMemoryInfo_v2 free",
+    "gpu_power_w": "nvmlDeviceGetPowerUsage",
+    "gpu_power_limit_w": "nvmlDeviceGetEnforcedPowerLimit",
+    "gpu_energy_j": "nvmlDeviceGetTotalEnergyConsumption",
+    "gpu_temperature_c": "nvmlDeviceGetTemperature",
+    "gpu_memory_temperature_c": "NVML_FI_DEV_MEMORY_TEMP",
+    "gpu_sm_clock_mhz": "nvmlDeviceGetClockInfo SM",
+    "gpu_memory_clock_mhz": "nvmlDeviceGetClockInfo MEM",
+    "gpu_utilization_percent": "nvmlDeviceGetUtilizationRates gpu",
+    "gpu_memory_utilization_percent": "nvmlDeviceGetUtilizationRates memory",
+    "gpu_throttle_reasons": "nvmlDeviceGetCurrentClocksEventReasons",
+    "gpu_ecc_sbe_total": "nvmlDeviceGetTotalEccErrors corrected",
+    "gpu_ecc_dbe_total": "nvmlDeviceGetTotalEccErrors uncorrected",
+    "gpu_remapped_rows_correctable": "nvmlDeviceGetRemappedRows",
+    "gpu_remapped_rows_uncorrectable": "nvmlDeviceGetRemappedRows",
+    "gpu_row_remap_failure": "nvmlDeviceGetRemappedRows",
+    "gpu_row_remap_pending": "nvmlDeviceGetRemappedRows",
+    "gpu_pcie_replay_total": "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
+    "gpu_nvlink_crc_errors_total": "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+    "gpu_sm_active_ratio": "GPM SM_UTIL",
+    "gpu_tensor_active_ratio": "GPM ANY_TENSOR_UTIL",
+    "gpu_dram_active_ratio": "GPM DRAM_BW_UTIL",
+    "gpu_engine_active_ratio": "GPM GRAPHICS_UTIL",
+}
+"""Where `collectors.nvml` reads a metric: an NVML function, a field identifier, or a GPM metric (in percent)."""
+
+
 def of_kind(kind: SubjectKind) -> tuple[Metric, ...]:
     """The metrics of one kind of subject, in table order: the columns of its frames."""
     return tuple(metric for metric in METRICS if metric.kind is kind)
@@ -160,3 +188,27 @@ def of_kind(kind: SubjectKind) -> tuple[Metric, ...]:
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 BY_EXPORTED = {metric.exported_as: metric for metric in METRICS}
+
+
+def table() -> str:
+    """The reference page of telemetry: every metric, its unit, and its names elsewhere."""
+    lines = [
+        "# Telemetry",
+        "",
+        "What collectors read, in our names and units: value [unit] = exported × scale. A value out of range",
+        "is refused and reads as missing; so do DCGM's blanks. MIG instances have the GPU's metrics.",
+    ]
+    for kind in dict.fromkeys(metric.kind for metric in METRICS):
+        lines += ["", f"## {str(kind).upper() if kind is _GPU else str(kind).capitalize()}", ""]
+        lines += [
+            "| metric | unit | type | what | exported as | scale | NVML | range |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for m in of_kind(kind):
+            scale = "2^20" if m.scale == _MIB else f"{m.scale:g}"
+            high = "∞" if m.high >= 1e18 else f"{m.high:g}"
+            lines.append(
+                f"| `{m.name}` | {m.unit} | {m.type} | {m.help} | `{m.exported_as}` | {scale} | "
+                f"{NVML.get(m.name, '')} | {m.low:g} to {high} |"
+            )
+    return "\n".join(lines) + "\n"

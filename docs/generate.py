@@ -29,8 +29,15 @@ def pages() -> dict[str, str]:
         "settings.md": settings_page(),
         "commands.md": commands_page(),
         "metrics.md": metrics_page(),
+        "telemetry.md": telemetry_page(),
         "../concepts/lifecycle.md": lifecycle_page(),
     }
+
+
+def telemetry_page() -> str:
+    from collectors.metrics import table
+
+    return _NOTE + table()
 
 
 # Settings ---------------------------------------------------------------------------------------------------------
