@@ -30,7 +30,6 @@ _SEEN_AT_ONCE = 500
 _LOOK_AGAIN_S = 15.0
 """How long a queued run is trusted to be on its way before its record is read again."""
 _SWEEP_S = 3600.0
-_HALT_AGAIN_S = 1.0
 _one_per_process = threading.Lock()
 
 
@@ -254,7 +253,12 @@ class Lifecycle:
         stage = STAGE_OF[IncidentState(row.state)]
         key = f"{name_of(row.number)}/{stage}/{row.version}/{row.stage_runs}"
         self._on_its_way[row.number] = now + _LOOK_AGAIN_S
-        if not queue.put(key, row.number, row.version, row.stage_runs):
+        try:
+            queued = queue.put(key, row.number, row.version, row.stage_runs)
+        except BaseException:
+            del self._on_its_way[row.number]
+            raise
+        if not queued:
             # that run ended without a trace in the incident (the store was away): the next one has a new key
             del self._on_its_way[row.number]
             self._store.put_off(row.number, row.version, row.stage_runs, None, failed=False)
@@ -291,10 +295,8 @@ class Lifecycle:
         failed, due_s, why = False, now_s + settings.retry_s, "nothing to do yet"
         try:
             self._stages.run(incident)
-        except Conflict as error:
+        except (Conflict, Lost) as error:  # nothing is queued while another leads or, for an act, while halted
             due_s, why = now_s, str(error)
-        except Lost as error:
-            due_s, why = now_s + _HALT_AGAIN_S, str(error)
         except Later as error:
             due_s, why = error.at_s, str(error)
         except Temporary as error:

@@ -10,9 +10,11 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from collectors.subject import SubjectKind
 from controllers.action import Action, ActionKind
 
 
@@ -77,6 +79,10 @@ class ApprovalSettings(BaseModel):
     kinds: dict[ActionKind, Rule] = Field(
         default_factory=dict, description="Rule by action kind: automatic, one, two (different people) or never."
     )
+    places: dict[str, Rule] = Field(
+        default_factory=dict,
+        description="Rule of a plan that touches subjects of a pattern (`job:prod-*`), where it is stricter.",
+    )
     wide_gpus: int = Field(default=64, ge=1, description="A plan that touches more GPUs than this is wide.")
     wide_nodes: int = Field(default=8, ge=1, description="A plan that touches more nodes than this is wide.")
     wide: Rule = Field(default=Rule.TWO, description="Rule of a wide plan, where it is stricter than its kind's.")
@@ -90,14 +96,25 @@ class ApprovalSettings(BaseModel):
 
 
 def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
-    """The rule that a plan falls under: its kind's, or the stricter one where the plan is wide."""
+    """The rule that a plan falls under: the strictest of its kind's, its places' and, if wide, the wide one."""
     named = policy.kinds.get(action.kind)
     rule = named or policy.default
     if named is None and rule is Rule.ONE and not action.needs_approval and action.kind in _HARMLESS:
         rule = Rule.AUTOMATIC
     radius = action.blast_radius
     wide = len(set(radius.gpus)) > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
-    return max(rule, policy.wide, key=_STRICTNESS.index) if wide else rule
+    rules = [rule, *([policy.wide] if wide else [])]
+    touched = _touched(action)
+    rules += [r for pattern, r in policy.places.items() if any(fnmatchcase(name, pattern) for name in touched)]
+    return max(rules, key=_STRICTNESS.index)
+
+
+def _touched(action: Action) -> set[str]:
+    """Every subject that a plan names, as `kind:name`."""
+    radius = action.blast_radius
+    named = {SubjectKind.NODE: radius.nodes, SubjectKind.GPU: radius.gpus}
+    named |= {SubjectKind.JOB: radius.jobs, SubjectKind.POD: radius.pods}
+    return {str(action.target)} | {f"{kind}:{name}" for kind, names in named.items() for name in names}
 
 
 def may_not_approve(person: Person, action: Action, policy: ApprovalSettings, requester: str, now_s: float) -> str:

@@ -13,7 +13,7 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from dbos import DBOS, SetWorkflowID
+from dbos import DBOS, DBOSPortableJSONSerializer, SetWorkflowID
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.database import Database
@@ -48,6 +48,7 @@ class StageQueue:
             "scheduler_polling_interval_sec": 3600.0,
             "notification_listener_polling_interval_sec": 0.2,
             "use_listen_notify": False,
+            "serializer": DBOSPortableJSONSerializer(),  # the default pickles, and a pickle runs what it is told to
             "log_level": "CRITICAL",
         }
         self._replica = replica
@@ -76,7 +77,7 @@ class StageQueue:
             return self._adopt()
         except SQLAlchemyError as error:
             self.stop()
-            raise Temporary(f"the queue of stages cannot start: {error}") from error
+            raise Temporary(f"the queue of stages cannot start: {_brief(error)}") from error
         except BaseException:
             self.stop()
             raise
@@ -96,7 +97,7 @@ class StageQueue:
             with SetWorkflowID(key):
                 DBOS.enqueue_workflow(_QUEUE, self._entry, key, number, version, runs)
         except SQLAlchemyError as error:
-            raise Temporary(f"the queue of stages cannot be reached: {error}") from error
+            raise Temporary(f"the queue of stages cannot be written: {_brief(error)}") from error
         return True
 
     def _adopt(self) -> int:
@@ -122,5 +123,10 @@ class StageQueue:
             )
             DBOS.delete_workflows([w.workflow_id for w in ended])
         except SQLAlchemyError as error:
-            raise Temporary(f"the queue of stages cannot be reached: {error}") from error
+            raise Temporary(f"the queue of stages cannot be written: {_brief(error)}") from error
         return len(ended)
+
+
+def _brief(error: SQLAlchemyError) -> str:
+    """The database's own words, without the statement and its parameters."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())

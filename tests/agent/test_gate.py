@@ -177,6 +177,15 @@ def test_a_wide_plan_needs_two_people_and_policy_is_never_loosened_by_width() ->
     assert rule_for(replace(an_action(kind=ActionKind.OPEN_RMA), blast_radius=wide), policy) is Rule.NEVER
 
 
+def test_a_plan_that_touches_a_guarded_place_falls_under_the_stricter_rule() -> None:
+    policy = ApprovalSettings(places={"job:prod-*": Rule.TWO, "node:lab-*": Rule.AUTOMATIC})
+    for jobs, rule in [(("prod-a/train",), Rule.TWO), (("dev/train",), Rule.ONE)]:
+        plan = replace(an_action(kind=ActionKind.DRAIN, target=NODE), blast_radius=BlastRadius(jobs=jobs))
+        assert rule_for(plan, policy) is rule
+    lab = replace(an_action(kind=ActionKind.DRAIN), blast_radius=BlastRadius(nodes=("lab-1",)))
+    assert rule_for(lab, policy) is Rule.ONE  # a place never loosens
+
+
 def test_a_plan_cannot_excuse_itself_from_approval_unless_its_kind_is_harmless() -> None:
     excused = replace(an_action(kind=ActionKind.REBOOT_NODE), needs_approval=False)
     assert rule_for(excused, ApprovalSettings()) is Rule.ONE

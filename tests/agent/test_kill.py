@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -17,11 +15,9 @@ from agent.store import Store
 from agent.tables import intents
 from controllers.actuators.simulated import SimulatedCluster
 from tests.agent.incidents import ManualClock
-from tests.agent.killed import SCENARIOS, drive, go_on, move_and_die
+from tests.agent.killed import SCENARIOS, drive, go_on, move_and_die, run_in_process
 
 _S = IncidentState
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.agent.killed"])
 _WORLD = [f"world {method} {mode}" for method in ("execute", "undo") for mode in ("die_before", "die_after")]
 
 
@@ -57,38 +53,12 @@ MOVES = [(state.value, cause.value, when) for state, cause in TRANSITIONS for wh
 QUICK_MOVES = [("approved", "rejected", "before"), ("acting", "expired", "after")]
 
 
-def _run(target: Callable[..., None], *arguments: str) -> int:
-    process = _FORKS.Process(target=target, args=arguments)
-    process.start()
-    process.join(90)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-        raise AssertionError(f"{arguments}: still running after 90 s")
-    return process.exitcode
-
-
-@pytest.fixture(scope="session")
-def ran_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the databases of a daemon that has run once, to save each test the first start."""
-    folder = tmp_path_factory.mktemp("ran_once")
-    assert _run(go_on, f"sqlite:///{folder}/store.sqlite", str(folder)) == 0
-    return folder
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path, ran_once: Path) -> str:
-    for file in ran_once.iterdir():
-        shutil.copy(file, tmp_path / file.name)
-    return f"sqlite:///{tmp_path}/store.sqlite"
-
-
 @pytest.fixture(scope="session")
 def postgres_ran_once(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     with psycopg.connect(postgres_server.replace("+psycopg", "") + "/postgres", autocommit=True) as admin:
         admin.execute("CREATE DATABASE ran_once")
     folder = tmp_path_factory.mktemp("ran_once")
-    assert _run(go_on, f"{postgres_server}/ran_once", str(folder)) == 0
+    assert run_in_process(go_on, f"{postgres_server}/ran_once", str(folder)) == 0
     return "ran_once"
 
 
@@ -125,20 +95,20 @@ def _check(url: str, folder: Path, name: str) -> None:
 
 
 def _kill_and_go_on(url: str, folder: Path, scenario: str, place: str) -> None:
-    assert _run(drive, url, str(folder), scenario, place) == -signal.SIGKILL, "the place was not reached"
-    assert _run(drive, url, str(folder), scenario, "") == 0
+    assert run_in_process(drive, url, str(folder), scenario, place) == -signal.SIGKILL, "the place was not reached"
+    assert run_in_process(drive, url, str(folder), scenario, "") == 0
     _check(url, folder, scenario)
 
 
 def _kill_in_a_move(url: str, folder: Path, state: str, cause: str, when: str) -> None:
     """One arrow by itself, from a state reached without a lifecycle; then a daemon goes on from what is stored."""
-    assert _run(move_and_die, url, str(folder), state, cause, when) == -signal.SIGKILL
+    assert run_in_process(move_and_die, url, str(folder), state, cause, when) == -signal.SIGKILL
     store = Store(url, ManualClock())
     left = store.incident("INC-1")
     moved = TRANSITIONS[IncidentState(state), Cause(cause)]
     assert left.state is (moved if when == "after" else IncidentState(state))
     assert store.audit.verify().ok
-    assert _run(go_on, url, str(folder)) == 0
+    assert run_in_process(go_on, url, str(folder)) == 0
     then = store.incident("INC-1")
     assert then.history[: len(left.history)] == left.history
     assert then.state not in (_S.OPEN, _S.DIAGNOSED, _S.APPROVED, _S.ACTING, _S.UNDOING)
@@ -149,7 +119,7 @@ def _kill_in_a_move(url: str, folder: Path, state: str, cause: str, when: str) -
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_scenario_ends_as_it_says_when_nobody_is_killed(sqlite_url: str, tmp_path: Path, scenario: str) -> None:
-    assert _run(drive, sqlite_url, str(tmp_path), scenario, "") == 0
+    assert run_in_process(drive, sqlite_url, str(tmp_path), scenario, "") == 0
     _check(sqlite_url, tmp_path, scenario)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from agent.policy import ApprovalSettings, Rule
 from agent.stages import LifecycleSettings
 from collectors.base import Permanent, Temporary
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition, Proposal
-from controllers.actuators.simulated import Mishap
+from controllers.actuators.simulated import Mishap, SimulatedActuator
 from controllers.guard import Limit, Ruling
 from detectors.base import Fault, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_diagnosis, a_finding, an_action
@@ -33,8 +34,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def world(tmp_path: Path, clock: ManualClock) -> Iterator[World]:
-    made = World(f"sqlite:///{tmp_path}/store.sqlite", tmp_path, clock)
+def world(sqlite_url: str, tmp_path: Path, clock: ManualClock) -> Iterator[World]:
+    made = World(sqlite_url, tmp_path, clock)
     yield made
     made.store.close()
 
@@ -375,6 +376,37 @@ def test_a_halt_freezes_approved_plans_and_undoing_and_resume_lets_them_go_on(
         assert world.store.incident(name).state is _S.CONFIRMING
     assert frozen in (_S.APPROVED, _S.CONFIRMING)  # the approval may have been acted on before the halt
     assert len(world.cluster.effects()) == 1
+
+
+def test_a_halt_holds_within_two_seconds_and_what_is_under_way_ends_by_itself(
+    world: World, clock: ManualClock
+) -> None:
+    class Slow(SimulatedActuator):
+        def execute(self, action: Action) -> Outcome:
+            time.sleep(0.3)
+            return super().execute(action)
+
+    slow = Slow(world.cluster.path, clock.now_s)
+    with running(world, actuator_for=lambda kind: slow) as lifecycle:
+        names = [world.store.open_incident(f"leak {i}", [a_finding(since_s=float(i))]) for i in range(14)]
+        lifecycle.wait_idle()
+        for name in names:
+            _approve(world, name)
+        time.sleep(0.5)
+        world.gate.halt(ANN)
+        time.sleep(2.0)
+        after_two_s = len(world.cluster.effects())
+        time.sleep(1.0)
+        assert len(world.cluster.effects()) == after_two_s < len(names)
+        begun = {world.store.incident(name).state for name in names}
+        assert begun <= {_S.APPROVED, _S.ACTING, _S.CONFIRMING}
+        world.gate.resume(ANN)
+        clock.advance(6)
+        lifecycle.wait_idle(60)
+        clock.advance(6)
+        lifecycle.wait_idle(60)
+    effects = world.cluster.effects()
+    assert sorted(effect.action_id for effect in effects) == sorted(f"{name}-1".lower() for name in names)
 
 
 def test_an_automatic_kind_needs_nobody(world: World, clock: ManualClock) -> None:
