@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 import psycopg
 import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
 
 pytest_plugins = ["tests.kubernetes_api.cluster"]
 
@@ -174,17 +175,22 @@ def chromium_path() -> str:
     return path
 
 
-@pytest.fixture(scope="session")
-def browser_type_launch_args() -> dict[str, Any]:
-    """Makes pytest-playwright's `page` use the system's Chromium; as root it has no sandbox to offer."""
-    return {
-        "executable_path": chromium_path(),
-        "args": ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"],
-        "headless": True,
-    }
+@pytest.fixture(scope="module")
+def _chromium() -> Iterator[Browser]:
+    """One browser per module: Playwright's event loop runs in the test's thread as long as it lives, and code that
+    brings an event loop of its own cannot run beside it. As root, Chromium has no sandbox to offer."""
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
+    path = chromium_path()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments, timeout=120_000)
+        yield browser
+        browser.close()
 
 
-@pytest.fixture(scope="session")
-def base_url() -> str:
-    """Each test names its own server. Stands in for pytest-base-url's fixture, which pytest deprecates."""
-    return ""
+@pytest.fixture
+def page(_chromium: Browser) -> Iterator[Page]:
+    """A page in a fresh context of the system's Chromium."""
+    context = _chromium.new_context()
+    context.set_default_timeout(60_000)
+    yield context.new_page()
+    context.close()
