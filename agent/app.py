@@ -278,7 +278,7 @@ class App:
         return self._advisor.guard(action, begun)
 
     def _begun(self) -> list[Commitment]:
-        with self.store.database.write() as connection:
+        with self.store.database.read() as connection:
             return commitments(connection)
 
     def _past(self, incident: Incident) -> Iterable[PastIncident]:

@@ -52,13 +52,14 @@ def has_intent(database: Database, action: Action, phase: str) -> bool:
         return connection.execute(sa.select(intents.c.action_id).where(mine)).one_or_none() is not None
 
 
-def commitments(connection: Connection) -> list[Commitment]:
+def commitments(connection: Connection, *, before_an_intent: bool = False) -> list[Commitment]:
     """Every action that has begun and not failed, oldest first, for the guard.
 
-    In a write transaction this queues behind every other intent (on the audit log's head), so that two actions
-    that fit alone and not together cannot both begin.
+    `before_an_intent`: the transaction will store one. It then queues behind every other intent (on the audit
+    log's head), so that two actions that fit alone and not together cannot both begin. A reader holds nobody up.
     """
-    connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
+    if before_an_intent:
+        connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
     rows = connection.execute(
         sa.select(intents, plans.c.body)
         .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
@@ -75,7 +76,7 @@ def commitments(connection: Connection) -> list[Commitment]:
         released_s = None
         if undone is not None and undone.status in _HAPPENED[:2]:
             released_s = undone.at_s
-        elif end is not None and action.kind in _GIVES_BACK_ITSELF:
+        elif end is not None and end.status is not OutcomeStatus.UNKNOWN and action.kind in _GIVES_BACK_ITSELF:
             released_s = end.at_s
         found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
     return [_released(item, found) for item in found if item.action.kind is not ActionKind.UNCORDON]

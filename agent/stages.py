@@ -239,7 +239,7 @@ class Stages:
 
         def store(connection: Connection, number: int) -> None:
             if self._parts.guard is not None:
-                ruling = self._parts.guard(action, commitments(connection))
+                ruling = self._parts.guard(action, commitments(connection, before_an_intent=True))
                 if not ruling.allowed:
                     raise _Refused(ruling)
             store_intent(connection, number, action, "act", self._now(), self._runner)

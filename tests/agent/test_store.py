@@ -15,11 +15,12 @@ from alembic.migration import MigrationContext
 
 from agent.database import Database, StoreBusy, StoreFull, StoreUnusable
 from agent.incident import Cause, IllegalTransition, IncidentState
+from agent.intents import commitments, end_intent, store_intent
 from agent.records import dump, load
-from agent.store import Conflict, NoSuchIncident, Store
+from agent.store import Conflict, NoSuchIncident, Store, number_of
 from agent.tables import metadata
 from collectors.subject import Membership, Subject, SubjectKind
-from controllers.action import Action
+from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
 from detectors.base import Fault, Finding, Severity, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_diagnosis, a_finding, an_action
 
@@ -240,3 +241,45 @@ def test_passwords_are_not_in_messages() -> None:
     with pytest.raises(StoreBusy) as caught:
         Database("postgresql://me:hunter2@127.0.0.1:1/none")
     assert "hunter2" not in str(caught.value)
+
+
+def test_reading_what_has_begun_holds_no_writer_up(store: Store) -> None:
+    name = store.open_incident("leak", [a_finding()])
+    with store.database.read() as connection:
+        assert commitments(connection) == []
+        store.attach(name, a_finding(Fault.XID, NODE))  # on PostgreSQL it would wait for a reader's lock
+    assert len(store.incident(name).findings) == 2
+
+
+def test_what_stands_is_counted_until_it_is_taken_back(store: Store, clock: ManualClock) -> None:
+    """A finished cordon stands; a failed one never did; an undo or an uncordon of the same node releases it."""
+
+    def begin(action: Action, status: OutcomeStatus | None, undo: bool = False) -> None:
+        name = store.open_incident("fault", [a_finding()])
+        store.save_diagnosis(store.incident(name), a_diagnosis(), by="test")
+        store.save_plan(store.incident(name), action, "test", by="test")
+        with store.database.write() as connection:
+            for phase in ("act", "undo") if undo else ("act",):
+                store_intent(connection, number_of(name), action, phase, clock.now_s(), "test")
+                if status is not None:
+                    end_intent(connection, number_of(name), action, phase, Outcome(status, "", clock.now_s()))
+        clock.advance(10)
+
+    other = Subject(SubjectKind.NODE, "n2")
+    begin(an_action("stands", ActionKind.CORDON, NODE), OutcomeStatus.DONE)
+    begin(an_action("failed", ActionKind.CORDON, NODE), OutcomeStatus.FAILED)
+    begin(an_action("undone", ActionKind.CORDON, NODE), OutcomeStatus.DONE, undo=True)
+    begin(an_action("under-way", ActionKind.DRAIN, other), None)
+    begin(an_action("unknown", ActionKind.REBOOT_NODE, other), OutcomeStatus.UNKNOWN)
+    with store.database.read() as connection:
+        found = {c.action.id: (c.ended_s, c.released_s) for c in commitments(connection)}
+    assert found == {
+        "stands": (1000.0, None),
+        "undone": (1020.0, 1020.0),
+        "under-way": (None, None),
+        "unknown": (1040.0, None),
+    }
+    begin(an_action("lift", ActionKind.UNCORDON, NODE), OutcomeStatus.DONE)
+    with store.database.read() as connection:
+        (cordon,) = [c for c in commitments(connection) if c.action.id == "stands"]
+    assert cordon.released_s == 1050.0
