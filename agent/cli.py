@@ -46,6 +46,31 @@ def run(config: Config = None) -> None:
 
 
 @app.command()
+def node(
+    host: Annotated[str, typer.Option(help="Address to listen on")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on")] = 9400,
+    period_s: Annotated[float, typer.Option(help="Time between two samples (s)")] = 1.0,
+    certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM) to serve with")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key (PEM)")] = None,
+    client_ca: Annotated[Path | None, typer.Option(help="Only clients of this authority (PEM)")] = None,
+) -> None:
+    """Serves this machine's GPUs as a dcgm-exporter page, and its kernel log, until SIGTERM."""
+    from agent.node import run as run_node
+    from collectors.exporter import Settings
+
+    run_node(
+        Settings(
+            host=host,
+            port=port,
+            period_s=period_s,
+            certificate_file=certificate,
+            key_file=key,
+            client_ca_file=client_ca,
+        )
+    )
+
+
+@app.command()
 def incidents(
     config: Config = None,
     all_: Annotated[bool, typer.Option("--all", "-a", help="Also those that are resolved")] = False,

@@ -117,7 +117,7 @@ class PageCollector(ABC):
             covers = (Subject(SubjectKind.NODE, source.node),)
         if isinstance(answer, SourceError):
             return SourceStatus(source.subject, now_s, False, answer.reason, answer.detail, covers=covers)
-        body, whole = answer.body, answer.body.endswith(b"\n")
+        body, whole = answer.body, not answer.body or answer.body.endswith(b"\n")
         if not whole:
             body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
         openmetrics = answer.content_type.startswith("application/openmetrics-text")

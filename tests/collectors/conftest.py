@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
+import os
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 Respond = Callable[[BaseHTTPRequestHandler], None]
@@ -166,3 +172,22 @@ def faulty(request: pytest.FixtureRequest, page_server: PageServer) -> tuple[Pag
     if page is not None:
         page_server.pages["/faulty"] = page
     return page_server, "/faulty", reasons
+
+
+_STUB = Path(__file__).parent / "nvml_stub" / "stub.c"
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The stub, loaded under NVIDIA's soname, so that pynvml's own loading finds it."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        if os.environ.get("CI"):
+            pytest.fail("a C compiler is not installed")
+        pytest.skip("a C compiler is not installed")
+    if pynvml.nvmlLib is not None:
+        pytest.skip("NVIDIA's own library is already loaded in this process")
+    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(path), str(_STUB), "-Wl,-soname,libnvidia-ml.so.1"]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

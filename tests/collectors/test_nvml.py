@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pynvml
 import pytest
 
 from collectors.check import check_collect
@@ -23,7 +18,6 @@ from collectors.pci import PCI_FACT
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
 
-STUB = Path(__file__).parent / "nvml_stub" / "stub.c"
 NODE = Subject(SubjectKind.NODE, "n1")
 
 
@@ -31,27 +25,11 @@ def gpu(index: int, generation: int = 0) -> Subject:
     return Subject(SubjectKind.GPU, f"GPU-0000000{index}-0000-0000-0000-00000000000{generation}")
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The stub, loaded under NVIDIA's soname, so that pynvml's own loading finds it."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        if os.environ.get("CI"):
-            pytest.fail("a C compiler is not installed")
-        pytest.skip("a C compiler is not installed")
-    if pynvml.nvmlLib is not None:
-        pytest.skip("NVIDIA's own library is already loaded in this process")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(path), str(STUB), "-Wl,-soname,libnvidia-ml.so.1"]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-
-
 @pytest.fixture
-def stub(library: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
-    library.stub_reset()
-    yield library
-    library.stub_reset()
+def stub(nvml_library: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    nvml_library.stub_reset()
+    yield nvml_library
+    nvml_library.stub_reset()
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ static int samples = 0, calls = 0;
 void stub_reset(void) {
   count = 8; loaded = 1; hang_us = 0;
   memset(lost, 0, sizeof lost); memset(unsupported, 0, sizeof unsupported);
-  memset(generation, 0, sizeof generation); memset(ecc, 0, sizeof ecc);
+  memset(generation, 0, sizeof generation); memset(ecc, 0, sizeof ecc); memset(energy, 0, sizeof energy);
 }
 void stub_lose(int i, int is) { lost[i] = is; }
 void stub_old(int i, int is) { unsupported[i] = is; }

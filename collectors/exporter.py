@@ -1,0 +1,232 @@
+"""The node's own page: what NVML and the kernel log say, served as dcgm-exporter and `node_log` expect it.
+
+    GET /metrics                 dcgm-exporter's series and labels: a cluster without DCGM needs nothing else
+    GET /kernel-log?after=N      JSON lines {"cursor", "t_s", "text"} after a cursor, oldest first
+    GET /healthz                 200 while samples are fresh
+
+A cursor is the line's time in microseconds, made to rise, so that it goes on over a restart of this process and a
+reboot. With a certificate the page is served by TLS, with `client_ca_file` only to holders of its certificates.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from collectors.frame import Frame
+from collectors.local_kernel_log import LocalKernelLogCollector
+from collectors.metrics import METRICS, MetricType
+from collectors.nvml import NvmlCollector
+from collectors.pci import PCI_FACT
+from collectors.subject import Inventory, Subject, SubjectKind
+
+_MAX_ANSWER_LINES = 10_000
+_REQUEST_TIMEOUT_S = 10.0
+_STALE_PERIODS = 5
+
+
+class Settings(BaseModel):
+    """What `nightshift node` serves, and where."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    host: str = Field("0.0.0.0", description="Address to listen on")
+    port: int = Field(9400, ge=0, le=65535, description="Port to listen on; 0: any free one")
+    period_s: float = Field(1.0, ge=0.1, le=60, description="Time between two samples (s)")
+    max_lines: int = Field(20_000, ge=100, description="Kernel log lines that are kept for those who ask")
+    certificate_file: Path | None = Field(None, description="Certificate (PEM) to serve with")
+    key_file: Path | None = Field(None, description="Its private key (PEM)")
+    client_ca_file: Path | None = Field(None, description="Only clients with a certificate of this authority")
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Settings:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file go together")
+        if self.client_ca_file is not None and self.certificate_file is None:
+            raise ValueError("client_ca_file needs certificate_file")
+        return self
+
+
+class KernelLines:
+    """The newest kernel log lines under rising cursors."""
+
+    def __init__(self, max_lines: int) -> None:
+        self._max_lines = max_lines
+        self._cursors: list[int] = []
+        self._rows: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def add(self, t_s: float, text: str) -> None:
+        with self._lock:
+            cursor = max(int(t_s * 1e6), self._cursors[-1] + 1 if self._cursors else 0)
+            self._cursors.append(cursor)
+            self._rows.append(orjson.dumps({"cursor": cursor, "t_s": t_s, "text": text}) + b"\n")
+            if len(self._rows) > 2 * self._max_lines:
+                del self._cursors[: -self._max_lines], self._rows[: -self._max_lines]
+
+    def after(self, cursor: int) -> bytes:
+        """At most 10,000 lines; a cursor beyond the newest line means that this log began anew: all of it."""
+        with self._lock:
+            start = max(0, len(self._rows) - self._max_lines)
+            if self._cursors and cursor <= self._cursors[-1]:
+                start = max(start, bisect_right(self._cursors, cursor))
+            return b"".join(self._rows[start : start + _MAX_ANSWER_LINES])
+
+
+class NodeExporter:
+    """Samples in a thread of its own and serves from others. `serve` blocks until `stop`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        gpus: NvmlCollector,
+        kernel_log: LocalKernelLogCollector,
+        *,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Binds the port. Raises OSError where that is taken or a certificate cannot be read."""
+        self._settings = settings
+        self._gpus = gpus
+        self._kernel_log = kernel_log
+        self._now_s = now_s
+        self._inventory = Inventory()
+        self._page = b""
+        self._sampled_s = -math.inf
+        self._lines = KernelLines(settings.max_lines)
+        self._stopping = threading.Event()
+        self._server = ThreadingHTTPServer((settings.host, settings.port), self._handler())
+        self._server.daemon_threads = True
+        if settings.certificate_file is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(settings.certificate_file, settings.key_file)
+            if settings.client_ca_file is not None:
+                context.load_verify_locations(settings.client_ca_file)
+                context.verify_mode = ssl.CERT_REQUIRED
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def sample(self) -> None:
+        """One look at the GPUs and the kernel log."""
+        now_s = self._now_s()
+        batch = self._gpus.collect(now_s, self._inventory, 4 * self._settings.period_s)
+        frame = next((frame for frame in batch.frames if frame.kind is SubjectKind.GPU), None)
+        self._page = b"" if frame is None else page(frame, self._inventory)
+        for record in self._kernel_log.collect(now_s, self._inventory, self._settings.period_s).logs:
+            self._lines.add(record.at.t_s, record.text)
+        self._sampled_s = now_s
+
+    def serve(self) -> None:
+        sampler = threading.Thread(target=self._sample_on, daemon=True, name="sample")
+        sampler.start()
+        self._server.serve_forever(poll_interval=0.2)
+        sampler.join(1.0)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._gpus.close()
+        self._kernel_log.close()
+
+    def answer(self, target: str) -> tuple[int, str, bytes]:
+        """(status, content type, body) of a GET."""
+        parts = urlsplit(target)
+        match parts.path:
+            case "/metrics":
+                return 200, "text/plain; version=0.0.4; charset=utf-8", self._page
+            case "/kernel-log":
+                text = parse_qs(parts.query).get("after", ["-1"])[0]
+                if not text.lstrip("-").isdecimal() or len(text) > 20:
+                    return 400, "text/plain", b"after: no whole number\n"
+                return 200, "application/x-ndjson", self._lines.after(int(text))
+            case "/healthz":
+                age_s = self._now_s() - self._sampled_s
+                if age_s > _STALE_PERIODS * self._settings.period_s:
+                    return 503, "text/plain", f"no sample for {age_s:.0f} s\n".encode()
+                return 200, "text/plain", b"ok\n"
+        return 404, "text/plain", b"not found\n"
+
+    def _sample_on(self) -> None:
+        next_s = time.monotonic()
+        while not self._stopping.is_set():
+            self.sample()
+            next_s = max(next_s + self._settings.period_s, time.monotonic())
+            self._stopping.wait(next_s - time.monotonic())
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        answer = self.answer
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = _REQUEST_TIMEOUT_S
+
+            def do_GET(self) -> None:
+                status, kind, body = answer(self.path)
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Says nothing per request."""
+
+        return Handler
+
+
+def page(frame: Frame, inventory: Inventory) -> bytes:
+    """A GPU frame as dcgm-exporter would write it; what is missing has no line."""
+    parts: list[str] = []
+    for metric in METRICS:
+        if metric.kind is not SubjectKind.GPU or metric.name not in frame.columns:
+            continue
+        values = frame.column(metric.name) / metric.scale
+        known = [
+            (gpu, value) for gpu, value in zip(frame.index.subjects, values, strict=True) if not math.isnan(value)
+        ]
+        if known:
+            kind = "counter" if metric.type is MetricType.COUNTER else "gauge"
+            parts.append(f"# HELP {metric.exported_as} {metric.help}\n# TYPE {metric.exported_as} {kind}\n")
+            parts += [
+                f"{metric.exported_as}{{{_labels(gpu, inventory, frame.at_s)}}} {_number(value)}\n"
+                for gpu, value in known
+            ]
+    return "".join(parts).encode()
+
+
+def _labels(gpu: Subject, inventory: Inventory, at_s: float) -> str:
+    facts = inventory.facts(gpu)
+    node = inventory.above(gpu, SubjectKind.NODE, at_s)
+    labels: Mapping[str, str] = {
+        "gpu": facts.get("index", ""),
+        "UUID": gpu.name,
+        "pci_bus_id": f"0000{facts[PCI_FACT].upper()}.0" if facts.get(PCI_FACT) else "",
+        "device": f"nvidia{facts.get('index', '')}",
+        "modelName": facts.get("model", ""),
+        "Hostname": "" if node is None else node.name,
+        "DCGM_FI_DRIVER_VERSION": facts.get("driver", ""),
+    }
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(float(value))
