@@ -31,6 +31,7 @@ from agent.metrics import Metrics
 from agent.policy import Role
 from agent.rca.diagnosis import Diagnosis
 from agent.rca.evidence import PastIncident
+from agent.rca.redact import Redactor
 from agent.settings import Settings
 from agent.stages import Parts as StageParts
 from agent.store import Store
@@ -254,6 +255,7 @@ class App:
             guard_settings=settings.guard,
             begun=self._begun,
             past=self._past,
+            redact=Redactor(settings.redact),
         )
 
     def _stage_parts(self) -> StageParts:

@@ -104,6 +104,27 @@ def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False
 
 
 @app.command()
+def report(
+    incident_id: IncidentId,
+    config: Config = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; standard output where it is not given")
+    ] = None,
+) -> None:
+    """Writes a post-mortem draft: timeline, evidence, actions, who approved, cost."""
+    from agent.rca.report import post_mortem
+    from agent.store import number_of
+
+    with _stored(config) as (store, _, now_s):
+        incident = store.incident(incident_id)
+        text = post_mortem(incident, store.audit.records(incident=number_of(incident_id)), now_s)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+@app.command()
 def approve(
     incident_id: IncidentId,
     config: Config = None,

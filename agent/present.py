@@ -13,6 +13,8 @@ from rich.text import Text
 from agent.console.incident_page import undo_words
 from agent.console.words import clock_time, duration, full_time, gpu_hours, sentence
 from agent.incident import Incident, IncidentState, IncidentSummary
+from agent.rca.summary import as_shown
+from agent.rca.summary import plain as one_line
 from agent.records import plain
 from controllers.action import Action
 from detectors.base import Severity, State
@@ -49,7 +51,8 @@ def incident_table(rows: Sequence[IncidentSummary], now_s: float) -> RenderableT
 
 
 def incident_text(incident: Incident, now_s: float) -> RenderableType:
-    """Everything that a person needs to decide."""
+    """Everything that a person needs to decide; of the diagnosis, what still resolves to stored evidence."""
+    incident = as_shown(incident)
     mark, style = MARKS[incident.severity]
     since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
     head = Text.assemble(
@@ -71,8 +74,10 @@ def incident_text(incident: Incident, now_s: float) -> RenderableType:
             Text(f"Why: {sentence(diagnosis.cause)}, confidence {diagnosis.confidence}", style="bold"),
         ]
         for claim in diagnosis.claims:
-            parts.append(Text(f"  • {claim.sentence} [{', '.join(claim.evidence_ids)}]"))
-            parts += [Text(f'    [{quote.evidence_id}] "{quote.text}"', style="dim") for quote in claim.quotes]
+            parts.append(Text(f"  • {one_line(claim.sentence)} [{', '.join(claim.evidence_ids)}]"))
+            parts += [
+                Text(f'    [{quote.evidence_id}] "{one_line(quote.text)}"', style="dim") for quote in claim.quotes
+            ]
         parts += [Text(f"  ⚠ {caveat}", style="yellow") for caveat in diagnosis.caveats]
         if diagnosis.hypothesis:
             parts.append(Text(f"  Hypothesis, not checked: {diagnosis.hypothesis}", style="italic"))

@@ -23,6 +23,7 @@ from agent.config_file import ConfigError, Document, explain, read
 from agent.console.settings import Settings as ConsoleSettings
 from agent.correlate import Settings as CorrelateSettings
 from agent.policy import ApprovalSettings
+from agent.rca.redact import Settings as RedactSettings
 from agent.stages import LifecycleSettings
 from collectors.history import Settings as HistorySettings
 from controllers.guard import Settings as GuardSettings
@@ -125,6 +126,9 @@ class Settings(BaseSettings):
     )
     history: HistorySettings = Field(default_factory=HistorySettings, description="How much is looked back on")
     economy: Economy = Field(default_factory=Economy, description="What time costs on this cluster")
+    redact: RedactSettings = Field(
+        default_factory=RedactSettings, description="What is taken out of evidence besides secrets"
+    )
     guard: GuardSettings = Field(
         default_factory=GuardSettings, description="What no plan may exceed, whoever approves"
     )

@@ -32,6 +32,7 @@ from agent.incident import IncidentState
 from agent.metrics import CONTENT_TYPE
 from agent.policy import Person, Role
 from agent.rca.diagnosis import Evidence
+from agent.rca.summary import as_shown
 from agent.store import NoSuchIncident, Store
 from collectors.base import Permanent, Temporary
 from collectors.history import History
@@ -205,7 +206,7 @@ class _Pages:
     def incident(self, request: Request, incident_id: str, seen: int | None = None) -> Response:
         """One incident. `seen` is the version that a page shows: 204 while it is current, else it loads again."""
         self._may_read(request)
-        incident = self.parts.store.incident(incident_id)
+        incident = as_shown(self.parts.store.incident(incident_id))
         if seen is not None:
             headers = {} if seen == incident.version else {"HX-Refresh": "true"}
             return Response(status_code=204, headers=headers)

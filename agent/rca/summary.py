@@ -12,7 +12,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from agent.incident import Incident, IncidentState
@@ -52,10 +52,15 @@ class Line:
     """(evidence id, text) pairs."""
 
 
+def as_shown(incident: Incident) -> Incident:
+    """The incident with only those claims that still resolve to its stored evidence: what any page may show."""
+    return incident if incident.diagnosis is None else replace(incident, diagnosis=reground(incident.diagnosis))
+
+
 def summarise(incident: Incident, now_s: float) -> list[Line]:
     """The lines of an incident's summary, the headline first."""
     lines = [_head(incident)]
-    diagnosis = None if incident.diagnosis is None else reground(incident.diagnosis)
+    diagnosis = as_shown(incident).diagnosis
     if diagnosis is None:
         lines.append(Line("Why", incident.findings[0].finding.summary + " (diagnosis under way)"))
     else:
@@ -202,16 +207,20 @@ def as_text(lines: list[Line]) -> str:
     return _dress(lines, plain, lambda label: f"{label}: ", lambda quote: f'"{plain(quote, MAX_QUOTE)}"')
 
 
+def markdown(text: str) -> str:
+    """Text from anywhere as Markdown that shows it and does nothing else: no markup, link, mention or image."""
+    return _MARKDOWN.sub(r"\\\1", plain(text)).replace("@", "@\u2060").replace("://", ":\u2060//")
+
+
+def markdown_quote(text: str) -> str:
+    """A quote as a code span that it cannot leave."""
+    return "`" + plain(text, MAX_QUOTE).replace("`", "'").replace("://", ":\u2060//") + "`"
+
+
 def as_markdown(lines: list[Line]) -> str:
     """Markdown in which nothing from outside is markup, a link, a mention or an image."""
 
-    def escape(text: str) -> str:
-        return _MARKDOWN.sub(r"\\\1", plain(text)).replace("@", "@\u2060").replace("://", ":\u2060//")
-
-    def quoted(text: str) -> str:
-        return "`" + plain(text, MAX_QUOTE).replace("`", "'").replace("://", ":\u2060//") + "`"
-
-    first, *rest = _dress(lines, escape, lambda label: f"**{escape(label)}:** ", quoted).split("\n")
+    first, *rest = _dress(lines, markdown, lambda label: f"**{markdown(label)}:** ", markdown_quote).split("\n")
     return "\n".join([f"**{first}**", *(f"{line}  " for line in rest)])
 
 

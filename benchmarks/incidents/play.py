@@ -1,8 +1,9 @@
 """Plays one case through the production pipeline, from the pages to the repaired cluster.
 
 Collectors, merge, detectors, correlation, evidence, rules, mitigation and guard are production's. What stands in
-here is the lifecycle's clockwork (its own tests cover it): a plan is approved after half a minute, as by a person
-on duty, and an incident is resolved once its findings have been clear for two minutes.
+here is the network (the collectors' own clients ask within the process) and the lifecycle's clockwork (its own
+tests cover it): a plan is approved after half a minute, as by a person on duty, and an incident is resolved once its
+findings have been clear for two minutes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from agent.advisor import Advisor
 from agent.correlate import Known, Verb, correlate
@@ -76,6 +79,9 @@ class Player:
             NodeLogCollector(NodeLogCollector.Settings(urls=list(logs), nodes=logs)),
             TrainingLogsCollector(TrainingLogsCollector.Settings(directory=self.world.logs)),
         )
+        for collector in self.collectors[:3]:
+            mounts = {node.url: node for node in self.world.nodes.values()}
+            collector._fetcher._client = httpx.AsyncClient(mounts=mounts, trust_env=False)
         self.detectors = [detector() for detector in ALL]
         self.entries: dict[str, Entry] = {}
         self.begun: list[Commitment] = []

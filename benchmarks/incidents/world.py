@@ -8,21 +8,23 @@ used again, a reset GPU forgets its errors. Signals are synthetic: noise on cons
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any, TextIO
 
+import httpx
+
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind
 from examples.demo import pages
 from examples.demo.job import DEVICE_BYTES, RESERVED_BYTES
-from examples.demo.pages import ContainerView, GpuView
+from examples.demo.pages import ContainerView, GpuView, KernelLine
 from examples.demo.recording import Cell
 from examples.demo.scenario import GIB, MIB, GpuPlan
-from examples.demo.serving import CADVISOR, DCGM, NodeServer
+from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
 
 TICK_S, START_S = 5.0, 1_772_416_800.0
 NODES, GPUS = ("n01", "n02"), 5
@@ -32,12 +34,42 @@ JOBS = {
     "c": (("n02", 2), ("n02", 3)),
 }
 STEP_S, CHECKPOINT_STEPS, DOWN_S, LIMIT = 1.0, 60, 15.0, 40 * GIB
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _BUSES = ("0f", "2d", "44", "5b", "89")
 _K, _A = SubjectKind, ActionKind
 
 
 def gpu_name(node: str, index: int) -> str:
     return f"GPU-{NODES.index(node)}{index}000000-0000-4000-8000-00000000000{index}"
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._content
+
+
+class Node(httpx.AsyncBaseTransport):
+    """One node's HTTP side, without a socket: the collectors' own client asks it in the same process."""
+
+    def __init__(self, name: str) -> None:
+        self.url = f"http://{name}.bench"
+        self.pages: dict[str, bytes] = {}
+        self.kernel_log: list[KernelLine] = []
+
+    def log(self, t_s: float, text: str) -> None:
+        self.kernel_log.append(KernelLine(len(self.kernel_log) + 1, t_s, text))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if path == KERNEL_LOG:
+            after = int(request.url.params.get("after", "0") or 0)
+            return httpx.Response(200, stream=_Body(pages.kernel_page(self.kernel_log[after : after + 1000])))
+        if path in self.pages:
+            return httpx.Response(200, headers={"Content-Type": TEXT}, stream=_Body(self.pages[path]))
+        return httpx.Response(404, stream=_Body(b"not found\n"))
 
 
 @dataclass
@@ -97,7 +129,7 @@ class World:
         self.rng = Random(f"{case['name']} {case.get('seed', 0)}")
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
-        self.nodes = {node: NodeServer(node) for node in NODES}
+        self.nodes = {node: Node(node) for node in NODES}
         self.jobs = {name: Job(name, list(gpus)) for name, gpus in JOBS.items()}
         self.troubles: list[Trouble] = []
         self.closed: set[str] = set()
@@ -121,8 +153,6 @@ class World:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
-        for node in self.nodes.values():
-            node.close()
 
     @property
     def elapsed_s(self) -> float:
