@@ -149,7 +149,16 @@ class _Gatherer:
         self._tags[item.id] = tag
 
     def _facts(self, tag: str, about: str, source: str, query: str, title: str, body: Mapping[str, Any]) -> None:
-        self._add((tag, about), source, query, title, FACTS, canonical_json(_finite(body)))
+        content = canonical_json(self._clean(_finite(body)))
+        self._add((tag, about), source, query, self.redact(title), FACTS, content)
+
+    def _clean(self, value: Any) -> Any:
+        """Facts with every text redacted: a summary, a name or a past incident may carry a log's words."""
+        if isinstance(value, dict):
+            return {key: self._clean(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._clean(item) for item in value]
+        return self.redact(value) if isinstance(value, str) else value
 
     def _say(self, finding: Finding) -> None:
         """What the detector said, and each exhibit that it showed."""

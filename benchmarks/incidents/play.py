@@ -2,8 +2,8 @@
 
 Collectors, merge, detectors, correlation, evidence, rules, mitigation and guard are production's. What stands in
 here is the network (the collectors' own clients ask within the process) and the lifecycle's clockwork (its own
-tests cover it): a plan is approved after half a minute, as by a person on duty, and an incident is resolved once its
-findings have been clear for two minutes.
+tests cover it): a plan is approved after half a minute, as by a person on duty, and an incident is resolved once
+its findings have been clear for two minutes.
 """
 
 from __future__ import annotations
