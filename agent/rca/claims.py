@@ -313,8 +313,8 @@ def _lines(case: Case) -> Drafts:
                 continue
             first = first or chosen
             if xid_of(finding) is not None:
-                meaning = str(finding.facts.get("meaning", "not in the catalogue"))
-                sentence = f"Xid {xid_of(finding)} ({meaning})"
+                entry = CATALOGUE.get(xid_of(finding) or 0)
+                sentence = f"Xid {xid_of(finding)} ({entry.meaning if entry else 'not in the catalogue'})"
                 yield _claim(
                     _P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path="facts.xid",
                     value=float(xid_of(finding) or 0),
