@@ -101,6 +101,7 @@ class Problem:
     libraries: named baselines beside eager and torch.compile; each takes the same inputs.
     huge: cases with more than 2³¹ elements; their outputs are compared on sampled rows, which needs `row_inputs`:
       the positions of the inputs whose first dimension is the outputs' (the others are shared by all rows).
+    elementwise: each output is a product of functions of single inputs, so that nothing can cancel.
     signed_zero: whether an exact operation must also tell +0 from −0.
     """
 
@@ -124,6 +125,7 @@ class Problem:
     huge: tuple[Case, ...] = ()
     row_inputs: tuple[int, ...] = ()
     signed_zero: bool = True
+    elementwise: bool = False
 
     def inputs(self, case: Case, distribution: str, seed: int, device: torch.device | str) -> Inputs:
         """Contiguous inputs; the same bits for the same (case, distribution, seed) on every device."""

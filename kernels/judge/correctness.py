@@ -32,15 +32,18 @@ RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torc
 """m of `torch._dynamo.utils.same`."""
 ELEMENT_FACTOR = 4.0
 """Allowed multiple, beyond m, of eager's worst element: extremes of two equally good results differ that much.
-An RMSE over n elements gets 1 + 3/√n, which is the same for one element and nothing for many."""
+An RMSE over n rows gets 1 + 3/√n, which is the same for one row and nothing for many: all elements of a row may
+share one error, that of the row's sum or maximum."""
 FLOOR_ULP = 0.5
 """RMS error always allowed, in ULP of the output; correct rounding makes 0.29."""
 ELEMENT_FLOOR_ULP = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 128.0, torch.float64: 128.0}
 """One element's error always allowed, in ULP. For float32 it is what rounding the argument of exp costs in the far
 tail of a softmax: |x · log₂e| ≤ 126 at 2⁻²⁴ each, where libm's expf (eager) splits the argument in two."""
 CANCELLING_ULP = 16.0
-"""Where eager's own worst element is beyond this, outputs near zero come from cancellation and ULP say little: the
-element is then held against the RMS of eager's error in its row (six standard deviations in 10⁹ elements)."""
+"""Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
+cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row."""
+CANCELLING_SIGMAS = 6.0
+"""Allowed multiple of that RMS: 10⁹ normal errors stay within it."""
 SHORT_ROW = 8
 """Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only."""
 
@@ -81,6 +84,7 @@ class Expected:
     exact: bool
     signed_zero: bool
     gradients: bool
+    elementwise: bool = False
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -201,7 +205,8 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         else allowance([(d[0][i], d[1][i]) for d in draws])
         for i, e in enumerate(eager)
     )
-    return Expected(truth, eager, allowances, rows, False, problem.signed_zero, probe.backward)
+    elementwise = problem.elementwise and not probe.backward
+    return Expected(truth, eager, allowances, rows, False, problem.signed_zero, probe.backward, elementwise)
 
 
 def _integer_allowance(draws: Sequence[tuple[Outputs, Outputs]], i: int) -> Allowance:
@@ -286,7 +291,7 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
     placed = _placement(got, truth, eager)
     if placed is not None:
         return placed
-    return _accuracy(got, truth, eager, expected.allowances[i])
+    return _accuracy(got, truth, eager, expected.allowances[i], expected.elementwise)
 
 
 def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -> Finding:
@@ -349,23 +354,28 @@ def _luck(count: int) -> float:
     return 1.0 + (ELEMENT_FACTOR - 1.0) / math.sqrt(max(1, count))
 
 
-def _accuracy(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, allowed: Allowance) -> Finding:
+def _accuracy(
+    got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, allowed: Allowance, elementwise: bool
+) -> Finding:
     factor = RMSE_FACTOR[got.dtype]
-    columns = _rows(got).shape[1]
+    count, columns = _rows(got).shape
     mine = _errors(got, truth, (eager,))
     own = _errors(eager, truth, (got,))
-    limit = factor * _luck(got.numel()) * max(allowed.rmse, own.rmse, own.floor, torch.finfo(torch.float64).tiny)
+    limit = factor * _luck(count) * max(allowed.rmse, own.rmse, own.floor, torch.finfo(torch.float64).tiny)
     rmse_ratio = mine.rmse / limit
     beside = torch.maximum(own.rows, own.row_floors)
     pooled = torch.full_like(beside, allowed.row)
     if columns >= SHORT_ROW:
         pooled = torch.minimum(pooled, mine.row_scales * allowed.row_relative)
-    row_limits = factor * _luck(columns) * torch.maximum(beside, pooled)
+    row_limits = factor * _luck(min(count, columns)) * torch.maximum(beside, pooled)
     row_ratio, row = (mine.rows / _positive(row_limits)).max(dim=0)
     eager_ulp = max(allowed.ulp, own.worst_ulp)
     ulp_limit = max(ELEMENT_FLOOR_ULP[got.dtype], factor * ELEMENT_FACTOR * min(eager_ulp, CANCELLING_ULP))
-    rows = torch.maximum(beside, pooled) if eager_ulp > CANCELLING_ULP else torch.zeros_like(beside)
-    element_ratio, at = _worst_element(got, truth, eager, ulp_limit, factor * ELEMENT_FACTOR * rows)
+    cancels = _mixed_signs(truth) & (not elementwise)
+    if eager_ulp > CANCELLING_ULP:
+        cancels = torch.ones_like(cancels)
+    rows = torch.where(cancels, torch.maximum(beside, pooled), 0.0)
+    element_ratio, at = _worst_element(got, truth, eager, ulp_limit, CANCELLING_SIGMAS * rows)
     figures = (rmse_ratio, float(row_ratio), element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))
     if rmse_ratio > 1:
         told = f"RMSE {mine.rmse:.3g}, allowed {limit:.3g} (eager {own.rmse:.3g})"
@@ -377,6 +387,15 @@ def _accuracy(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, allow
         told = f"{element_ratio:.3g} times the allowed error at {_index(at, got.shape)} ({ulp_limit:.3g} ULP)"
         return Finding(Reason.max_ulp, told, *figures)
     return Finding(None, "", *figures)
+
+
+def _mixed_signs(truth: torch.Tensor) -> torch.Tensor:
+    """For each row, whether it holds values of both signs; short rows are asked together."""
+    rows = _rows(truth)
+    below, above = (rows < 0).any(dim=1), (rows > 0).any(dim=1)
+    if rows.shape[1] < SHORT_ROW:
+        return (below.any() & above.any()).expand(len(rows))
+    return below & above
 
 
 def _worst_element(

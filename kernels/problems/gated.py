@@ -52,6 +52,7 @@ SWIGLU = Problem(
     flops=lambda case: 5 * case["m"] * case["n"],
     distributions=_DISTRIBUTIONS,
     gradients=(0, 1),
+    elementwise=True,
     libraries={"liger": _liger_swiglu},
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0, 1),
@@ -68,6 +69,7 @@ GEGLU = Problem(
     flops=lambda case: 10 * case["m"] * case["n"],
     distributions=_DISTRIBUTIONS,
     gradients=(0, 1),
+    elementwise=True,
     libraries={"liger": _liger_geglu},
     row_inputs=(0, 1),
 )

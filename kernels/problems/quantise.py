@@ -64,5 +64,6 @@ DEQUANTISE = Problem(
     compulsory_bytes=lambda case: case["m"] * (case["n"] * (case.element_bytes + 1) + case.element_bytes),
     flops=lambda case: case["m"] * case["n"],
     distributions=("normal", "ties"),
+    elementwise=True,
     row_inputs=(0, 1),
 )

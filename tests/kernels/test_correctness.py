@@ -146,6 +146,40 @@ def test_one_wrong_element_among_a_million_is_found() -> None:
     assert found.reason in (Reason.max_ulp, Reason.worst_row)
 
 
+def test_an_element_that_cancels_to_nearly_zero_is_held_to_its_rows_error() -> None:
+    """Its ULP are tiny, so another order of summation is hundreds of them away, and still right."""
+    problem, case = named("matmul"), Case.of("float16", m=16, n=64, k=256)
+
+    def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = (a.double() @ b.double()).float()
+        at = int(out.abs().argmin())
+        out.view(-1)[at] = out.view(-1)[at] + 1e-3 * float(out.abs().mean())
+        return out.half()
+
+    assert _judge(problem, case, kernel).reason is None
+
+
+def test_a_softmaxs_tail_is_held_to_its_own_last_place() -> None:
+    """All of a softmax is positive, so nothing cancels: a small element must be as right as a large one."""
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        out = F.softmax(x, -1)
+        return torch.where(out < 2e-3 / x.shape[1], 0.0, out)
+
+    assert _judge(named("softmax"), Case.of("bfloat16", m=64, n=512), kernel, "heavy_tail").reason is Reason.max_ulp
+
+
+def test_few_rows_may_be_luckier_than_eager_but_not_by_orders() -> None:
+    """One row's error is that of one sum: 4 times eager's may be chance, 40 times is not."""
+    problem, case = named("softmax"), Case.of("float32", m=1, n=15391)
+
+    def scaled(by: float) -> Kernel:
+        return lambda x: (F.softmax(x.double(), -1) * (1 + by)).float()
+
+    assert _judge(problem, case, scaled(2**-23)).reason is None
+    assert _judge(problem, case, scaled(2**-18)).reason is not None
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_value_is_no_wildcard(value: float) -> None:
     def kernel(x: torch.Tensor) -> torch.Tensor:
