@@ -186,7 +186,7 @@ class World:
         if "node" in event and "gpu" in event:
             trouble.place = event["node"], int(event["gpu"])
         elif "rank" in event:
-            trouble.place = self.jobs[event["job"]].gpus[int(event["rank"])]
+            trouble.place = JOBS[event["job"]][int(event["rank"])]  # hardware stays where it was when the job moves
         self.troubles.append(trouble)
         getattr(self, f"_on_{event['do']}", lambda _: None)(trouble)
 
