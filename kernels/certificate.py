@@ -113,7 +113,6 @@ def issue(
     if verdict.candidate_sha256 != candidate.sha256 or verdict.problem != problem.name:
         raise CertificateError("verdict: it is about another candidate or problem")
     record = verdict.to_json()
-    record.pop("anchors")
     statement = {
         "_type": STATEMENT_TYPE,
         "subject": [

@@ -52,7 +52,7 @@ class Limits:
     vram_bytes: int = 64 << 30
     scratch_bytes: int = 1 << 30
     file_bytes: int = 512 << 20
-    processes: int = 256
+    processes: int = 96
     live_processes: int = 16
     output_bytes: int = 4 << 20
 
@@ -240,7 +240,11 @@ class Process:
             self._channel.send(body, blob)
             answer = self._channel.receive(timeout_s)
         except ChannelTimeout as error:
+            below = len(self.descendants())
             self.kill()
+            if below > self.limits.live_processes and self._ended is None:
+                text = f"no answer in {timeout_s:g} s, and {below} processes"
+                raise Refusal(Reason.process_limit, text, stage) from error
             reason = Reason.import_timeout if body.get("op") in ("load", "compile") else Reason.call_timeout
             refusal = self._ended or Refusal(reason, f"no answer to {body.get('op')!r} in {timeout_s:g} s", stage)
             raise refusal from error

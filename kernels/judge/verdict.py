@@ -208,7 +208,7 @@ class Verdict:
     errors: Mapping[str, float] = field(default_factory=dict)  # worst figure per measure, relative to eager's own
     comparisons: tuple[Comparison, ...] = ()
     domain: Mapping[str, Any] = field(default_factory=dict)
-    anchors: tuple[Mapping[str, Any], ...] = ()
+    binaries: tuple[str, ...] = ()  # SHA-256 of the GPU binaries that were raced (tier A)
     isolation: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     secret: str = ""  # hexadecimal; every probe, seed and order follows from it

@@ -20,7 +20,7 @@ from kernels.judge.zygote import policy_of
 LIMITS = Limits(
     import_s=20.0,
     call_s=10.0,
-    memory_bytes=1 << 30,
+    memory_bytes=512 << 20,
     scratch_bytes=32 << 20,
     output_bytes=1 << 20,
     file_bytes=16 << 20,
@@ -90,7 +90,7 @@ def test_what_is_in_force_is_reported_and_the_floor_is_in_it(zygote: Zygote) -> 
         ("import ctypes\nctypes.string_at(0)", Reason.host_died),
         ("while True:\n    pass", Reason.call_timeout),
         ("import os\nwhile True:\n    os.fork()", Reason.process_limit),
-        ("kept = []\nwhile True:\n    kept.append(bytearray(1 << 27))", Reason.memory_limit),
+        ("kept = []\nwhile True:\n    kept.append(b'x' * (1 << 26))", Reason.memory_limit),
         ("import os\nwhile True:\n    os.write(1, b'x' * 65536)", Reason.output_flood),
         ("n = 0\nwhile True:\n    n += 1\n    open(str(n), 'wb').write(bytes(1 << 23))", Reason.disk_limit),
         ("open('one', 'wb').write(bytes(1 << 25))", Reason.disk_limit),

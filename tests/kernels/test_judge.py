@@ -112,13 +112,22 @@ def test_a_callable_is_raced_by_the_judges_clock_and_a_slow_one_loses(cpu_judge:
     problem = replace(SOFTMAX, cases=(case,))
     request = Request(TINY, Pace(min_rounds=9, max_rounds=9, round_s=0.01, max_slots=2))
     with pytest.MonkeyPatch.context() as patch:  # the race, not the class, is the claim here
-        patch.setattr("kernels.judge.judge.class_refusal", lambda *_: None)
+        patch.setattr("kernels.judge.trial.class_refusal", lambda *_: None)
         verdict = cpu_judge.verdict(
             replace(slow, kind="own_kernel"), problem, replace(request, static=False), b"five"
         )
     assert verdict.status is Status.slower, verdict.detail
     assert verdict.comparisons[0].tier == "B"
     assert verdict.comparisons[0].speedup.high < 0.5
+
+
+def test_a_candidate_that_is_honest_for_a_few_hundred_calls_is_found(cpu_judge: Judge) -> None:
+    body = "n.append(1)\nk = (x.shape, x.dtype)\nif len(n) < 200 or k not in last:\n"
+    body += "    last[k] = x.softmax(-1)\nreturn last[k]"
+    candidate = library(body, "n, last = [], {}\n")
+    verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(TINY, None, static=False), b"six")
+    assert verdict.reason is Reason.state_kept
+    assert "calls on" in verdict.detail
 
 
 def test_a_machine_fault_is_nobodys_verdict() -> None:
