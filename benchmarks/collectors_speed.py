@@ -81,7 +81,7 @@ def exposition() -> dict[str, Any]:
     parsers = [PageParser() for _ in pages]
     first_s = best(lambda: [p.parse(pair[0]) for p, pair in zip(parsers, pages, strict=True)], 1)
     n_samples = 320 * len(pages)
-    ours_s = best(lambda: [p.parse(pair[1]) for p, pair in zip(parsers, pages, strict=True)], 7)
+    ours_s = best(lambda: [p.parse(pair[1]) for p, pair in zip(parsers, pages, strict=True)], 40)
     few = [pair[1].decode() for pair in pages[:10]]
     peer_s = best(lambda: [list(text_string_to_metric_families(page)) for page in few], 2)
     ours, peer = n_samples / ours_s, 320 * len(few) / peer_s

@@ -137,6 +137,8 @@ def _describe(
     facts: dict[Subject, dict[str, str]],
     holders: dict[Subject, set[Subject]],
 ) -> None:
+    if not node_name.isprintable():
+        raise ValueError("a host's name with control characters")
     node = Subject(SubjectKind.NODE, node_name)
     relations.add((gpu, node))
     if subject != gpu:

@@ -50,8 +50,14 @@ def rank_of(job: Subject, rank: int) -> Subject:
 
 
 def pod_subject(namespace: str, pod: str) -> Subject:
+    """Raises ValueError where a name is too long or holds control characters."""
+    if not (namespace.isprintable() and pod.isprintable()):
+        raise ValueError("a pod's name with control characters")
     return Subject(SubjectKind.POD, f"{namespace}/{pod}")
 
 
 def container_subject(namespace: str, pod: str, container: str) -> Subject:
-    return Subject(SubjectKind.CONTAINER, f"{namespace}/{pod}/{container}")
+    """Raises ValueError where a name is too long or holds control characters."""
+    if not container.isprintable():
+        raise ValueError("a container's name with control characters")
+    return Subject(SubjectKind.CONTAINER, f"{pod_subject(namespace, pod).name}/{container}")

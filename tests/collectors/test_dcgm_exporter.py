@@ -252,3 +252,15 @@ def test_a_hostile_label_is_bounded_and_refused(collector: Any, page_server: Any
         batch = take(collector(page_server.at("/m")))
         assert frame(batch).index.subjects == (gpu(1),)
         assert batch.sources[0].rejected[Reason.MALFORMED] == 1
+
+
+def test_a_hostile_host_or_pod_is_refused_and_the_gpus_own_values_are_used(
+    collector: Any, page_server: Any
+) -> None:
+    for host, more in [("n\\n1", ""), ("n1", pod("p\\nq")), ("n1", pod("x" * 10_000)), ("n" * 10_000, "")]:
+        page_server.pages["/m"] = row("DCGM_FI_DEV_POWER_USAGE", 1, host=f'Hostname="{host}"', more=more).encode()
+        inventory = Inventory()
+        batch = take(collector(page_server.at("/m")), inventory)
+        assert frame(batch).value(gpu(0), "gpu_power_w") == 1
+        assert batch.sources[0].rejected == {Reason.MALFORMED: 1}
+        assert all(m.parent.name.isprintable() and len(m.parent.name) < 600 for m in inventory.memberships())
