@@ -33,7 +33,7 @@ def attempt(process: Process, body: str, preamble: str = "") -> str:
     source = f"{preamble}\ndef probe():\n{lines}\n\ndef entry():\n    raise RuntimeError(str(probe()))\n"
     process.request({"op": "load", "language": "python", "entry": "entry", "source": source}, 20.0)
     try:
-        process.request({"op": "call", "inputs": [], "outputs": [], "mutates": []}, LIMITS.call_s)
+        process.request({"op": "call", "inputs": [], "outputs": [], "mutates": []}, process.limits.call_s)
     except Refusal as refusal:
         if refusal.reason is Reason.raised:
             return refusal.detail
