@@ -92,7 +92,7 @@ def page_server() -> Iterator[PageServer]:
 
 
 def _silent(handler: BaseHTTPRequestHandler) -> None:
-    time.sleep(1.2)
+    time.sleep(2.5)
     handler.close_connection = True
 
 
@@ -100,7 +100,7 @@ def _drip(handler: BaseHTTPRequestHandler) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", "1000000")
     handler.end_headers()
-    for _ in range(30):
+    for _ in range(50):
         handler.wfile.write(b"x")
         handler.wfile.flush()
         time.sleep(0.05)
@@ -108,7 +108,7 @@ def _drip(handler: BaseHTTPRequestHandler) -> None:
 
 
 def _drip_headers(handler: BaseHTTPRequestHandler) -> None:
-    for _ in range(30):
+    for _ in range(50):
         handler.wfile.write(b"H")
         handler.wfile.flush()
         time.sleep(0.05)

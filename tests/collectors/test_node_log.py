@@ -117,7 +117,7 @@ def test_a_faulty_node_is_told_and_never_becomes_an_event(
     collector: Any, faulty: tuple[Any, str, set[str]]
 ) -> None:
     _, path, _ = faulty
-    batch = check_collect(collector(path, max_bytes=100_000), NOW, Inventory(), 0.6)
+    batch = check_collect(collector(path, max_bytes=100_000), NOW, Inventory(), 1.5)
     (status,) = batch.sources
     assert not status.ok or status.rejected or status.samples == 0
     assert not batch.events

@@ -213,7 +213,7 @@ def test_every_http_fault_is_told_with_its_reason(faulty: Any, collector: Any) -
         collector(server.url, kinds=["gpu"], metrics=["gpu_power_w"], max_bytes=100_000),
         time.time(),
         Inventory(),
-        0.6,
+        1.5,
         expect_ok=False,
     )
     assert batch.sources[0].reason in {*reasons, "malformed"}
