@@ -18,7 +18,7 @@ from collectors.subject import Inventory, SubjectKind
 from collectors.tick import Batch
 
 _KNOWN = {metric.name for metric in METRICS}
-GRACE_S = 0.5
+GRACE_S = 1.0
 """A collector may finish what it holds; it may not wait."""
 
 

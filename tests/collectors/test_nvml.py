@@ -113,7 +113,7 @@ def test_a_hang_is_a_timeout_and_does_not_pile_up_threads(collector: NvmlCollect
     for now_s in (101.0, 102.0):
         batch = check_collect(collector, now_s, Inventory(), 0.05, expect_ok=False)
         assert batch.sources[0].reason is Reason.TIMEOUT
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 2.0
     stub.stub_hang(0)
     assert take(collector, 103.0).sources[0].ok
 
