@@ -7,21 +7,17 @@ the cluster that the actuator writes (here a file, `controllers.actuators.simula
 from __future__ import annotations
 
 import math
-import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from collectors.subject import Subject, SubjectKind
 from controllers.action import ActionKind
 from controllers.actuators.simulated import Effect, SimulatedCluster
-from examples.demo import pages
 from examples.demo.job import DEVICE_BYTES, DOWN_TICKS, RESERVED_BYTES, Job, JobState
-from examples.demo.pages import ContainerView, GpuView
-from examples.demo.recording import Cell, Recording
+from examples.demo.outside import Device, Outside, oom_kill_lines
+from examples.demo.recording import Recording
 from examples.demo.scenario import (
-    GIB,
-    MIB,
     NODES,
     START_S,
     TICK_S,
@@ -31,7 +27,7 @@ from examples.demo.scenario import (
     GpuPlan,
     Scenario,
 )
-from examples.demo.serving import CADVISOR, DCGM, NodeServer
+from examples.demo.serving import NodeServer
 
 _OWNER_ACTS_AFTER_S = 300.0
 _QUARANTINE_RESET_S = 60.0
@@ -45,17 +41,6 @@ _CHATTER = (
     "nfs: server ckpt-store OK",
 )
 _CLOSING = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.QUARANTINE_GPU})
-_SYSTEM_PODS = (("dcgm-exporter", 0.22 * GIB), ("cilium", 0.35 * GIB))
-
-
-def _digest(*parts: object) -> int:
-    return zlib.crc32("|".join(map(str, parts)).encode())
-
-
-def _shown_on(cell: Cell, gpu: GpuPlan) -> Cell:
-    """The recorded cell plus what sets this GPU apart."""
-    power_w = min(699.9, cell.power_w * gpu.power_factor)
-    return replace(cell, power_w=power_w, temperature_c=round(cell.temperature_c + gpu.temperature_offset_c))
 
 
 def gpu_subject(gpu: GpuPlan) -> Subject:
@@ -68,22 +53,6 @@ def job_subject(job: Job) -> Subject:
 
 def pod_subject(job: Job, rank: int) -> Subject:
     return Subject(SubjectKind.POD, f"{job.plan.namespace}/{job.pod(rank)}")
-
-
-@dataclass
-class _Gpu:
-    plan: GpuPlan
-    energy_mj: float
-    corrected: int = 0
-    uncorrected: int = 0
-    remapped_corrected: int = 0
-    remapped_uncorrected: int = 0
-    pending: bool = False
-    last_xid: int = 0
-    idle_since_s: float | None = None
-    """Since when it is in quarantine with nothing on it."""
-    unusable: bool = False
-    """After an uncontained error nothing starts on it until it was reset."""
 
 
 @dataclass
@@ -107,14 +76,12 @@ class World:
         self.scenario = scenario
         self.start_s = self.now_s = start_s
         self.logs = folder / "logs"
-        self.logs.mkdir(parents=True, exist_ok=True)
         self.cluster = SimulatedCluster(folder / "cluster.sqlite")
         self.nodes = {node: NodeServer(node) for node in NODES}
         self.records = [FaultRecord(fault) for fault in scenario.faults]
         self._rng = Random(f"world {scenario.seed}")
-        self._recording = recording
         self.jobs = [Job(plan, recording, Random(f"{plan.name} {scenario.seed}")) for plan in scenario.jobs]
-        self._gpus = {gpu.uuid: _Gpu(gpu, energy_mj=self._rng.uniform(1e12, 9e12)) for gpu in scenario.gpus}
+        self._gpus = {gpu.uuid: Device(gpu, energy_mj=self._rng.uniform(1e12, 9e12)) for gpu in scenario.gpus}
         self._ecc_done = 0
         self._begun_benign: set[int] = set()
         self._stray_done: set[int] = set()
@@ -137,11 +104,9 @@ class World:
                 self.cluster.add(pod_subject(job, rank))
             job.start_s = start_s - 7_200
             job.last_step_s = start_s - TICK_S
-        self._files = {
-            (job.plan.full_name, rank): (self.logs / f"{job.plan.namespace}_{job.pod(rank)}_trainer.log").open("a")
-            for job in self.jobs
-            for rank in job.ranks
-        }
+        self._outside = Outside(
+            self.nodes, self.jobs, self.logs, recording.idle.cells[0], self._rng, start_s - 86_400
+        )
         self._play()
 
     @property
@@ -155,18 +120,14 @@ class World:
             self._play()
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        for server in self.nodes.values():
-            server.close()
+        self._outside.close()
 
     def _play(self) -> None:
         self._take_effects()
         self._follow_script()
         for job in self.jobs:
             self._drive(job)
-        self._flush()
-        self._publish()
+        self._outside.publish(self._gpus.values(), self.now_s)
 
     # What is done to the cluster
 
@@ -219,18 +180,16 @@ class World:
             case ActionKind.NOTIFY_OWNER if effect.target.kind is SubjectKind.JOB:
                 self._owner_acts.append((self.now_s + _OWNER_ACTS_AFTER_S, self._job_named(name)))
 
-    def _reset(self, gpus: list[_Gpu], by: str) -> None:
+    def _reset(self, gpus: list[Device], by: str) -> None:
         """Their processes end, volatile counters start anew, and pending remaps take effect."""
         for gpu in gpus:
-            gpu.corrected = gpu.uncorrected = gpu.last_xid = 0
-            gpu.pending = gpu.unusable = False
-            gpu.idle_since_s = None
+            gpu.reset()
             self._end_ecc(gpu.plan.uuid, by)
         held = {gpu.plan.uuid for gpu in gpus}
         for job in [j for j in self.jobs if any(gpu.uuid in held for gpu in j.gpus)]:
             self._restart(job, by)
 
-    def _leave(self, gpu: _Gpu, by: str) -> None:
+    def _leave(self, gpu: Device, by: str) -> None:
         """Nothing runs on it any more: its memory is not read. In quarantine its node will reset and test it."""
         self._end_ecc(gpu.plan.uuid, by)
         gpu.idle_since_s = self.now_s
@@ -291,7 +250,7 @@ class World:
                 self._crash(holder, _ECC_ERROR)
                 holder = None
 
-    def _show(self, event: EccEvent, gpu: _Gpu) -> None:
+    def _show(self, event: EccEvent, gpu: Device) -> None:
         gpu.corrected += event.corrected
         gpu.uncorrected += event.uncorrected
         gpu.remapped_corrected += event.remapped_corrected
@@ -346,23 +305,8 @@ class World:
         self._tell_running(job, False)
 
     def _oom_kill(self, job: Job, rank: int) -> None:
-        node = self.nodes[job.gpus[rank].node]
-        uid = self._uid(job, rank)
-        pid, group = (
-            self._pid(job, rank),
-            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice",
-        )
-        kib = int(job.plan.limit_bytes // 1024)
-        node.log(
-            self.now_s,
-            f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=cri-containerd-{uid}.scope,mems_allowed=0-1,"
-            f"oom_memcg={group},task_memcg={group}/cri-containerd-{uid}.scope,task=python3,pid={pid},uid=0",
-        )
-        node.log(
-            self.now_s,
-            f"Memory cgroup out of memory: Killed process {pid} (python3) total-vm:{3 * kib}kB, anon-rss:{kib}kB,"
-            f" file-rss:91240kB, shmem-rss:0kB, UID:0 pgtables:{kib // 500}kB oom_score_adj:985",
-        )
+        for line in oom_kill_lines(job, rank):
+            self.nodes[job.gpus[rank].node].log(self.now_s, line)
         self._crash(job, "Killed")
 
     def _tell_running(self, job: Job, running: bool) -> None:
@@ -388,78 +332,3 @@ class World:
     def _ended(self, record: FaultRecord, by: str) -> None:
         if record.active:
             record.ended_s, record.ended_by = self.now_s, by
-
-    def _uid(self, job: Job, rank: int) -> str:
-        return f"{_digest(job.plan.full_name, rank, job.generation):08x}"
-
-    def _pid(self, job: Job, rank: int) -> int:
-        return 4_000 + _digest(job.plan.full_name, rank, job.generation) % 900_000
-
-    # What is seen from outside
-
-    def _flush(self) -> None:
-        for job in self.jobs:
-            for rank, lines in enumerate(job.lines):
-                if lines:
-                    file = self._files[job.plan.full_name, rank]
-                    file.write("".join(lines))
-                    file.flush()
-                    lines.clear()
-
-    def _publish(self) -> None:
-        gpus: dict[str, list[GpuView]] = {node: [] for node in NODES}
-        boxes: dict[str, list[ContainerView]] = {node: [] for node in NODES}
-        held = {job.gpus[rank].uuid: (job, rank) for job in self.jobs for rank in job.ranks if job.has_pods}
-        idle = self._recording.idle.cell(int(self.elapsed_s // TICK_S))
-        for gpu in self._gpus.values():
-            cell, memory, pod = idle, 4 * MIB, None
-            if gpu.plan.uuid in held:
-                job, rank = held[gpu.plan.uuid]
-                pod = (job.plan.namespace, job.pod(rank))
-                if job.views:
-                    view = job.views[rank]
-                    cell, memory = view.cell, view.memory_bytes
-                    boxes[gpu.plan.node].append(self._container(job, rank))
-            cell = _shown_on(cell, gpu.plan)
-            gpu.energy_mj += cell.power_w * TICK_S * 1e3
-            gpus[gpu.plan.node].append(self._gpu_view(gpu, cell, memory, pod))
-        for node, server in self.nodes.items():
-            system = [self._system(node, name, size) for name, size in _SYSTEM_PODS]
-            server.pages = {
-                DCGM: pages.dcgm_page(gpus[node]),
-                CADVISOR: pages.cadvisor_page(boxes[node] + system, self.now_s),
-            }
-
-    def _gpu_view(self, gpu: _Gpu, cell: Cell, memory: float, pod: tuple[str, str] | None) -> GpuView:
-        return GpuView(
-            gpu.plan,
-            cell,
-            memory,
-            gpu.energy_mj,
-            gpu.corrected,
-            gpu.uncorrected,
-            gpu.remapped_corrected,
-            gpu.remapped_uncorrected,
-            gpu.pending,
-            gpu.last_xid,
-            pod,
-        )
-
-    def _container(self, job: Job, rank: int) -> ContainerView:
-        view = job.views[rank]
-        return ContainerView(
-            job.plan.namespace,
-            job.pod(rank),
-            "trainer",
-            self._uid(job, rank),
-            view.anonymous_bytes,
-            view.cache_bytes,
-            job.plan.limit_bytes,
-            job.start_s,
-        )
-
-    def _system(self, node: str, name: str, size: float) -> ContainerView:
-        uid = f"{_digest(node, name):08x}"
-        anonymous = size + self._rng.gauss(0, 2 * MIB)
-        pod = f"{name}-{uid[:5]}"
-        return ContainerView("kube-system", pod, name, uid, anonymous, 40 * MIB, 2 * GIB, self.start_s - 86_400)

@@ -221,7 +221,7 @@ def test_a_bad_gpu_is_repaired_by_reset_or_left_by_quarantine(world: World, kind
         assert job.state is JobState.STARTING
     after = gpu_values(world, "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL")[gpu.uuid]
     world.advance(world.now_s + 1200)
-    assert gpu_values(world, "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL")[gpu.uuid] == after
+    assert gpu_values(world, "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL")[gpu.uuid] <= after
 
 
 def test_the_pipeline_does_not_know_the_demo() -> None:
