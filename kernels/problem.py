@@ -95,6 +95,7 @@ class Problem:
     reference: torch code on `make_inputs`'s tuple; a tensor or a tuple of tensors. For an operation that changes
       its inputs it returns their new values, in the order of `mutates`, and leaves the inputs alone.
     oracle: the same in float64, where the reference itself would not compute in float64; default: the reference.
+    make_inputs: tensors vary with the draw; numbers depend on the case alone (a timed slot is registered once).
     exact: outputs must match the reference bit for bit.
     gradients: positions of the inputs that the operation is differentiated in; empty: forward only.
     flops, compulsory_bytes: what any implementation must calculate and move to or from memory once, per case.

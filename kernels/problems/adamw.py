@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.draw import Draw
+from kernels.draw import Draw, mix
 from kernels.problem import Axis, Case, Inputs, Problem
 
 
@@ -32,7 +32,7 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     n, dtype = case["n"], case.torch_dtype
     parameter, gradient = draw.normal((n,), dtype, 0.1), draw.values((n,), dtype)
     first, second = draw.normal((n,), dtype, 0.1), draw.uniform((n,), dtype, 0.0, 0.5)
-    step = draw.integer(1, 2000)
+    step = 1 + mix(n) % 2000
     return parameter, gradient, first, second, 1e-3, 0.9, 0.999, 1e-8, 0.1, step
 
 

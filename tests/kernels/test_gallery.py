@@ -57,14 +57,12 @@ QUICK_EXPLOITS = {
 QUICK_GOOD = {
     "adamw_flat",
     "copy_flat",
-    "library_cross_entropy",
     "library_quantise",
     "library_rmsnorm_formula",
     "library_softmax",
     "max_integer",
     "permute_tiles",
     "rmsnorm_many_rows",
-    "rotary_half_in_place",
     "softmax_row",
 }
 

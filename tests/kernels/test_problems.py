@@ -44,6 +44,15 @@ def test_a_reference_leaves_its_inputs_alone(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("problem", ALL, ids=lambda p: p.name)
+def test_numbers_among_the_inputs_depend_on_the_case_alone(problem: Problem) -> None:
+    """A timed slot is registered once and then refilled with other seeds' tensors."""
+    case = next(p for p in plan(problem, _candidate(problem), b"x", INTERPRETER) if p.stage == "smoke").case
+    first, second = (problem.inputs(case, "normal", seed, "cpu") for seed in (1, 2))
+    for a, b in zip(first, second, strict=True):
+        assert isinstance(a, torch.Tensor) or a == b
+
+
+@pytest.mark.parametrize("problem", ALL, ids=lambda p: p.name)
 def test_a_plan_covers_dtypes_layouts_and_edges(problem: Problem) -> None:
     probes = plan(problem, _candidate(problem), b"cover", CPU)
     sweep = [p.case for p in probes if p.stage == "sweep"]
