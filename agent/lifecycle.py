@@ -256,11 +256,11 @@ class Lifecycle:
         try:
             queued = queue.put(key, row.number, row.version, row.stage_runs)
         except BaseException:
-            del self._on_its_way[row.number]
+            self._on_its_way.pop(row.number, None)
             raise
         if not queued:
             # that run ended without a trace in the incident (the store was away): the next one has a new key
-            del self._on_its_way[row.number]
+            self._on_its_way.pop(row.number, None)
             self._store.put_off(row.number, row.version, row.stage_runs, None, failed=False)
 
     # Running a stage --------------------------------------------------------------------------------------------
