@@ -7,8 +7,7 @@ Writers lock the incident's row first and the audit log's head last, so that the
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -17,34 +16,28 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from agent import audit
+from agent.archive import Archive, NoSuchIncident, name_of, number_of, row_of
 from agent.clock import Clock
 from agent.database import Database
 from agent.incident import (
     Cause,
-    FindingSummary,
     Incident,
     IncidentState,
-    IncidentSummary,
     Step,
-    StoredFinding,
     next_state,
 )
+from agent.kept import Kept
 from agent.rca.diagnosis import Diagnosis
-from agent.records import dump, load
-from agent.tables import diagnoses, findings, incidents, kept, memberships, plans, steps
-from collectors.base import Permanent, Temporary
-from collectors.subject import Membership, Subject
-from controllers.action import Action, ActionKind
-from detectors.base import Fault, Finding, Severity, State
+from agent.records import dump
+from agent.tables import diagnoses, findings, incidents, plans, steps
+from collectors.base import Temporary
+from controllers.action import Action
+from detectors.base import Finding, Severity, State
 
 _SEVERITIES = list(Severity)
 _CLOSED = IncidentState.RESOLVED
 _OUTDATED = -1
 """`findings.diagnosed` of a finding that says more now than when it was diagnosed."""
-
-
-class NoSuchIncident(Permanent):
-    """There is no incident of that name."""
 
 
 class Conflict(Temporary):
@@ -81,25 +74,12 @@ class Position:
     stage_failures: int
 
 
-def number_of(incident_id: str) -> int:
-    """7 of `INC-7`. Raises NoSuchIncident."""
-    prefix, _, digits = incident_id.strip().upper().partition("-")
-    if prefix != "INC" or not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
-        raise NoSuchIncident(f"{incident_id!r} is not an incident (INC-NUMBER)")
-    return int(digits)
-
-
-def name_of(number: int) -> str:
-    return f"INC-{number}"
-
-
-class Store:
+class Store(Archive, Kept):
     """Incidents, and what the daemon keeps across restarts. Threads and processes may share one database."""
 
     def __init__(self, url: str | Database, clock: Clock, *, fault_point: FaultPoint = _pass) -> None:
-        self.database = url if isinstance(url, Database) else Database(url)
+        Kept.__init__(self, url if isinstance(url, Database) else Database(url), clock)
         self.audit = audit.AuditLog(self.database)
-        self._clock = clock
         self._fault_point = fault_point
 
     def close(self) -> None:
@@ -146,7 +126,7 @@ class Store:
         number, now = number_of(incident_id), self._clock.now_s()
         cause = None
         with self.database.write() as connection:
-            row = self._row(connection, number, lock=True)
+            row = row_of(connection, number, lock=True)
             is_new = self._insert_finding(connection, number, finding, now)
             values: dict[str, Any] = {"updated_s": now}
             if _SEVERITIES.index(finding.severity) > _SEVERITIES.index(Severity(row.severity)):
@@ -242,7 +222,7 @@ class Store:
         """A move together with what belongs to it, in one transaction: `also`, then columns of the incident."""
         number = number_of(incident_id)
         with self.database.write() as connection:
-            self._row(connection, number, lock=True)
+            row_of(connection, number, lock=True)
             if also is not None:
                 also(connection, number)
             before, after = self._move(connection, number, move, columns)
@@ -253,7 +233,7 @@ class Store:
         self, connection: Connection, number: int, move: Move, columns: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[IncidentState, IncidentState]:
         now = self._clock.now_s()
-        row = self._row(connection, number)
+        row = row_of(connection, number)
         before = IncidentState(row.state)
         if row.version != move.version:
             raise Conflict(f"{name_of(number)} is {before} now: somebody moved it first")
@@ -368,90 +348,8 @@ class Store:
     def position(self, number: int) -> Position:
         """Where an incident stands on its way."""
         with self.database.read() as connection:
-            row = self._row(connection, number)
+            row = row_of(connection, number)
         return Position(IncidentState(row.state), row.version, row.stage_runs, row.stage_failures)
-
-    # Reading ----------------------------------------------------------------------------------------------------
-
-    def incident(self, incident_id: str) -> Incident:
-        """Everything stored of one incident. Raises NoSuchIncident."""
-        number = number_of(incident_id)
-        with self.database.read() as connection:
-            row = self._row(connection, number)
-            found = connection.execute(
-                sa.select(findings).where(findings.c.incident == number).order_by(findings.c.since_s)
-            ).all()
-            history = connection.execute(
-                sa.select(steps).where(steps.c.incident == number).order_by(steps.c.number)
-            ).all()
-            diagnosis = connection.execute(
-                sa.select(diagnoses.c.body).where(diagnoses.c.number == row.diagnosis)
-            ).scalar_one_or_none()
-            plan = connection.execute(
-                sa.select(plans.c.body, plans.c.reason).where(
-                    plans.c.incident == number, plans.c.plan_sha256 == row.plan_sha256
-                )
-            ).one_or_none()
-        return Incident(
-            id=name_of(number),
-            state=IncidentState(row.state),
-            title=row.title,
-            severity=Severity(row.severity),
-            opened_s=row.opened_s,
-            updated_s=row.updated_s,
-            entered_s=row.entered_s,
-            findings=tuple(
-                StoredFinding(load(Finding, f.body), State(f.state), f.last_seen_s, f.changed_s) for f in found
-            ),
-            diagnosis=None if diagnosis is None else load(Diagnosis, diagnosis),
-            action=None if plan is None else load(Action, plan.body),
-            plan_reason="" if plan is None else plan.reason,
-            attempt=row.attempt,
-            clear_since_s=row.clear_since_s,
-            history=tuple(_step(row) for row in history),
-            version=row.version,
-        )
-
-    def incidents(
-        self,
-        states: Iterable[IncidentState] | None = None,
-        *,
-        opened_after_s: float | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> list[IncidentSummary]:
-        """Summaries, newest first; of some states, or all."""
-        query = sa.select(incidents).order_by(incidents.c.number.desc()).limit(limit).offset(offset)
-        if states is not None:
-            query = query.where(incidents.c.state.in_([str(state) for state in states]))
-        if opened_after_s is not None:
-            query = query.where(incidents.c.opened_s > opened_after_s)
-        light = [column for column in findings.c if column.name != "body"]
-        with self.database.read() as connection:
-            rows = connection.execute(query).all()
-            chosen = sa.select(query.subquery().c.number)
-            found = connection.execute(
-                sa.select(*light).where(findings.c.incident.in_(chosen)).order_by(findings.c.since_s)
-            ).all()
-        of: dict[int, list[FindingSummary]] = {row.number: [] for row in rows}
-        for f in found:
-            of[f.incident].append(
-                FindingSummary(
-                    f.episode,
-                    f.detector,
-                    Fault(f.fault),
-                    Subject.parse(f.subject),
-                    Severity(f.severity),
-                    State(f.state),
-                    f.since_s,
-                    f.last_seen_s,
-                )
-            )
-        return [_summary(row, tuple(of[row.number])) for row in rows]
-
-    def open_incidents(self) -> list[IncidentSummary]:
-        """Summaries of all that are not resolved, newest first."""
-        return self.incidents([state for state in IncidentState if state is not _CLOSED])
 
     def touch(self, connection: Connection, incident: Incident) -> None:
         """Raises an incident's version without a move. Raises Conflict where it is no longer as it was read."""
@@ -460,90 +358,5 @@ class Store:
         if connection.execute(sa.update(incidents).where(mine).values(row)).rowcount != 1:
             raise Conflict(f"{incident.id}: somebody moved it first")
 
-    def _row(self, connection: Connection, number: int, lock: bool = False) -> Any:
-        query = sa.select(incidents).where(incidents.c.number == number)
-        row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-        if row is None:
-            raise NoSuchIncident(f"there is no {name_of(number)}")
-        return row
 
-    # What the daemon keeps across restarts ----------------------------------------------------------------------
-
-    def save_memberships(self, changed: Iterable[Membership]) -> None:
-        """Stores relations of the inventory; one that is known (child, parent, since) gets its new end."""
-        with self.database.write() as connection:
-            for item in changed:
-                mine = (
-                    (memberships.c.child == str(item.child))
-                    & (memberships.c.parent == str(item.parent))
-                    & (memberships.c.since_s == item.since_s)
-                )
-                connection.execute(sa.delete(memberships).where(mine))
-                connection.execute(
-                    sa.insert(memberships).values(
-                        child=str(item.child),
-                        parent=str(item.parent),
-                        since_s=item.since_s,
-                        until_s=item.until_s if math.isfinite(item.until_s) else None,
-                    )
-                )
-
-    def load_memberships(self, after_s: float = -math.inf) -> list[Membership]:
-        """Stored relations that held after a time, for `Inventory.load`."""
-        query = sa.select(memberships).order_by(memberships.c.since_s)
-        if math.isfinite(after_s):
-            query = query.where(sa.or_(memberships.c.until_s.is_(None), memberships.c.until_s > after_s))
-        with self.database.read() as connection:
-            return [
-                Membership(
-                    Subject.parse(row.child),
-                    Subject.parse(row.parent),
-                    row.since_s,
-                    math.inf if row.until_s is None else row.until_s,
-                )
-                for row in connection.execute(query)
-            ]
-
-    def prune_memberships(self, before_s: float) -> int:
-        """Forgets relations that ended before a time; returns how many."""
-        with self.database.write() as connection:
-            gone = connection.execute(sa.delete(memberships).where(memberships.c.until_s < before_s))
-        return gone.rowcount
-
-    def keep(self, items: dict[str, bytes]) -> None:
-        """Stores named bytes, such as detectors' snapshots and collectors' cursors, all or none."""
-        now = self._clock.now_s()
-        with self.database.write() as connection:
-            connection.execute(sa.delete(kept).where(kept.c.name.in_(list(items))))
-            for name, content in items.items():
-                connection.execute(sa.insert(kept).values(name=name, at_s=now, content=content))
-
-    def recall(self, name: str) -> tuple[float, bytes] | None:
-        """When it was kept, and the bytes; None where nothing was kept under that name."""
-        with self.database.read() as connection:
-            row = connection.execute(sa.select(kept).where(kept.c.name == name)).one_or_none()
-        return None if row is None else (row.at_s, bytes(row.content))
-
-
-def _summary(row: Any, found: tuple[FindingSummary, ...]) -> IncidentSummary:
-    return IncidentSummary(
-        id=name_of(row.number),
-        state=IncidentState(row.state),
-        title=row.title,
-        severity=Severity(row.severity),
-        opened_s=row.opened_s,
-        updated_s=row.updated_s,
-        clear_since_s=row.clear_since_s,
-        attempt=row.attempt,
-        version=row.version,
-        cause=None if row.cause is None else Fault(row.cause),
-        action_kind=None if row.action_kind is None else ActionKind(row.action_kind),
-        plan_sha256=row.plan_sha256,
-        expires_s=row.expires_s,
-        findings=found,
-    )
-
-
-def _step(row: Any) -> Step:
-    before = None if row.before is None else IncidentState(row.before)
-    return Step(row.at_s, before, IncidentState(row.after), row.cause, row.by, row.note)
+__all__ = ["Conflict", "FaultPoint", "Move", "NoSuchIncident", "Position", "Store", "name_of", "number_of"]

@@ -1,0 +1,155 @@
+"""Reads incidents from their rows: one with everything, or many as summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from agent.database import Database
+from agent.incident import FindingSummary, Incident, IncidentState, IncidentSummary, Step, StoredFinding
+from agent.rca.diagnosis import Diagnosis
+from agent.records import load
+from agent.tables import diagnoses, findings, incidents, plans, steps
+from collectors.base import Permanent
+from collectors.subject import Subject
+from controllers.action import Action, ActionKind
+from detectors.base import Fault, Finding, Severity, State
+
+
+class NoSuchIncident(Permanent):
+    """There is no incident of that name."""
+
+
+def number_of(incident_id: str) -> int:
+    """7 of `INC-7`. Raises NoSuchIncident."""
+    prefix, _, digits = incident_id.strip().upper().partition("-")
+    if prefix != "INC" or not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
+        raise NoSuchIncident(f"{incident_id!r} is not an incident (INC-NUMBER)")
+    return int(digits)
+
+
+def name_of(number: int) -> str:
+    return f"INC-{number}"
+
+
+def row_of(connection: Connection, number: int, lock: bool = False) -> Any:
+    """An incident's row, locked until the transaction ends where asked for. Raises NoSuchIncident."""
+    query = sa.select(incidents).where(incidents.c.number == number)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    if row is None:
+        raise NoSuchIncident(f"there is no {name_of(number)}")
+    return row
+
+
+class Archive:
+    """The reading half of the store. Readers never wait for writers."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def incident(self, incident_id: str) -> Incident:
+        """Everything stored of one incident. Raises NoSuchIncident."""
+        number = number_of(incident_id)
+        with self.database.read() as connection:
+            row = row_of(connection, number)
+            found = connection.execute(
+                sa.select(findings).where(findings.c.incident == number).order_by(findings.c.since_s)
+            ).all()
+            history = connection.execute(
+                sa.select(steps).where(steps.c.incident == number).order_by(steps.c.number)
+            ).all()
+            diagnosis = connection.execute(
+                sa.select(diagnoses.c.body).where(diagnoses.c.number == row.diagnosis)
+            ).scalar_one_or_none()
+            plan = connection.execute(
+                sa.select(plans.c.body, plans.c.reason).where(
+                    plans.c.incident == number, plans.c.plan_sha256 == row.plan_sha256
+                )
+            ).one_or_none()
+        return Incident(
+            id=name_of(number),
+            state=IncidentState(row.state),
+            title=row.title,
+            severity=Severity(row.severity),
+            opened_s=row.opened_s,
+            updated_s=row.updated_s,
+            entered_s=row.entered_s,
+            findings=tuple(
+                StoredFinding(load(Finding, f.body), State(f.state), f.last_seen_s, f.changed_s) for f in found
+            ),
+            diagnosis=None if diagnosis is None else load(Diagnosis, diagnosis),
+            action=None if plan is None else load(Action, plan.body),
+            plan_reason="" if plan is None else plan.reason,
+            attempt=row.attempt,
+            clear_since_s=row.clear_since_s,
+            history=tuple(_step(row) for row in history),
+            version=row.version,
+        )
+
+    def incidents(
+        self,
+        states: Iterable[IncidentState] | None = None,
+        *,
+        opened_after_s: float | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[IncidentSummary]:
+        """Summaries, newest first; of some states, or all."""
+        query = sa.select(incidents).order_by(incidents.c.number.desc()).limit(limit).offset(offset)
+        if states is not None:
+            query = query.where(incidents.c.state.in_([str(state) for state in states]))
+        if opened_after_s is not None:
+            query = query.where(incidents.c.opened_s > opened_after_s)
+        light = [column for column in findings.c if column.name != "body"]
+        with self.database.read() as connection:
+            rows = connection.execute(query).all()
+            chosen = sa.select(query.subquery().c.number)
+            found = connection.execute(
+                sa.select(*light).where(findings.c.incident.in_(chosen)).order_by(findings.c.since_s)
+            ).all()
+        of: dict[int, list[FindingSummary]] = {row.number: [] for row in rows}
+        for f in found:
+            of[f.incident].append(
+                FindingSummary(
+                    f.episode,
+                    f.detector,
+                    Fault(f.fault),
+                    Subject.parse(f.subject),
+                    Severity(f.severity),
+                    State(f.state),
+                    f.since_s,
+                    f.last_seen_s,
+                )
+            )
+        return [_summary(row, tuple(of[row.number])) for row in rows]
+
+    def open_incidents(self) -> list[IncidentSummary]:
+        """Summaries of all that are not resolved, newest first."""
+        return self.incidents([state for state in IncidentState if state is not IncidentState.RESOLVED])
+
+
+def _summary(row: Any, found: tuple[FindingSummary, ...]) -> IncidentSummary:
+    return IncidentSummary(
+        id=name_of(row.number),
+        state=IncidentState(row.state),
+        title=row.title,
+        severity=Severity(row.severity),
+        opened_s=row.opened_s,
+        updated_s=row.updated_s,
+        clear_since_s=row.clear_since_s,
+        attempt=row.attempt,
+        version=row.version,
+        cause=None if row.cause is None else Fault(row.cause),
+        action_kind=None if row.action_kind is None else ActionKind(row.action_kind),
+        plan_sha256=row.plan_sha256,
+        expires_s=row.expires_s,
+        findings=found,
+    )
+
+
+def _step(row: Any) -> Step:
+    before = None if row.before is None else IncidentState(row.before)
+    return Step(row.at_s, before, IncidentState(row.after), row.cause, row.by, row.note)
