@@ -227,7 +227,7 @@ class Trial:
             return None
         examiner = Examiner(self.problem, self.candidate, self.judge.device, runner)
         probe = Probe("accuracy", case, "normal", (mix(int.from_bytes(self.secret, "little"), 3),))
-        sample = self.problem.inputs(case, "normal", probe.seeds[0], self.judge.device)
+        sample = Truths().inputs(self.problem, case, probe.seeds[0], self.judge.device)
         examiner.call(probe, probe.seeds[0], sample)  # autotuning and compiling happen here
         _Recording(runner, examiner).call(probe)
         refusal = class_refusal(self.candidate, self.problem, runner.last)
@@ -324,7 +324,7 @@ class _Recording:
     def call(self, probe: Probe) -> None:
         runner = self._runner
         seed = probe.seeds[0]
-        values = self._examiner.problem.inputs(probe.case, probe.distribution, seed, self._examiner.device)
+        values = Truths().inputs(self._examiner.problem, probe.case, seed, self._examiner.device)
         runner.record = True
         try:
             self._examiner.call(probe, seed, values)

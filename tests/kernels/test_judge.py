@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kernels.candidate import Candidate, Domain
 from kernels.judge.contest import Pace
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge, Request
+from kernels.judge.track import Truths
 from kernels.judge.verdict import Reason, Status
 from kernels.problem import Case
 from kernels.problems import named
@@ -128,6 +130,16 @@ def test_a_candidate_that_is_honest_for_a_few_hundred_calls_is_found(cpu_judge: 
     verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(TINY, None, static=False), b"six")
     assert verdict.reason is Reason.state_kept
     assert "calls on" in verdict.detail
+
+
+def test_numbers_among_the_inputs_stay_the_same_over_a_race() -> None:
+    problem = named("adamw")
+    case = Case.of("float32", n=64)
+    first, second = (Truths().inputs(problem, case, seed, "cpu") for seed in (11, 12))
+    numbers = [[x for x in made if not isinstance(x, torch.Tensor)] for made in (first, second)]
+    assert numbers[0] == numbers[1]
+    assert numbers[0]
+    assert not torch.equal(first[0], second[0])
 
 
 def test_a_machine_fault_is_nobodys_verdict() -> None:
