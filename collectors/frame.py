@@ -119,6 +119,9 @@ STEP_COLUMNS = (
     "learning_rate",
     "step_time_s",
     "tokens_per_s",
+    "compute_s",
+    "data_s",
+    "comm_s",
     "checkpoint_saved",
 )
 

@@ -53,10 +53,22 @@ _NAMES = {
     "learning_rate": ("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr"),
     "step_time_s": ("step_time", "step_time_s", "iter_time", "time_per_step", "step_time_ms", "iter_time_ms"),
     "tokens_per_s": ("tokens_per_s", "tokens_per_sec", "tokens/s", "tok/s", "tps", "wps", "tokens_per_second"),
+    "compute_s": ("compute_s", "compute_time", "compute_time_s", "fwd_bwd_time"),
+    "data_s": ("data_s", "data_time", "data_time_s", "dataloader_time", "data_load_time"),
+    "comm_s": ("comm_s", "comm_time", "comm_time_s", "allreduce_time"),
     "rank": ("rank", "global_rank"),
 }
 _COLUMN_OF = {alias: column for column, aliases in _NAMES.items() for alias in aliases}
-FIGURES = ("loss", "grad_norm", "learning_rate", "step_time_s", "tokens_per_s")
+FIGURES = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "step_time_s",
+    "tokens_per_s",
+    "compute_s",
+    "data_s",
+    "comm_s",
+)
 
 
 @dataclass(frozen=True, slots=True)

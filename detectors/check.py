@@ -82,8 +82,17 @@ class World:
         step = np.arange(5 * number, 5 * number + 5)
         t_s = at_s + np.arange(-4.0, 1.0, dtype=np.float64) * (TICK_S / 5.0)
         loss = 2.0 + 3.0 * np.exp(-step / 200.0) + 0.02 * self.rng.standard_normal(5)
-        columns = {"loss": loss, "grad_norm": np.ones(5), "learning_rate": np.full(5, 1e-3)}
-        return tuple(StepSeries(rank, "run", step, t_s, columns, "log") for rank in self.ranks)
+        columns = {
+            "loss": loss,
+            "grad_norm": np.ones(5),
+            "learning_rate": np.full(5, 1e-3),
+            "data_s": np.full(5, 0.01),
+        }
+        own = 0.5 + 0.02 * self.rng.standard_normal((len(self.ranks), 5))
+        return tuple(
+            StepSeries(rank, "run", step, t_s, {**columns, "compute_s": own[r]}, "log")
+            for r, rank in enumerate(self.ranks)
+        )
 
     def tick(self, number: int) -> Tick:
         at_s = START_S + number * TICK_S
@@ -241,7 +250,7 @@ HOSTILE: tuple[Callable[[World], Iterator[Tick]], ...] = (missing, extremes)
 
 
 def faults(world: World) -> Iterator[Tick]:
-    """A burst of everything: rank 0 leaks, all diverge, stall and stop; uncorrected errors, Xids, a lost source.
+    """A burst of everything: rank 0 leaks and is slow, all diverge, stall and stop; errors, Xids, a lost source.
 
     After sample 200 nothing is observed any more: whatever fires must become no_data, never clear.
     """
@@ -278,7 +287,9 @@ def _stopped(number: int) -> bool:
 def _diverged(series: StepSeries, number: int) -> StepSeries:
     if number < 60:
         return series
-    return replace(series, columns={**series.columns, "loss": series.column("loss") + 20.0})
+    slow = 1.5 if series.subject.name.endswith("#0") else 1.0
+    changed = {"loss": series.column("loss") + 20.0, "compute_s": series.column("compute_s") * slow}
+    return replace(series, columns={**series.columns, **changed})
 
 
 def _events(world: World, at_s: float) -> tuple[KernelEvent, ...]:

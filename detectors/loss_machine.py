@@ -55,7 +55,7 @@ class LossSettings(BaseModel):
     spike_level: float = Field(default=0.08, gt=0, description="... and this share of the baseline up")
     spike_progress: float = Field(default=0.02, gt=0, description="... and this share of the run's progress up")
     far_steps: int = Field(
-        default=10, ge=4, description="Steps of a watch before a loss far above is called diverged"
+        default=12, ge=4, description="Steps of a watch before a loss far above is called diverged"
     )
     far_level: float = Field(
         default=0.6, gt=0, description="Far: this share of the smaller of baseline and progress"
@@ -240,7 +240,11 @@ class LossMachine:
         window = recent[:, -s.far_steps :]
         held = (window.mean(axis=1) - base > far) & (np.median(window, axis=1) - base > far)
         diverged = (watched >= s.far_steps) & held
-        diverged &= (five - base > far) & ~back
+        half = s.far_steps // 2
+        fallen = window[:, :half].mean(axis=1) - window[:, -half:].mean(axis=1)
+        falling = fallen > 2.5 * np.sqrt(2.0 / half) * sigma
+        certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.far_level)
+        diverged &= (five - base > far) & ~back & (~falling | certain)
         late, early = recent[:, 24:].mean(axis=1), recent[:, :24].mean(axis=1)
         above = np.maximum.reduce([3.0 * sigma, s.stuck_level * np.abs(base), 0.03 * progress])
         noise = sigma * np.sqrt(2.0 / 24.0)

@@ -9,6 +9,7 @@ from detectors.kernel_events import KernelEvents
 from detectors.memory_leak import MemoryLeak
 from detectors.source import SourceLost
 from detectors.stall import DataStall
+from detectors.straggler import Straggler
 from detectors.xid import XidDetector
 
 ALL = (
@@ -19,5 +20,6 @@ ALL = (
     MemoryLeak,
     SourceLost,
     DataStall,
+    Straggler,
     XidDetector,
 )

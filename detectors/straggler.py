@@ -1,0 +1,274 @@
+"""The one rank that makes the others wait: slower than its peers at its own work, step after step.
+
+The step time of a synchronous job is everyone's; only what a rank does alone tells it apart: its compute and its
+data time (all-reduce time holds the wait for the slowest). Ranks are compared within their pipeline stage, since
+stages are not equal, and step by step, since sequences are not equal either. A rank is accused only where it is
+slower in most steps: random imbalance makes every rank slow at times, a slow GPU or loader is slow all the time.
+(Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from collectors.frame import Floats, StepSeries
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
+from detectors.episodes import Alarm, Episodes
+from detectors.snapshot import pack, unpack
+from detectors.table import Column, Table
+
+VERSION = 1
+RING = 128
+SIGNALS = ("compute_s", "data_s")
+STAGE = "pipeline_stage"
+"""The rank's fact in the inventory that names its stage; ranks without one are compared with each other."""
+
+
+class StragglerSettings(BaseModel):
+    """When a rank is a straggler."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int = Field(default=30, ge=10, le=RING, description="Steps that a rank and its peers must share")
+    persist_s: float = Field(default=90.0, ge=0, description="... and be slower in, at every look for this long")
+    ratio: float = Field(default=1.05, gt=1, description="Slower than its peers by this factor, in the median step")
+    often: float = Field(default=0.8, gt=0.5, le=1, description="Share of steps in which it is slower at all")
+    cost: float = Field(default=0.03, gt=0, description="Share of the peers' own time that the excess must cost")
+    every_s: float = Field(default=30.0, gt=0, description="Jobs are judged this often")
+    silent_after_s: float = Field(default=900.0, gt=0, description="No step for this long while firing is no_data")
+    forget_s: float = Field(default=86400.0, gt=0, description="A rank unseen for this long is forgotten")
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How much slower one rank is: the median ratio to its peers, how often, and the excess per step (s)."""
+
+    ratio: float
+    often: float
+    excess_s: float
+    share: float
+    peers: int
+
+
+class Straggler:
+    """STRAGGLER on the rank; its GPUs are among the facts."""
+
+    plugin: ClassVar[str] = "straggler"
+    Settings = StragglerSettings
+
+    def __init__(self, settings: StragglerSettings | None = None) -> None:
+        self.settings = settings or StragglerSettings()
+        columns = {name: Column(np.float64, np.nan, (RING,)) for name in SIGNALS}
+        columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
+        columns |= {"suspect_s": Column(np.float64, np.inf)}
+        self._table = Table(columns, self.settings.forget_s)
+        self._judged_s = -np.inf
+        self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.STRAGGLER,)
+
+    @property
+    def stated(self) -> StatedRate:
+        return StatedRate(
+            1.0, RateBasis.STATISTICAL, "benchmarks/detect_straggler.py: imbalance without a slow rank"
+        )
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        ranks = [s for s in tick.steps if s.subject.kind is SubjectKind.RANK and self._speaks(s)]
+        for series in ranks:
+            self._take(series, tick.at_s)
+        findings: list[Finding] = []
+        if tick.at_s - self._judged_s >= self.settings.every_s or tick.at_s < self._judged_s:
+            self._judged_s = tick.at_s
+            findings += self._judge(tick.at_s, inventory)
+        said = {f.subject for f in findings}
+        return findings + self._rest(tick.at_s, said)
+
+    @staticmethod
+    def _speaks(series: StepSeries) -> bool:
+        return any(name in series.columns for name in SIGNALS) and len(series.step) > 0
+
+    def _take(self, series: StepSeries, at_s: float) -> None:
+        table = self._table
+        slot = table.slot(series.subject)
+        if slot is None:
+            table.take([series.subject], at_s)
+            slot = table.slot(series.subject)
+        place = series.step[-RING:] % RING
+        table["step"][slot, place] = series.step[-RING:]
+        for name in SIGNALS:
+            took = series.column(name)[-RING:]
+            table[name][slot, place] = np.where((took >= 0) & (took < 1e6), took, np.nan)
+        latest = series.t_s[np.isfinite(series.t_s)]
+        if len(latest):
+            table["last_s"][slot] = max(float(table["last_s"][slot]), float(latest.max()))
+        table.seen_s()[slot] = at_s
+
+    def _judge(self, at_s: float, inventory: Inventory) -> list[Finding]:
+        groups: dict[tuple[Subject, str], list[int]] = {}
+        fresh = at_s - self.settings.silent_after_s
+        for slot, subject in enumerate(self._table.subjects):
+            job = inventory.above(subject, SubjectKind.JOB, at_s)
+            if job is not None and self._table["last_s"][slot] >= fresh:
+                groups.setdefault((job, inventory.fact(subject, STAGE) or ""), []).append(slot)
+        findings: list[Finding] = []
+        for slots in groups.values():
+            if len(slots) > 1:
+                findings += self._compare(np.array(slots), at_s, inventory)
+        return findings
+
+    def _compare(self, slots: NDArray[np.int64], at_s: float, inventory: Inventory) -> list[Finding]:
+        table, s = self._table, self.settings
+        step = table["step"][slots]
+        newest = step.max(axis=0)
+        took = {name: np.where(step == newest, table[name][slots], np.nan) for name in SIGNALS}
+        own = np.nansum([np.nan_to_num(took[name]) for name in SIGNALS], axis=0)
+        typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
+        worst: dict[int, tuple[str, Excess]] = {}
+        seen = np.zeros(len(slots), dtype=bool)
+        for name in SIGNALS:
+            for row, excess in enumerate(excesses(took[name], typical_s, s.steps)):
+                if excess is None:
+                    continue
+                seen[row] = True
+                known = worst.get(row)
+                if known is None or excess.share > known[1].share:
+                    worst[row] = (name, excess)
+        findings: list[Finding] = []
+        for row in np.flatnonzero(seen).tolist():
+            subject = table.subjects[int(slots[row])]
+            name, e = worst[row]
+            found: Finding | None = None
+            slow = e.ratio >= s.ratio and e.often >= s.often and e.share >= s.cost
+            slot = int(slots[row])
+            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
+            if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
+                found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
+            elif e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often):
+                found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
+            findings += [found] if found else []
+        return findings
+
+    def _alarm(
+        self, subject: Subject, name: str, e: Excess, typical_s: float, at_s: float, inventory: Inventory
+    ) -> Alarm:
+        slot = self._table.slot(subject)
+        recent = self._table[name][slot]
+        seen = np.isfinite(recent)
+        order = np.argsort(self._table["step"][slot][seen])
+        gpus = " ".join(g.name for g in inventory.gpus(subject, at_s)[:8])
+        work = "compute" if name == "compute_s" else "data loading"
+        exhibit = SeriesExhibit(
+            subject,
+            name,
+            "s",
+            tuple(self._table["step"][slot][seen][order].astype(float).tolist()),
+            tuple(recent[seen][order].tolist()),
+            float(np.median(recent[seen])) - e.excess_s,
+            "",
+            "by step number; the reference is what its peers take",
+        )
+        return Alarm(
+            Fault.STRAGGLER,
+            subject,
+            at_s,
+            Severity.WARNING,
+            f"{work} takes {e.ratio:.2f} times as long as at {e.peers} peers ({100 * e.often:.0f} % of steps)",
+            score=e.ratio,
+            threshold=self.settings.ratio,
+            evidence=(exhibit,),
+            facts={
+                "resource": "compute" if name == "compute_s" else "data",
+                "ratio": e.ratio,
+                "slower_share_of_steps": e.often,
+                "excess_s_per_step": e.excess_s,
+                "typical_own_time_s": typical_s,
+                "peers": float(e.peers),
+                "gpus": gpus,
+            },
+        )
+
+    def _rest(self, at_s: float, said: set[Subject]) -> list[Finding]:
+        findings: list[Finding] = []
+        for fault, subject in tuple(self._episodes):
+            if subject in said:
+                continue
+            slot = self._table.slot(subject)
+            silent = slot is None or at_s - self._table["last_s"][slot] > self.settings.silent_after_s
+            found = (
+                self._episodes.no_data(fault, subject, at_s, "No step of this rank any more")
+                if silent
+                else self._episodes.again(fault, subject, at_s)
+            )
+            findings += [found] if found else []
+        return findings
+
+    def snapshot(self) -> bytes:
+        subjects, arrays = self._table.saved()
+        meta = {"subjects": subjects, "judged_s": self._judged_s, "episodes": self._episodes.saved()}
+        return pack(self.name, VERSION, meta, arrays)
+
+    def restore(self, state: bytes) -> None:
+        _, meta, arrays = unpack(state, self.name, (VERSION,))
+        fresh = Straggler(self.settings)
+        try:
+            fresh._table.load(meta["subjects"], arrays)
+            fresh._judged_s = float(meta["judged_s"])
+            fresh._episodes.load(meta["episodes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._table, self._judged_s, self._episodes = fresh._table, fresh._judged_s, fresh._episodes
+
+
+def excesses(took: Floats, typical_s: float, steps: int) -> list[Excess | None]:
+    """Each rank of `took` [ranks, steps] (s, NaN = not known) against the others in the same steps.
+
+    The reference of a rank is the median of the *other* ranks, so that of two ranks the slower is told. None where
+    a rank shares fewer than `steps` steps with another. `share` is the excess over `typical_s`.
+    """
+    found: list[Excess | None] = []
+    many = len(took) > 16
+    seen = np.isfinite(took)
+    filled = np.where(seen, took, 0.0)
+    alone = seen.sum(axis=0) < 2
+    whole = np.full(took.shape[1], np.nan)
+    if many and (~alone).any():
+        whole[~alone] = np.nanmedian(took[:, ~alone], axis=0)
+    for row in range(len(took)):
+        if many:
+            reference = whole
+        else:
+            others = np.delete(took, row, axis=0)
+            known = np.isfinite(others).any(axis=0)
+            reference = np.full(took.shape[1], np.nan)
+            if known.any():
+                reference[known] = np.nanmedian(others[:, known], axis=0)
+        shared = seen[row] & (reference > 0)
+        if shared.sum() < steps:
+            found.append(None)
+            continue
+        own, theirs = filled[row, shared], reference[shared]
+        excess_s = float(np.median(own - theirs))
+        found.append(
+            Excess(
+                ratio=float(np.median(np.minimum(own / np.maximum(theirs, 1e-9), 1e6))),
+                often=float((own > theirs).mean()),
+                excess_s=excess_s,
+                share=excess_s / typical_s if typical_s > 0 else 0.0,
+                peers=len(took) - 1,
+            )
+        )
+    return found
