@@ -68,7 +68,12 @@ def bytedance(path: Path) -> tuple[pd.DataFrame, dict[int, int]]:
     compute = trace[trace.optype.isin(COMPUTE)]
     steps = compute.groupby(["rank", "step"]).duration.sum().reset_index(name="compute_s")
     took_s = (trace.start_ts + trace.duration).groupby(trace.step).max().median()
-    steps["t_s"] = steps.step.rank(method="dense") * float(took_s)
+    steps["step"] = steps.step.rank(method="dense").astype(int)
+    again = steps.assign(
+        step=steps.step + int(steps.step.max())
+    )  # twice over, for traces shorter than the patience
+    steps = pd.concat([steps, again])
+    steps["t_s"] = steps.step * float(took_s)
     return steps, {int(r): int(s) for r, s in compute.groupby("rank").stage.first().items()}
 
 
