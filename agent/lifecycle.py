@@ -71,6 +71,7 @@ class Lifecycle:
         self._on_its_way: dict[int, float] = {}
         self._running: set[int] = set()
         self._mutex = threading.RLock()
+        self._free = threading.Condition(self._mutex)
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -270,9 +271,8 @@ class Lifecycle:
 
         Its result is in the store; nothing is raised out of it.
         """
-        with self._mutex:
-            if number in self._running:
-                return
+        with self._free:  # a run of an earlier version, offered again after a crash, may still be finding that out
+            self._free.wait_for(lambda: number not in self._running)
             self._running.add(number)
         try:
             self._run_claimed(key, number, version, runs)
@@ -282,9 +282,10 @@ class Lifecycle:
         except (Temporary, Permanent) as error:  # the store itself is away: `advance` queues another run
             self._log.warning("stage not stored", key=key, error=str(error))
         finally:
-            with self._mutex:
+            with self._free:
                 self._running.discard(number)
                 self._on_its_way.pop(number, None)
+                self._free.notify_all()
             self._wake.set()
 
     def _run_claimed(self, key: str, number: int, version: int, runs: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -473,3 +474,30 @@ def test_an_incident_that_a_person_closes_while_a_stage_runs_stays_closed(world:
         lifecycle.wait_idle()
     assert _causes(world, name) == ["opened", "closed_by_person"]
     assert world.store.incident(name).subjects == (GPU,)
+
+
+def test_a_late_run_of_an_earlier_version_holds_the_present_one_up_only_while_it_lasts(world: World) -> None:
+    """After a crash both are offered at once; the present one is neither lost nor run beside the other."""
+    late_is_in, go_on = threading.Event(), threading.Event()
+    claim = world.store.claim
+
+    def claim_slowly(number: int, version: int, *rest: Any) -> bool:
+        if version == 99:
+            late_is_in.set()
+            go_on.wait(10)
+        return claim(number, version, *rest)
+
+    world.store.claim = claim_slowly  # type: ignore[method-assign]
+    lifecycle = world.lifecycle()
+    name = _open(world)
+    late = threading.Thread(target=lifecycle._run, args=(f"{name}/late", 1, 99, 0))
+    late.start()
+    assert late_is_in.wait(5)
+    present = threading.Thread(target=lifecycle._run, args=(f"{name}/diagnose/1/0", 1, 1, 0))
+    present.start()
+    present.join(0.2)
+    assert present.is_alive()
+    go_on.set()
+    present.join(10)
+    late.join(10)
+    assert world.store.incident(name).state is _S.AWAITING_APPROVAL
