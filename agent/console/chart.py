@@ -18,6 +18,8 @@ from collectors.frame import Floats
 WIDTH, HEIGHT = 720, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
 MAX_POINTS = 600
+_LARGEST = 1e300
+"""Beyond it, the span of an axis overflows; drawn as this."""
 GAP = 6.0
 """Times the usual distance of two points from which on nothing is drawn between them."""
 Scale = Callable[[float], float]
@@ -46,7 +48,7 @@ def draw(chart: Chart) -> Markup:
     """The chart as an SVG element, or a sentence where there is nothing to draw."""
     if chart.is_empty:
         return Markup('<p class="quiet">No values of {} were kept.</p>').format(chart.title)
-    t_s, values = thin(*_with_gaps(chart.t_s, chart.values))
+    t_s, values = thin(*_with_gaps(chart.t_s, _drawable(chart.values)))
     axis_unit = chart.unit if chart.unit == "bytes" or len(chart.unit) <= 3 else ""
     known = values[np.isfinite(values)]
     low, high = _range(known, chart.reference)
@@ -143,9 +145,15 @@ def thin(t_s: Floats, values: Floats, limit: int = MAX_POINTS) -> tuple[Floats, 
     return t_s[rows], values[rows]
 
 
+def _drawable(values: Floats) -> Floats:
+    """Infinities as missing, finite values within what an axis can span."""
+    return np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), np.nan)
+
+
 def _range(known: Floats, reference: float | None) -> tuple[float, float]:
     low, high = float(known.min()), float(known.max())
     if reference is not None and math.isfinite(reference):
+        reference = min(max(reference, -_LARGEST), _LARGEST)
         low, high = min(low, reference), max(high, reference)
     margin = (high - low) * 0.06 or max(abs(high) * 0.05, 1e-9)
     return (0.0 if 0 <= low < 0.3 * high else low - margin), high + margin
