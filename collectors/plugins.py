@@ -6,6 +6,7 @@ from typing import Final
 
 from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
+from collectors.kubernetes import KubernetesCollector
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.node_log import NodeLogCollector
 from collectors.nvml import NvmlCollector
@@ -15,6 +16,7 @@ from collectors.training_logs import TrainingLogsCollector
 
 ALL: Final = (
     PrometheusCollector,
+    KubernetesCollector,
     NvmlCollector,
     LocalKernelLogCollector,
     DcgmExporterCollector,

@@ -91,12 +91,21 @@ class Inventory:
         self._up: dict[Subject, list[Membership]] = defaultdict(list)
         self._down: dict[Subject, set[Subject]] = defaultdict(set)
         self._facts: dict[Subject, dict[str, str]] = defaultdict(dict)
+        self._authority: dict[tuple[Subject, SubjectKind], int] = {}
         self._lock = threading.RLock()
 
-    def observe(self, child: Subject, parent: Subject, at_s: float) -> None:
-        """Records that the relation holds at this time; ends the one that it replaces."""
+    def observe(self, child: Subject, parent: Subject, at_s: float, authority: int = 0) -> None:
+        """Records that the relation holds at this time; ends the one that it replaces.
+
+        A source that knows (the API server) says so with a higher `authority` than one that infers (a pod's name):
+        until it ends the relation, the lesser word on a parent of that kind is not taken.
+        """
         with self._lock:
-            self._observe(child, parent, at_s)
+            known = self._authority.get((child, parent.kind), 0)
+            if authority > known:
+                self._authority[child, parent.kind] = authority
+            if authority >= known:
+                self._observe(child, parent, at_s)
 
     def _observe(self, child: Subject, parent: Subject, at_s: float) -> None:
         memberships = self._up[child]
@@ -115,6 +124,7 @@ class Inventory:
     def end(self, child: Subject, parent: Subject, at_s: float) -> None:
         """Records that the relation no longer holds; unknown relations are left alone."""
         with self._lock:
+            self._authority.pop((child, parent.kind), None)
             memberships = self._up.get(child, [])
             for position, known in enumerate(memberships):
                 if known.parent == parent and known.until_s == math.inf:

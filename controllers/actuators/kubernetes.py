@@ -112,7 +112,7 @@ class KubernetesActuator:
             case _K.JOB, "running":
                 job = kube_jobs.find(self._kube, subject)
                 if job is None:
-                    raise NotFound(f"{subject} does not exist")
+                    raise NotFound(f"{subject} does not exist", 404)
                 return _word(not job.suspended and bool(kube_jobs.live_pods(self._kube, job)))
         return None
 

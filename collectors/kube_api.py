@@ -1,0 +1,265 @@
+"""A thin way to read a Kubernetes API server: raw JSON over the official client, errors in the house's terms.
+
+Raw objects serve built-in and custom resources alike. Which failures are worth trying again is decided here, once:
+
+    Busy      (Temporary) no answer, 408, 409 (somebody else wrote first), 429 (with Retry-After), 5xx
+    Expired   (Temporary) 410: the resource version is too old; list again
+    Refused   (Permanent) every other refusal, in the server's own words
+    NotFound  (Permanent) a refusal that callers may expect
+
+`controllers.actuators.kube_client` adds the writes; nothing else may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from collectors.base import Permanent, Temporary
+
+Object = dict[str, Any]
+MAX_EVENT_BYTES = 8 * 2**20
+_AGAIN = frozenset({408, 409, 429})
+
+
+class Busy(Temporary):
+    """Trying again may work. `status` is None where there was no answer."""
+
+    def __init__(self, message: str, status: int | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s)
+        self.status = status
+
+
+class Expired(Busy):
+    """The resource version that was asked for is gone."""
+
+
+class Refused(Permanent):
+    """The server will not."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFound(Refused):
+    """The object does not exist."""
+
+
+class KubeApi:
+    """Reads from one API server with one identity, each bounded by `timeout_s` of wall time."""
+
+    def __init__(self, api: Any, *, timeout_s: float = 10.0) -> None:
+        """`api`: a `kubernetes.client.ApiClient`."""
+        self._api, self._timeout_s = api, timeout_s
+
+    @classmethod
+    def connect(cls, kubeconfig: Path | None, context: str | None, *, timeout_s: float = 10.0) -> Self:
+        """From a kubeconfig file, or from the pod's own service account where none is named."""
+        from kubernetes import client, config
+
+        try:
+            if kubeconfig is None:
+                config.load_incluster_config()  # type: ignore[no-untyped-call]
+                return cls(client.ApiClient(), timeout_s=timeout_s)
+            api = config.new_client_from_config(str(kubeconfig), context=context)  # type: ignore[no-untyped-call]
+            return cls(api, timeout_s=timeout_s)
+        except config.ConfigException as error:
+            place = kubeconfig or "the pod's service account"
+            raise Permanent(f"kubernetes: cannot use {place}: {error}") from error
+
+    @property
+    def host(self) -> str:
+        """Address of the API server."""
+        return str(self._api.configuration.host)
+
+    def get(self, path: str) -> Object:
+        return self._request("GET", path)
+
+    def find(self, path: str) -> Object | None:
+        """The object, or None where it does not exist (or its kind is not served)."""
+        try:
+            return self.get(path)
+        except NotFound:
+            return None
+
+    def list(self, path: str, **query: str) -> list[Object]:
+        """Every item, page by page."""
+        return [item for page in self.pages(path, **query) for item in page.get("items", [])]
+
+    def pages(self, path: str, **query: str) -> Iterator[Object]:
+        """Every page of a list, one snapshot over all of them."""
+        while True:
+            page = self._request("GET", path, query={"limit": "500", **query})
+            yield page
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return
+            query["continue"] = token
+
+    def watch(self, path: str, version: str, *, quiet_s: float, stop: Stop) -> Iterator[Object]:
+        """Events after a resource version, bookmarks among them, until the server ends the stream.
+
+        Raises Busy where nothing is heard for `quiet_s`, Expired on 410 (which arrives inside the stream), and
+        returns as soon as `stop` is called from another thread.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": "300",
+        }
+        answer = self._call("GET", path, query=query, timeout=(self._timeout_s, quiet_s))
+        if answer.status != 200:
+            raise refusal(answer.status, answer.read(), answer.headers, f"watch of {path}")
+        with stop.guarding(answer.response):
+            for line in _lines(answer.response, stop, path):
+                event = _decode(line, f"watch of {path}")
+                if event.get("type") == "ERROR":
+                    status = event.get("object") or {}
+                    code = int(status.get("code") or 500)
+                    text = f"kubernetes: watch of {path}: {code}: {status.get('message')}"
+                    raise (Expired if code == 410 else Busy)(text, code)
+                yield event
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        from urllib3.exceptions import HTTPError
+
+        target = f"{method} {path}"
+        answer = self._call(
+            method, path, body=body, query=query, content_type=content_type, timeout=self._timeout_s
+        )
+        try:
+            data = answer.read()
+        except (HTTPError, OSError) as error:
+            raise Busy(f"kubernetes: the answer to {target} broke off: {error}") from error
+        if 200 <= answer.status < 300:
+            return _decode(data, target)
+        raise refusal(answer.status, data, answer.headers, target)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout: float | tuple[float, float],
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Any:
+        from urllib3.exceptions import HTTPError
+
+        headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if body is not None else {})
+        try:
+            call = self._api.param_serialize(
+                method,
+                path,
+                query_params=list((query or {}).items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            return self._api.call_api(*call, _request_timeout=timeout)
+        except (HTTPError, OSError) as error:
+            raise Busy(f"kubernetes: no answer to {method} {path}: {type(error).__name__}: {error}") from error
+
+
+class Stop:
+    """Ends a watch from another thread, even while it waits for bytes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._response: Any = None
+        self.called = threading.Event()
+
+    def guarding(self, response: Any) -> _Guard:
+        return _Guard(self, response)
+
+    def __call__(self) -> None:
+        with self._lock:
+            self.called.set()
+            if self._response is not None:
+                _end(self._response)
+
+
+class _Guard:
+    def __init__(self, stop: Stop, response: Any) -> None:
+        self._stop, self._response = stop, response
+
+    def __enter__(self) -> None:
+        with self._stop._lock:
+            self._stop._response = self._response
+            if self._stop.called.is_set():
+                _end(self._response)
+
+    def __exit__(self, *_: object) -> None:
+        with self._stop._lock:
+            self._stop._response = None
+        self._response.close()
+
+
+def _end(response: Any) -> None:
+    """Wakes whoever reads the response; one that has been read to its end needs no waking."""
+    with contextlib.suppress(ValueError, RuntimeError):
+        response.shutdown()
+
+
+def _lines(response: Any, stop: Stop, path: str) -> Iterator[bytes]:
+    from urllib3.exceptions import HTTPError
+
+    rest = b""
+    try:
+        for chunk in response.stream(2**16):
+            rest += chunk
+            if len(rest) > MAX_EVENT_BYTES and b"\n" not in rest:
+                raise Busy(f"kubernetes: watch of {path}: an event of more than {MAX_EVENT_BYTES} bytes")
+            *lines, rest = rest.split(b"\n")
+            for line in lines:
+                if stop.called.is_set():
+                    return
+                if line:
+                    yield line
+    except (HTTPError, OSError, ValueError) as error:
+        if stop.called.is_set():
+            return
+        raise Busy(f"kubernetes: watch of {path} broke off: {type(error).__name__}: {error}") from error
+
+
+def _decode(data: bytes, target: str) -> Object:
+    try:
+        decoded = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise Busy(f"kubernetes: the answer to {target} is not JSON: {error}") from error
+    if not isinstance(decoded, dict):
+        raise Busy(f"kubernetes: the answer to {target} is not an object")
+    return decoded
+
+
+def refusal(status: int, data: bytes, headers: Mapping[str, str], target: str) -> Exception:
+    """The exception that an answer other than 2xx is."""
+    try:
+        message = str(orjson.loads(data)["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = data[:200].decode(errors="replace")
+    text = f"kubernetes: {target}: {status}: {message}"
+    if status == 404:
+        return NotFound(text, status)
+    if status == 410:
+        return Expired(text, status)
+    if status in _AGAIN or status >= 500:
+        retry = headers.get("Retry-After", "")
+        return Busy(text, status, float(retry) if retry.isdigit() else None)
+    return Refused(text, status)

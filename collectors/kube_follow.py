@@ -1,0 +1,136 @@
+"""Follows one kind of Kubernetes object in a thread: list once, watch from there, list again only after a 410.
+
+Objects are projected as they arrive, so that memory holds what we need of them and no more. What is heard is kept
+until the collector takes it; how long ago the server was last heard is its health.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from collectors.base import Permanent, Temporary
+from collectors.frame import Reason
+from collectors.kube_api import Busy, Expired, KubeApi, Object, Refused, Stop
+
+QUIET_S = 90.0
+"""A server sends bookmarks about once a minute: longer silence is a broken connection."""
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+T = TypeVar("T")
+
+
+class Follower(Generic[T]):
+    """The projected objects of one list path. `project` gives None for objects that are of no interest."""
+
+    def __init__(
+        self,
+        connect: Callable[[], KubeApi],
+        path: str,
+        project: Callable[[Object], T | None],
+        timer: Callable[[], float],
+    ) -> None:
+        self.path = path
+        self._connect, self._project, self._timer = connect, project, timer
+        self._lock = threading.Lock()
+        self._known: dict[str, T] = {}
+        self._changed: dict[str, T | None] = {}
+        self._fault: tuple[Reason, str] | None = None
+        self._heard: float | None = None
+        self._stop = Stop()
+        self.synced = threading.Event()
+        """Set once the first list is complete, or could not be had."""
+        self._thread = threading.Thread(target=self._run, name=f"follow {path}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def take(self) -> dict[str, T | None]:
+        """What changed since the last call: key → the object now, or None where it is gone."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+            return changed
+
+    def health(self) -> tuple[float | None, tuple[Reason, str] | None]:
+        """Seconds since the server was last heard (None: never), and what is wrong now."""
+        with self._lock:
+            return (None if self._heard is None else self._timer() - self._heard), self._fault
+
+    def count(self) -> int:
+        with self._lock:
+            return len(self._known)
+
+    def _run(self) -> None:
+        api: KubeApi | None = None
+        version, pause_s = "", MIN_PAUSE_S
+        while not self._stop.called.is_set():
+            try:
+                api = api or self._connect()
+                version = version or self._list(api)
+                self.synced.set()
+                pause_s = MIN_PAUSE_S
+                for event in api.watch(self.path, version, quiet_s=QUIET_S, stop=self._stop):
+                    version = self._hear(event) or version
+                continue
+            except Expired:
+                version = ""
+                continue
+            except (Temporary, Permanent) as error:
+                self._note(error)
+            self.synced.set()
+            self._stop.called.wait(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _list(self, api: KubeApi) -> str:
+        found: dict[str, T] = {}
+        version = ""
+        for page in api.pages(self.path):
+            version = str(page["metadata"]["resourceVersion"])
+            for item in page.get("items", []):
+                projected = self._project(item)
+                if projected is not None:
+                    found[_key(item)] = projected
+        with self._lock:
+            for key in self._known.keys() - found.keys():
+                self._changed[key] = None
+            self._changed |= {key: item for key, item in found.items() if self._known.get(key) != item}
+            self._known = found
+            self._heard, self._fault = self._timer(), None
+        return version
+
+    def _hear(self, event: Object) -> str:
+        """Takes one event in; returns the version to go on from."""
+        obj = event["object"]
+        key = _key(obj) if event["type"] != "BOOKMARK" else ""
+        projected = self._project(obj) if event["type"] in ("ADDED", "MODIFIED") else None
+        with self._lock:
+            self._heard, self._fault = self._timer(), None
+            if key and projected is None and self._known.pop(key, None) is not None:
+                self._changed[key] = None
+            elif key and projected is not None and self._known.get(key) != projected:
+                self._known[key] = self._changed[key] = projected
+        return str(obj["metadata"]["resourceVersion"])
+
+    def _note(self, error: Exception) -> None:
+        status = error.status if isinstance(error, Busy | Refused) else None
+        reason = {
+            None: Reason.UNREACHABLE,
+            401: Reason.UNAUTHORISED,
+            403: Reason.UNAUTHORISED,
+            404: Reason.NOT_FOUND,
+        }
+        fault = reason.get(status, Reason.HTTP_STATUS)
+        if isinstance(error, Permanent) and status is None:
+            fault = Reason.NOT_FOUND
+        with self._lock:
+            self._fault = (fault, str(error)[:300])
+
+
+def _key(obj: Object) -> str:
+    meta = obj["metadata"]
+    return f"{meta['namespace']}/{meta['name']}" if meta.get("namespace") else str(meta["name"])

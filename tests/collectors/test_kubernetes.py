@@ -1,0 +1,159 @@
+"""The Kubernetes collector against an API server over HTTP: relations over time, and honest when it is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from collectors.frame import Reason
+from collectors.kubernetes import KubernetesCollector, KubernetesSettings
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Batch
+from tests.kubernetes_api.cluster import Cluster
+
+K = SubjectKind
+GPU_POD = [{"name": "main", "image": "registry.invalid/none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+
+
+@pytest.fixture
+def collector(cluster: Cluster, tmp_path: Path) -> Iterator[KubernetesCollector]:
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(cluster.kubeconfig))
+    made = KubernetesCollector(KubernetesSettings(kubeconfig=path))
+    yield made
+    made.close()
+
+
+def gpu_pod(cluster: Cluster, name: str, node: str | None, **metadata: Any) -> Subject:
+    spec: dict[str, Any] = {"containers": GPU_POD, "automountServiceAccountToken": False}
+    body = {"metadata": {"name": name, **metadata}, "spec": spec | ({"nodeName": node} if node else {})}
+    cluster.core.create_namespaced_pod(cluster.namespace, body)
+    return Subject(K.POD, f"{cluster.namespace}/{name}")
+
+
+def until(look: Callable[[], Batch], holds: Callable[[], bool], limit_s: float = 10.0) -> None:
+    """Collects until what the API server was told has arrived."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, "the change did not arrive"
+        time.sleep(0.02)
+        look()
+
+
+def test_nodes_and_gpu_pods_become_relations_with_rack_job_and_rank(
+    cluster: Cluster, collector: KubernetesCollector
+) -> None:
+    labels = {"topology.kubernetes.io/rack": "r7", "nvidia.com/gpu.clique": "d1"}
+    name = cluster.node(labels=labels, unschedulable=True)
+    indexed = {
+        "batch.kubernetes.io/job-name": "train",
+        "batch.kubernetes.io/job-completion-index": "3",
+    }
+    pod = gpu_pod(cluster, "train-3-abcde", name, labels=indexed)
+    cluster.pod("no-gpu", name)
+    inventory = Inventory()
+    batch = collector.collect(100.0, inventory, 5.0)
+    assert [status.ok for status in batch.sources] == [True, True]
+    node = Subject(K.NODE, name)
+    assert inventory.above(node, K.RACK, 100.0) == Subject(K.RACK, "r7")
+    assert inventory.above(node, K.NVLINK_DOMAIN, 100.0) == Subject(K.NVLINK_DOMAIN, "d1")
+    assert inventory.fact(node, "unschedulable") == "true"
+    job = Subject(K.JOB, f"{cluster.namespace}/train")
+    assert inventory.above(pod, K.JOB, 100.0) == job
+    assert inventory.above(pod, K.NODE, 100.0) == node
+    assert inventory.parents(Subject(K.RANK, f"{job.name}#3"), 100.0) != []
+    assert inventory.children(node, 100.0, K.POD) == [pod], "a pod without a GPU is not kept"
+
+
+def test_a_change_arrives_by_watch_and_what_was_stays_known(
+    cluster: Cluster, collector: KubernetesCollector
+) -> None:
+    name = cluster.node()
+    pod = gpu_pod(cluster, "moves", name, labels={"job-name": "j"})
+    inventory = Inventory()
+    collector.collect(100.0, inventory, 5.0)
+    cluster.core.patch_node(name, {"spec": {"unschedulable": True}})
+    cluster.core.delete_namespaced_pod("moves", cluster.namespace, grace_period_seconds=0)
+
+    def look() -> Batch:
+        return collector.collect(200.0, inventory, 5.0)
+
+    until(look, lambda: inventory.fact(Subject(K.NODE, name), "unschedulable") == "true")
+    until(look, lambda: inventory.parents(pod, 200.0) == [])
+    assert inventory.above(pod, K.NODE, 150.0) == Subject(K.NODE, name), "who held it when"
+
+
+def test_the_api_servers_word_on_a_job_outweighs_the_pods_name(
+    cluster: Cluster, collector: KubernetesCollector
+) -> None:
+    pod = gpu_pod(cluster, "set-workers-0-1", cluster.node(), labels={"jobset.sigs.k8s.io/jobset-name": "set"})
+    inventory = Inventory()
+    collector.collect(100.0, inventory, 5.0)
+    guessed = Subject(K.JOB, f"{cluster.namespace}/set-workers-0")
+    inventory.observe(pod, guessed, 105.0)
+    assert inventory.parents(pod, 105.0, K.JOB) == [Subject(K.JOB, f"{cluster.namespace}/set")]
+
+
+def test_a_compacted_watch_lists_again_and_loses_nothing(cluster: Cluster, collector: KubernetesCollector) -> None:
+    if cluster.server is None:
+        pytest.skip("a real server compacts every five minutes, not on request")
+    inventory = Inventory()
+    gone, stays = cluster.node("gone"), cluster.node("stays")
+    collector.collect(100.0, inventory, 5.0)
+    collector.close()
+    again = KubernetesCollector(KubernetesSettings(kubeconfig=collector._settings.kubeconfig))
+    again._held = collector._held
+    cluster.core.delete_node(gone)
+    cluster.server.api.storage.compact()
+    try:
+        again.collect(200.0, inventory, 5.0)
+        cluster.server.api.storage.compact()
+        late = cluster.node("late")
+        nodes = {s.name for s in inventory.subjects(K.NODE, 200.0)}
+        assert stays in nodes
+        until(
+            lambda: again.collect(300.0, inventory, 5.0),
+            lambda: late in {s.name for s in inventory.subjects(K.NODE, 300.0)},
+        )
+    finally:
+        again.close()
+
+
+def test_a_lost_server_is_a_status_with_a_reason_and_relations_stay(cluster: Cluster, tmp_path: Path) -> None:
+    if cluster.server is None:
+        pytest.skip("a real server is not stopped by a test")
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(cluster.kubeconfig))
+    now = [0.0]
+    collector = KubernetesCollector(KubernetesSettings(kubeconfig=path), clock=lambda: now[0])
+    try:
+        inventory = Inventory()
+        name = cluster.node()
+        collector.collect(100.0, inventory, 5.0)
+        now[0] = 1000.0
+        batch = collector.collect(200.0, inventory, 5.0)
+        assert [(s.ok, s.reason) for s in batch.sources] == [(False, Reason.STALE)] * 2
+        assert inventory.parents(Subject(K.NODE, name), 200.0) == [inventory.cluster]
+    finally:
+        collector.close()
+
+
+@pytest.mark.parametrize(("token", "reason"), [("forged", Reason.UNAUTHORISED)])
+def test_a_refused_identity_is_told(cluster: Cluster, tmp_path: Path, token: str, reason: Reason) -> None:
+    kubeconfig = {**cluster.kubeconfig, "users": [{"name": "x", "user": {"token": token}}]}
+    context = {**cluster.kubeconfig["contexts"][0]["context"], "user": "x"}
+    kubeconfig |= {"contexts": [{"name": "x", "context": context}], "current-context": "x"}
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig))
+    collector = KubernetesCollector(KubernetesSettings(kubeconfig=path))
+    try:
+        batch = collector.collect(100.0, Inventory(), 5.0)
+        assert [(s.ok, s.reason) for s in batch.sources] == [(False, reason)] * 2
+        assert "401" in batch.sources[0].detail
+    finally:
+        collector.close()
