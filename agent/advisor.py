@@ -87,7 +87,17 @@ class Advisor:
 
     def guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
         """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""
-        return rule(action, begun, self.inventory, self.now_s(), self.guard_settings)
+        now_s = self.now_s()
+        return rule(action, begun, self.inventory, now_s, self.guard_settings, out_of_use(self.inventory, now_s))
+
+
+def out_of_use(inventory: Inventory, at_s: float) -> frozenset[Subject]:
+    """Nodes that take no work by the API server's word, whoever cordoned them: they count against the limits."""
+    return frozenset(
+        node
+        for node in inventory.subjects(SubjectKind.NODE, at_s)
+        if inventory.fact(node, "unschedulable") == "true" or inventory.fact(node, "ready") == "false"
+    )
 
 
 def findings_of(incident: Incident) -> list[Finding]:
