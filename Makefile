@@ -38,7 +38,7 @@ test: lint  ## what every merge must pass
 	$(BIN)/python -m pytest -m 'not full' -n 2 $(ARGS)
 
 test-full: setup-test  ## soak, storm and seed sweeps
-	$(BIN)/python -m pytest -m full $(ARGS)
+	$(BIN)/python -m pytest -m full -n 2 --dist worksteal $(ARGS)
 
 docs: $(VENV)/.core  ## writes docs/reference from the code
 	$(BIN)/python docs/generate.py
