@@ -157,7 +157,11 @@ def main() -> None:
     if arguments.held:
         held = arguments.held
         sets.append(
-            Runs.load("fresh runs, unseen in tuning", held.with_suffix(".parquet"), held.with_suffix(".csv"))
+            Runs.load(
+                "fresh runs, seed 7 (looked at before the last two changes)",
+                held.with_suffix(".parquet"),
+                held.with_suffix(".csv"),
+            )
         )
     results = {runs.name: {name: score(runs, method(runs)) for name, method in METHODS.items()} for runs in sets}
     write("detect_loss", results)

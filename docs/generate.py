@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from figures import figures_page
+
 FOLDER = Path(__file__).resolve().parent / "reference"
 _NOTE = "<!-- Written by `make docs` from the code; change it there. -->\n"
 _ABOUT_SETTINGS = (
@@ -30,6 +33,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "metrics.md": metrics_page(),
         "telemetry.md": telemetry_page(),
+        "figures.md": _NOTE.replace("the code", "benchmarks/results") + figures_page(),
         "../concepts/lifecycle.md": lifecycle_page(),
     }
 

@@ -1,0 +1,204 @@
+"""The page of measured figures, from the committed results of the benchmarks: no figure is written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+Show = Callable[[Any], str]
+_ABOUT = (
+    "Measured by the benchmarks and written from their committed results (`benchmarks/results/`), which name the "
+    "environment. A goal that is missed stands here like one that is met."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: what it is, where it stands in the file (path of keys), how it is written, what was aimed at."""
+
+    label: str
+    path: str
+    show: Show
+    goal: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    file: str
+    command: str
+    rows: tuple[Row, ...]
+    note: str = ""
+
+
+def number(unit: str = "", scale: float = 1.0, digits: int = 2) -> Show:
+    def show(value: Any) -> str:
+        return "–" if value is None else f"{value * scale:,.{digits}f}{unit}"
+
+    return show
+
+
+percent = number(" %", 100.0, 1)
+count = number("", 1.0, 0)
+
+
+def _found(value: Any) -> str:
+    return (
+        f"{value['found']} of {value['diverged']}; benign alarmed {value['benign_alarmed']} of {value['benign']}; "
+        f"median delay {number(' steps', 1.0, 0)(value['median_delay_steps'])}"
+    )
+
+
+def _leak(value: Any) -> str:
+    low, high = value["false_interval"]
+    return (
+        f"recall {percent(value['recall'])}; {value['false_per_1000_series_days']:.0f} false alarms per 1,000 "
+        f"series-days [{low:.0f}–{high:.0f}]"
+    )
+
+
+def _warned(value: Any) -> str:
+    return (
+        f"precision {value['right']} of {value['said']} ({percent(value['precision'])}); next errors warned of "
+        f"{value['warned']} of {value['next_errors']}"
+    )
+
+
+def _judged(value: Any) -> str:
+    return f"{value['right']} of {value['judged']}"
+
+
+_SETS = ("development (64 runs)", "fresh runs, seed 7 (looked at before the last two changes)")
+_LEAK_METHODS = ("nightshift", "static 90 %", "predict_linear 4 h", "linear backward regression", "Precog's method")
+TABLES = (
+    Table(
+        "Loss divergence",
+        "detect_loss",
+        "python -m benchmarks.detect_loss",
+        tuple(
+            Row(f"{who}, {runs}", f"results/{runs}/{who}", _found, goal)
+            for runs in _SETS
+            for who, goal in (
+                ("nightshift", "≥ 95 %, 0 benign, ≤ 15 steps"),
+                ("rolling z > 3", ""),
+                ("1.2 x mean(300) sustained 20", ""),
+                ("log-CUSUM", ""),
+            )
+        ),
+    ),
+    Table(
+        "Memory leaks injected into real pod memory",
+        "detect_leak",
+        "python -m benchmarks.detect_leak",
+        tuple(
+            Row(who, f"results/{who}", _leak, "≥ 90 % at ≤ 10" if who == "nightshift" else "")
+            for who in _LEAK_METHODS
+        ),
+    ),
+    Table(
+        "HBM errors: the next uncorrectable one within 24 h",
+        "detect_ecc",
+        "python -m benchmarks.detect_ecc",
+        tuple(
+            Row(who, f"results/with cells/{who}", _warned, "precision ≥ 90 %" if who.startswith("night") else "")
+            for who in ("nightshift, every imminent word", "any UER now", "2 or more UER within a day")
+        ),
+    ),
+    Table(
+        "Telemetry at fleet scale",
+        "collectors_speed",
+        "python benchmarks/collectors_speed.py",
+        (
+            Row("exposition pages", "parts/exposition/ours_samples_per_s", number(" M samples/s", 1e-6), "≥ 2.5 M"),
+            Row("… over prometheus_client", "parts/exposition/ratio", number("×", 1, 0), "≥ 60×"),
+            Row("tick of 10,000 GPUs, CPU", "parts/tick_10k/tick_cpu_s", number(" s"), "≤ 0.4 s"),
+            Row("tick of 10,000 GPUs, wall", "parts/tick_10k/tick_wall_s", number(" s"), "≤ 0.4 s"),
+            Row("tick of 100,000 GPUs, CPU", "parts/tick_100k/tick_cpu_s", number(" s"), "≤ 4 s"),
+            Row("tick of 100,000 GPUs, wall", "parts/tick_100k/tick_wall_s", number(" s"), "≤ 4 s"),
+            Row("… peak memory", "parts/tick_100k/peak_mib", number(" MiB", 1, 0), "≤ 2 GiB"),
+            Row("kernel log", "parts/kernel_log/lines_per_s", number(" M lines/s", 1e-6), "≥ 0.3 M"),
+            Row("8 GPUs by NVML at 1 Hz, of a core", "parts/nvml/core_share_at_1hz_percent", number(" %"), "< 1 %"),
+        ),
+    ),
+    Table(
+        "The daemon",
+        "idle_daemon",
+        "python -m benchmarks.idle_daemon",
+        (
+            Row("memory, idle on the demo's fleet", "results/rss_mb", number(" MB", 1, 0), "< 250 MB"),
+            Row("share of a core", "results/core_share", percent, "< 5 %"),
+            Row("start to first frame", "results/first_frame_s", number(" s"), "< 3 s"),
+        ),
+    ),
+    Table(
+        "2,000 incidents that wait for approval",
+        "waiting_incidents",
+        "python -m benchmarks.waiting_incidents",
+        (
+            Row("threads, none and 2,000 waiting", "", lambda d: f"{d['none_waiting']['threads']}, "
+                f"{d['many_waiting']['threads']}", "none each"),
+            Row("new incident to its plan, p95, none waiting", "none_waiting/open_to_plan_s/p95", number(" s")),
+            Row("the same, 2,000 waiting", "many_waiting/open_to_plan_s/p95", number(" s"), "not slower"),
+            Row("click to action done, p95", "many_waiting/click_to_action_done_s/p95", number(" s")),
+        ),
+    ),
+    Table(
+        "Log condensation",
+        "log_condense",
+        "python -m benchmarks.log_condense",
+        (
+            Row("one core", "megabytes_per_min_one_core", number(" MB/min", 1, 0), "≥ 200 MB/min"),
+            Row("deciding line kept in 6,000 tokens", "deciding_line_kept", percent, "≥ 98 %"),
+            Row("… by grep -i error", "rival_grep_error_kept", percent),
+        ),
+    ),
+    Table(
+        "The kernel judge against exploits and good candidates (H200)",
+        "kernels_exploits_cuda",
+        "python -m benchmarks.kernels_exploits",
+        (
+            Row("refused for an expected reason, static read on", "summary/static_on", _judged, "all"),
+            Row("the same, static read off", "summary/static_off", _judged, "all"),
+            Row("known-good candidates not refused", "summary/good", _judged, "all"),
+        ),
+        "Measured at the commit that the file names; what was changed after it has run on the CPU only.",
+    ),
+    Table(
+        "The kernel judge's clock and pace (H200)",
+        "kernels_judge",
+        "python -m benchmarks.kernels_judge",
+        (
+            Row("row-softmax configurations per GPU-hour", "throughput/per_gpu_hour", count, "≥ 4,000"),
+            Row("a race against itself said faster", "same_against_same",
+                lambda runs: f"{sum(r['said_faster'] for r in runs)} of {sum(r['pairs'] for r in runs)}", "≤ 1 %"),
+            Row("interval width at 71 µs, median", "same_against_same/0/width_median", percent, "≤ 3 %"),
+            Row("the same, 99th percentile", "same_against_same/0/width_p99", percent, "≤ 3 %"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def look_up(data: Any, path: str) -> Any:
+    """The value at a `/`-separated path of keys and indices; the whole where it is empty."""
+    for key in path.split("/") if path else ():
+        data = data[int(key)] if isinstance(data, list) else data[key]
+    return data
+
+
+def figures_page() -> str:
+    lines = [
+        "# Figures",
+        "",
+        _ABOUT,
+    ]
+    for table in TABLES:
+        data = json.loads((RESULTS / f"{table.file}.json").read_text(encoding="utf-8"))
+        lines += ["", f"## {table.title}", "", f"`{table.command}` → `{table.file}.json`", ""]
+        lines += ["| | measured | goal |", "|---|---|---|"]
+        lines += [f"| {row.label} | {row.show(look_up(data, row.path))} | {row.goal} |" for row in table.rows]
+        lines += ["", table.note] if table.note else []
+    return "\n".join(lines) + "\n"
