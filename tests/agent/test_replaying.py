@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from tests.agent.fleet import Exporter, values
 from tests.agent.test_daemon import nightshift
+from tests.conftest import PrometheusFactory
 
 START_S = 1_780_000_000.0
 NODE, GPU = Subject(SubjectKind.NODE, "n1"), Subject(SubjectKind.GPU, "GPU-1")
@@ -88,3 +92,42 @@ def test_a_replay_says_what_it_needs(tmp_path: Path) -> None:
         assert done.returncode == 2, done.stderr
         assert words in " ".join(done.stderr.split())
         assert "Traceback" not in done.stderr
+
+
+def _leak_in_openmetrics(start_s: int) -> str:
+    """Forty minutes of a job on eight GPUs at 15 s; from the tenth minute rank 3 keeps 60 MiB per scrape."""
+    lines = []
+    for metric, base in (("DCGM_FI_DEV_FB_USED", 40_000), ("DCGM_FI_DEV_FB_FREE", 100_000)):
+        lines.append(f"# TYPE {metric} gauge")
+        for rank in range(8):
+            labels = f'UUID="GPU-{rank}",gpu="{rank}",Hostname="n1",namespace="ml",pod="train-{rank}",container="c"'
+            for step in range(160):
+                kept = 60 * max(0, step - 40) if rank == 3 else 0
+                value = base + 40 * (step % 3) + (kept if base == 40_000 else -kept)
+                lines.append(f"{metric}{{{labels}}} {value} {start_s + 15 * step}")
+    return "\n".join([*lines, "# EOF\n"])
+
+
+def test_a_prometheus_range_is_replayed_through_the_same_pipeline(
+    prometheus_server: PrometheusFactory, tmp_path: Path
+) -> None:
+    """A leak of hours ago, read back from a real Prometheus: one incident, on the GPU that leaked, nothing done."""
+    start_s = int(time.time() // 60 * 60) - 3 * 3600
+    page = tmp_path / "past.om"
+    page.write_text(_leak_in_openmetrics(start_s))
+    server = prometheus_server("scrape_configs: []")
+    server.stop()
+    data = next(part.partition("=")[2] for part in server.command if part.startswith("--storage.tsdb.path="))
+    backfill = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(page), data]
+    subprocess.run(backfill, check=True, capture_output=True)
+    server.start()
+    config = tmp_path / "n.yaml"
+    config.write_text(yaml.safe_dump({"state_dir": str(tmp_path), "tick_s": 15}))
+    first, last = (datetime.fromtimestamp(start_s + s, UTC).isoformat() for s in (0, 2385))
+    done = nightshift("replay", "--prometheus", server.url, "--from", first, "--to", last, "--json", config=config)
+    assert done.returncode == 0, done.stderr
+    (incident,) = json.loads(done.stdout)
+    assert incident["diagnosis"]["cause"] == "gpu_memory_leak"
+    assert {found["finding"]["subject"]["name"] for found in incident["findings"]} == {"GPU-3"}
+    assert 600 < incident["opened_s"] - start_s < 1500
+    assert incident["state"] not in ("approved", "acting", "confirming")
