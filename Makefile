@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup setup-test demo test test-full lint docs clean
+.PHONY: setup setup-test setup-benchmarks demo test test-full lint docs clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test tools
@@ -24,6 +24,9 @@ setup-test: $(VENV)/.test  ## the same with what the tests need, and Debian pack
 $(VENV)/.test: $(VENV)/.core
 	$(PIP) -e '.[test,kernels]'
 	@touch $@
+
+setup-benchmarks: $(VENV)/.test  ## the same with the peers that benchmarks/ compares with
+	$(PIP) -e '.[test,kernels,benchmarks]'
 
 demo: $(VENV)/.core  ## four simulated nodes, real faults; ONCE=1 runs unattended, SEED=n redraws the faults
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -12,7 +12,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 Show = Callable[[Any], str]
 _ABOUT = (
     "Measured by the benchmarks and written from their committed results (`benchmarks/results/`), which name the "
-    "environment. A goal that is missed stands here like one that is met."
+    "environment. A goal that is missed stands here like one that is met. `make setup-benchmarks` installs peers."
 )
 
 
