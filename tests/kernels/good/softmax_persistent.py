@@ -14,11 +14,13 @@ def softmax(x, out, m, n, row_stride, column_stride, BLOCK: tl.constexpr):
     """A fixed number of programs, each taking every so many-th row."""
     column = tl.arange(0, BLOCK)
     inside = column < n
-    for row in range(tl.program_id(0), m, tl.num_programs(0)):
-        at = x + row.to(tl.int64) * row_stride + column * column_stride
+    first, step = tl.program_id(0), tl.num_programs(0)
+    for turn in range(tl.cdiv(m - first, step)):
+        row = first.to(tl.int64) + turn * step
+        at = x + row * row_stride + column * column_stride
         v = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
         e = tl.where(tl.max((v != v).to(tl.int32), 0) > 0, float("nan"), tl.exp(v - tl.max(v, 0)))
-        tl.store(out + row.to(tl.int64) * n + column, e / tl.sum(tl.where(inside, e, 0.0), 0), mask=inside)
+        tl.store(out + row * n + column, e / tl.sum(tl.where(inside, e, 0.0), 0), mask=inside)
 
 
 def entry(x):
