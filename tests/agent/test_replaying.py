@@ -68,10 +68,21 @@ def test_a_recorded_fault_is_found_with_its_evidence(night: Path) -> None:
 
 def test_what_is_recorded_from_live_sources_is_a_recording(tmp_path: Path) -> None:
     """`record` keeps the GPUs of a live exporter, tick by tick."""
-    exporter = Exporter()
+    enough = threading.Event()
+
+    class Counting(Exporter):
+        served = 0
+
+        def page(self) -> bytes:
+            self.served += 1
+            if self.served == 4:
+                enough.set()
+            return super().page()
+
+    exporter = Counting()
     path = tmp_path / "live.jsonl.gz"
     settings = Settings(**values(tmp_path / "state", exporter, tick_s=0.05))
-    ticks = record(settings, path, 0.5, threading.Event())
+    ticks = record(settings, path, 60.0, enough)
     exporter.close()
     kept = list(read(path))
     assert len(kept) == ticks >= 2
