@@ -53,7 +53,7 @@ def test_a_stuck_collector_is_reported_and_its_late_answer_is_not_lost() -> None
     for now_s in (2.0, 3.0):
         began_s = time.monotonic()
         batches = collection.collect(now_s, Inventory())
-        assert time.monotonic() - began_s < 2.0
+        assert time.monotonic() - began_s < 10.0, "it would wait for ever"
         status = batches[0].sources[0]
         assert (status.ok, status.reason, status.source, status.covers) == (False, Reason.TIMEOUT, SOURCE, (NODE,))
     assert stuck.calls == 2, "a busy collector must not be asked again"
@@ -86,5 +86,5 @@ def test_closing_does_not_wait_for_a_stuck_collector() -> None:
     collection.collect(1.0, Inventory())
     began_s = time.monotonic()
     collection.close()
-    assert time.monotonic() - began_s < 0.5
+    assert time.monotonic() - began_s < 10.0, "it would wait for ever"
     stuck.gate.set()
