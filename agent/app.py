@@ -78,7 +78,7 @@ class App:
         self.gate = Gate(self.store, settings.approval, self.clock)
         self.history = History(settings.history)
         self.inventory = Inventory(settings.cluster)
-        self.detection = Detection(build_detectors(settings.detectors), self.metrics)
+        self.detection = Detection(build_detectors(settings.detectors), self.metrics, settings.budget)
         self.collection = Collection(build_collectors(settings.sources), settings.collect_timeout_s)
         self.watch = Watch(
             self.collection,
@@ -204,7 +204,7 @@ class App:
         new = iter(fresh)
         count = len(settings.sources) or len(fresh)
         self.collection.swap([reused[j] if j in reused else next(new) for j in range(count)])
-        self.detection.swap(detectors)
+        self.detection.swap(detectors, settings.budget)
         self.actuators = actuators
         self.gate.policy = settings.approval
         self.settings = settings

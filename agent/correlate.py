@@ -142,6 +142,7 @@ class _Group:
     findings: list[Finding]
     incident: Known | None = None
     reason: str = ""
+    storm: bool = False
 
     @property
     def stage(self) -> int:
@@ -339,6 +340,7 @@ class _Correlation:
                         *burst,
                     ]
                     head.incident = standing
+                    head.storm = True
                     head.reason = f"storm: {kin} in {len(burst)} places of {place or scope}"
                     for home in rest:
                         head.findings += home.findings
@@ -378,6 +380,8 @@ class _Correlation:
     def _decision(self, home: _Group) -> Decision:
         found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
+            if not any(finding.pages for finding in found) and not home.storm:
+                return Decision(Verb.IGNORE, found, "withheld: weaker than the false-alarm budget allows here")
             return Decision(Verb.OPEN, found, home.reason)
         news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
         verb = Verb.REOPEN if home.incident.resolved else Verb.ATTACH

@@ -15,9 +15,11 @@ import structlog
 from agent.metrics import Metrics
 from collectors.subject import Inventory
 from collectors.tick import Tick
-from detectors.base import Detector, Finding, SnapshotError
+from detectors.base import Detector, Finding, SnapshotError, State
+from detectors.calibrate import Budget, BudgetSettings, words
 
 _PREFIX = "detector/"
+_BUDGET = "budget"
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,12 @@ class Detected:
 class Detection:
     """The configured detectors, in order."""
 
-    def __init__(self, detectors: Sequence[Detector], metrics: Metrics) -> None:
+    def __init__(
+        self, detectors: Sequence[Detector], metrics: Metrics, budget: BudgetSettings | None = None
+    ) -> None:
         self.detectors = tuple(detectors)
+        self.budget = self._budget(budget or BudgetSettings())
+        self._withheld: set[str] = set()
         self._metrics = metrics
         self._log = structlog.get_logger("detection")
         self._failing: dict[str, str] = {}
@@ -56,20 +62,35 @@ class Detection:
                 self._metrics.detector_seconds.labels(detector.name).inc(spent_s)
             self._metrics.observe_findings(detector.name, findings)
             found += findings
+        found = self.budget.weigh(found, tick, inventory)
+        self._metrics.observe_budget(self.budget)
+        self._tell_withheld(found)
         for name in self._failing.keys() - failures.keys():
             self._log.info("detector works again", detector=name)
         self._failing = failures
         return Detected(tuple(found), failures)
 
-    def swap(self, detectors: Sequence[Detector]) -> None:
+    def _budget(self, settings: BudgetSettings) -> Budget:
+        return Budget(settings, {detector.name: detector.stated for detector in self.detectors})
+
+    def _tell_withheld(self, findings: Sequence[Finding]) -> None:
+        """Says once in the log which alarm the budget does not let page."""
+        held = {f.episode: f for f in findings if f.state is State.FIRING and not f.pages}
+        for episode in held.keys() - self._withheld:
+            f = held[episode]
+            self._log.info("alarm withheld", detector=f.detector, subject=str(f.subject), why=words(f))
+        self._withheld = set(held)
+
+    def swap(self, detectors: Sequence[Detector], budget: BudgetSettings | None = None) -> None:
         """Goes on with these; each takes over the state of the one of its name, if it can use it."""
         states = self.snapshots()
         self.detectors = tuple(detectors)
+        self.budget = self._budget(budget or self.budget.settings)
         self.restore(lambda name: (0.0, states[name]) if name in states else None)
 
     def snapshots(self) -> dict[str, bytes]:
-        """Every detector's state, by the name under which it is kept."""
-        kept = {}
+        """Every detector's state and the budget's, by the name under which it is kept."""
+        kept = {_BUDGET: self.budget.snapshot()}
         for detector in self.detectors:
             try:
                 kept[_PREFIX + detector.name] = detector.snapshot()
@@ -80,6 +101,12 @@ class Detection:
 
     def restore(self, recall: Callable[[str], tuple[float, bytes] | None]) -> None:
         """Gives every detector the state that was kept; one that cannot use it starts anew and says so."""
+        spent = recall(_BUDGET)
+        if spent is not None:
+            try:
+                self.budget.restore(spent[1])
+            except SnapshotError as error:
+                self._log.warning("the alarm budget starts anew", reason=str(error))
         for detector in self.detectors:
             kept = recall(_PREFIX + detector.name)
             if kept is None:

@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from agent.incident import IncidentState
 from collectors.tick import Tick
 from detectors.base import Finding, State
+from detectors.calibrate import DAY_S, Budget
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -71,6 +72,42 @@ class Metrics:
             ["detector"],
             registry=registry,
         )
+        self.budget = Gauge(
+            "nightshift_alarm_budget_pages_per_week",
+            "False pages per week that the operator allows on this fleet, all detectors together.",
+            registry=registry,
+        )
+        self.budget_expected = Gauge(
+            "nightshift_alarm_expected_false_pages_per_week",
+            "False pages per week that each detector's promise comes to on this fleet; basis: measured tail, "
+            "unmeasured claim, or event.",
+            ["detector", "basis"],
+            registry=registry,
+        )
+        self.rate_stated = Gauge(
+            "nightshift_alarm_rate_stated",
+            "False alarms per 1,000 healthy series-days that each detector states (events: how often they occur).",
+            ["detector"],
+            registry=registry,
+        )
+        self.rate_realised = Gauge(
+            "nightshift_alarm_rate_realised",
+            "All alarms per 1,000 watched series-days, true ones too: an upper bound of the false ones.",
+            ["detector"],
+            registry=registry,
+        )
+        self.alarms = Gauge(
+            "nightshift_alarm_episodes",
+            "Alarms since the budget's accounts began, by whether the budget let them page.",
+            ["detector", "paged"],
+            registry=registry,
+        )
+        self.series_days = Gauge(
+            "nightshift_alarm_watched_series_seconds",
+            "Series × seconds watched by each detector: what the realised rate counts over.",
+            ["detector"],
+            registry=registry,
+        )
         self.incidents = Gauge(
             "nightshift_incidents", "Incidents by state; resolved ones are left out.", ["state"], registry=registry
         )
@@ -114,6 +151,18 @@ class Metrics:
         counts = Tally(finding.state for finding in findings)
         for state in (State.FIRING, State.NO_DATA):
             self.findings.labels(detector, state).set(counts[state])
+
+    def observe_budget(self, budget: Budget) -> None:
+        """Stated beside realised, by detector."""
+        self.budget.set(budget.settings.false_pages_per_week)
+        for line in budget.lines():
+            basis = line.basis_word
+            self.budget_expected.labels(line.detector, basis).set(line.expected)
+            self.rate_stated.labels(line.detector).set(line.stated.per_1000_series_days)
+            self.rate_realised.labels(line.detector).set(line.realised)
+            self.alarms.labels(line.detector, "yes").set(line.alarms - line.withheld)
+            self.alarms.labels(line.detector, "no").set(line.withheld)
+            self.series_days.labels(line.detector).set(line.series_days * DAY_S)
 
     def observe_incidents(self, states: Iterable[IncidentState]) -> None:
         counts = Tally(states)

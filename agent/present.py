@@ -18,6 +18,7 @@ from agent.rca.summary import plain as one_line
 from agent.records import plain
 from controllers.action import Action
 from detectors.base import Severity, State
+from detectors.calibrate import words as budget_words
 
 MARKS = {
     Severity.CRITICAL: ("✕", "bold red"),
@@ -67,6 +68,7 @@ def incident_text(incident: Incident, now_s: float) -> RenderableType:
     for stored in incident.findings:
         word, colour = _SIGNAL[stored.state]
         parts.append(Text.assemble((f"{word:>8}  ", colour), stored.finding.summary))
+        parts.append(Text(f"          {budget_words(stored.finding)}", style="dim"))
     diagnosis = incident.diagnosis
     if diagnosis is not None:
         parts += [

@@ -28,6 +28,7 @@ from agent.stages import LifecycleSettings
 from collectors.history import Settings as HistorySettings
 from controllers.guard import Settings as GuardSettings
 from controllers.playbooks.plan import Economy
+from detectors.calibrate import BudgetSettings
 
 
 class Plugin(Protocol):
@@ -118,6 +119,9 @@ class Settings(BaseSettings):
         (), description="Where telemetry comes from; none: this machine's GPUs and kernel log"
     )
     detectors: DetectorEntries = Field(default_factory=DetectorEntries, description="Settings per detector")
+    budget: BudgetSettings = Field(
+        default_factory=BudgetSettings, description="How many false pages a week may cost"
+    )
     actuators: tuple[ActuatorEntry, ...] = Field(
         (), description="What may change the world; none: Nightshift proposes and cannot act"
     )

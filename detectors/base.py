@@ -9,8 +9,9 @@ from typing import Protocol, runtime_checkable
 
 from collectors.frame import Instant, LogRecord
 from collectors.seal import fingerprint
-from collectors.subject import Inventory, Subject
+from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
+from detectors.tail import Tail
 
 
 class State(StrEnum):
@@ -78,8 +79,8 @@ class Finding:
     """A detector's word on one subject at one moment.
 
     score is on the detector's own scale and fires above `threshold`; `p_value` where the method has one.
-    `budget_cost` is the expected number of false alarms that this alarm was allowed to be (of the false-alarm
-    budget); event rules cost their base rate. `facts` are figures for people and rules, such as `eta_s`.
+    `budget_cost` is what it costs of the false-alarm budget: the false alarms at least this strong that are
+    expected per week on this fleet (`detectors.calibrate`). `facts` are figures for people and rules (`eta_s`).
     """
 
     detector: str
@@ -96,6 +97,8 @@ class Finding:
     budget_cost: float = 0.0
     evidence: tuple[Exhibit, ...] = ()
     facts: Mapping[str, float | str] = field(default_factory=dict)
+    pages: bool = True
+    """False: the budget does not allow it to open an incident by itself."""
 
     @property
     def episode(self) -> str:
@@ -112,11 +115,19 @@ class RateBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StatedRate:
-    """The false-alarm rate that a detector promises, per 1,000 series-days, and where the figure comes from."""
+    """The false-alarm rate that a detector promises, per 1,000 series-days, and where the figure comes from.
+
+    `series` is what is counted. A STATISTICAL rate with a `tail` is measured and can be made stricter: the tail
+    tells how much rarer a stronger alarm is, on the scale of `Finding.score`. For an EVENT the rate is the base
+    rate of the event itself, and `precision` the share of such events with the fault behind them (None: unknown).
+    """
 
     per_1000_series_days: float
     basis: RateBasis
     source: str
+    series: SubjectKind = SubjectKind.GPU
+    tail: Tail | None = None
+    precision: float | None = None
 
 
 class SnapshotError(ValueError):

@@ -19,6 +19,7 @@ from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, S
 from detectors.episodes import Alarm, Episodes
 from detectors.progress import Progress, Rhythm
 from detectors.snapshot import pack, unpack
+from detectors.tail import calibrated
 
 VERSION = 1
 
@@ -63,7 +64,13 @@ class Hang:
 
     @property
     def stated(self) -> StatedRate:
-        return StatedRate(1.0, RateBasis.STATISTICAL, "benchmarks/detect_budget.py")
+        return StatedRate(
+            1.0,
+            RateBasis.STATISTICAL,
+            "benchmarks/detect_budget.py",
+            series=SubjectKind.RANK,
+            tail=calibrated(self.plugin),
+        )
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         frame = tick.frames.get(SubjectKind.GPU)

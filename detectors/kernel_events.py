@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Inventory, Subject
+from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from detectors.episodes import Alarm, Episodes
@@ -51,7 +51,9 @@ class KernelEvents:
 
     @property
     def stated(self) -> StatedRate:
-        return StatedRate(0.0, RateBasis.EVENT, "the kernel says what it did")
+        return StatedRate(
+            0.0, RateBasis.EVENT, "the kernel says what it did", series=SubjectKind.NODE, precision=1.0
+        )
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         told: dict[tuple[Fault, Subject], list[KernelEvent]] = {}

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.frame import SourceStatus
-from collectors.subject import Inventory, Subject
+from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from detectors.episodes import Alarm, Episodes
@@ -54,7 +54,13 @@ class SourceLost:
 
     @property
     def stated(self) -> StatedRate:
-        return StatedRate(0.0, RateBasis.EVENT, "a source that does not answer does not answer")
+        return StatedRate(
+            0.0,
+            RateBasis.EVENT,
+            "a source that does not answer does not answer",
+            series=SubjectKind.SOURCE,
+            precision=1.0,
+        )
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         findings: list[Finding] = []

@@ -23,6 +23,7 @@ from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, S
 from detectors.episodes import Alarm, Episodes
 from detectors.snapshot import pack, unpack
 from detectors.table import Column, Table
+from detectors.tail import calibrated
 
 VERSION = 1
 RING = 128
@@ -83,7 +84,11 @@ class Straggler:
     @property
     def stated(self) -> StatedRate:
         return StatedRate(
-            1.0, RateBasis.STATISTICAL, "benchmarks/detect_straggler.py: imbalance without a slow rank"
+            1.0,
+            RateBasis.STATISTICAL,
+            "benchmarks/detect_straggler.py: imbalance without a slow rank",
+            series=SubjectKind.RANK,
+            tail=calibrated(self.plugin),
         )
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:

@@ -290,3 +290,18 @@ def test_decisions_do_not_depend_on_the_order_and_lose_nothing(new, old, random)
 def test_a_follower_is_never_the_first_cause_where_anything_else_is_there(found: list[Finding]) -> None:
     if any(kin_of(f) not in (Kin.FOLLOWER, Kin.ANOMALY) for f in found):
         assert kin_of(first_cause(found)) not in (Kin.FOLLOWER, Kin.ANOMALY)
+
+
+def test_an_alarm_that_the_budget_withholds_opens_nothing_but_joins_and_storms() -> None:
+    """Alone it is ignored with its reason; beside an open incident it is attached; in many places it is a storm."""
+    weak = replace(finding(Fault.STRAGGLER, "rank:ml/a#3", 100.0), pages=False)
+    (alone,) = correlate([weak], [], fleet(), 105.0)
+    assert (alone.verb, "budget" in alone.reason) == (Verb.IGNORE, True)
+    (beside,) = correlate([weak], [known(xid(74, "gpu:GPU-0-3", 90.0))], fleet(), 105.0)
+    assert beside.verb is Verb.ATTACH
+    many = [replace(finding(Fault.THROTTLE, f"gpu:GPU-{n}-0", 100.0), pages=False) for n in range(4)]
+    many += [replace(finding(Fault.THROTTLE, f"gpu:GPU-{n}-1", 100.0), pages=False) for n in range(4)]
+    inventory = fleet()
+    for n in range(NODES):
+        inventory.observe(Subject(K.NODE, f"n{n}"), Subject(K.RACK, "r0"), 1.0)
+    assert Verb.OPEN in {d.verb for d in correlate(many, [], inventory, 105.0)}

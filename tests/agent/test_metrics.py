@@ -10,6 +10,8 @@ from agent.metrics import Metrics
 from collectors.frame import Reason, SourceStatus
 from collectors.subject import Subject, SubjectKind
 from collectors.tick import Tick
+from detectors.base import RateBasis, StatedRate
+from detectors.calibrate import Budget, BudgetSettings
 from tests.conftest import absent
 
 SOURCE = Subject(SubjectKind.SOURCE, "dcgm_exporter http://n1:9400/metrics")
@@ -24,6 +26,8 @@ def test_promtool_finds_nothing_to_say() -> None:
     down = SourceStatus(SOURCE, 5.0, ok=False, reason=Reason.TIMEOUT, rejected={Reason.MALFORMED: 3})
     metrics.observe_tick(Tick(5.0, sources=[down]))
     metrics.observe_findings("ecc", [])
+    stated = StatedRate(0.05, RateBasis.STATISTICAL, "its run length")
+    metrics.observe_budget(Budget(BudgetSettings(), {"ecc": stated}))
     metrics.observe_incidents([IncidentState.OPEN])
     metrics.detector_failures.labels("ecc").inc()
     metrics.detector_seconds.labels("ecc").inc(0.1)
@@ -46,3 +50,14 @@ def test_no_label_holds_an_address() -> None:
     metrics.observe_tick(Tick(5.0, sources=[SourceStatus(SOURCE, 5.0, ok=True, samples=7)]))
     assert b"n1" not in metrics.page()
     assert b'nightshift_sources{state="up"} 1.0' in metrics.page()
+
+
+def test_the_realised_rate_stands_beside_the_stated_one() -> None:
+    """Both are on the page per detector, with the budget in pages per week."""
+    metrics = Metrics("0.1.0")
+    stated = StatedRate(0.05, RateBasis.STATISTICAL, "its run length")
+    metrics.observe_budget(Budget(BudgetSettings(), {"ecc": stated}))
+    page = metrics.page()
+    assert b"nightshift_alarm_budget_pages_per_week 1.0" in page
+    assert b'nightshift_alarm_rate_stated{detector="ecc"} 0.05' in page
+    assert b'nightshift_alarm_rate_realised{detector="ecc"} NaN' in page
