@@ -6,6 +6,7 @@ from typing import Final
 
 from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
+from collectors.kineto import KinetoCollector
 from collectors.kubernetes import KubernetesCollector
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.node_log import NodeLogCollector
@@ -23,5 +24,6 @@ ALL: Final = (
     CadvisorCollector,
     NodeLogCollector,
     TrainingLogsCollector,
+    KinetoCollector,
     ReplayCollector,
 )

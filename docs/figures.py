@@ -125,6 +125,20 @@ TABLES = (
         ),
     ),
     Table(
+        "Profiler traces (Kineto), one core",
+        "kineto_speed",
+        "python -m benchmarks.kineto_speed",
+        tuple(
+            Row(f"{name}, 100 MB {how}: {part}", f"rows/{key} {how}/{field}", show, goal if key == "ours" else "")
+            for key, name in (("ours", "nightshift"), ("json_load", "json.load"))
+            for how in ("plain", "gzip")
+            for field, part, show, goal in (
+                ("cpu_s", "CPU", number(" s"), "≤ 10 s"),
+                ("peak_bytes", "peak memory", number(" MiB", 2**-20, 0), "≤ 1 GiB"),
+            )
+        ),
+    ),
+    Table(
         "The daemon",
         "idle_daemon",
         "python -m benchmarks.idle_daemon",

@@ -19,6 +19,7 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "node_log": lambda _: {"urls": ["http://127.0.0.1:9/kernel-log"]},
     "prometheus": lambda _: {"url": "http://127.0.0.1:9"},
     "kernel_log": lambda folder: {"source": "kmsg", "path": folder / "absent"},
+    "kineto": lambda folder: {"path": folder / "absent"},
     "kubernetes": lambda folder: {"kubeconfig": folder / "absent"},
     "nvml": lambda _: {"node": "n1"},
     "recording": lambda folder: {"path": folder / "absent"},
