@@ -1,0 +1,104 @@
+"""What every author of kernels is to a search: asked for proposals, told what the judge said, never trusted.
+
+A parametric template, a language model and a CUDA C++ writer are interchangeable behind `Generator`. An author is
+asked with the whole history each time and keeps nothing that cannot be rebuilt from it, so a search that was killed
+goes on from its ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kernels.candidate import Candidate
+from kernels.judge.verdict import Status, Verdict
+from kernels.problem import Case, Problem
+
+Value = int | str
+Config = Mapping[str, Value]
+"""A point of a structured space: a value for each dimension. Empty for authors that have no space."""
+
+TIMED = frozenset({Status.faster, Status.slower, Status.inconclusive})
+"""Verdicts that carry a time."""
+
+
+class GeneratorError(ValueError):
+    """An author cannot work on this problem or case. The message says why."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a search works on: one case of one problem. floor_s: its time at the roofline; NaN where unknown."""
+
+    problem: Problem
+    case: Case
+    floor_s: float = math.nan
+
+    @property
+    def name(self) -> str:
+        return f"{self.problem.name} {self.case}"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate, where it comes from and what its author expects. `hypothesis` comes before the experiment."""
+
+    candidate: Candidate
+    generator: str
+    config: Config = field(default_factory=dict)
+    hypothesis: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a proposal. seconds: the candidate's median time; NaN where it was refused or not timed.
+
+    rung: how precisely it was timed (0 is the quickest race). kept: it was the best so far when it was judged.
+    """
+
+    proposal: Proposal
+    status: Status
+    reason: str
+    detail: str
+    seconds: float = math.nan
+    rung: int = 0
+    kept: bool = False
+    trial: int = 0
+
+    @property
+    def timed(self) -> bool:
+        return self.status in TIMED and math.isfinite(self.seconds)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What an author has used of its own means; GPU and wall time are the search's to count."""
+
+    tokens: int = 0
+    calls: int = 0
+
+
+class Generator(Protocol):
+    """An author of kernels."""
+
+    @property
+    def name(self) -> str:
+        """One word that the ledger carries."""
+        ...
+
+    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+        """At most `count` new proposals; none when nothing is left to try. `history` is oldest first.
+
+        Raises collectors.base.Temporary where a later try may succeed, GeneratorError where none can.
+        """
+        ...
+
+    def spent(self) -> Spent: ...
+
+
+def seconds_of(verdict: Verdict, case: Case) -> float:
+    """The candidate's median time on one case of a verdict; NaN where the case was not raced."""
+    found = [c.candidate_s for c in verdict.comparisons if c.case == str(case)]
+    return found[0] if found else math.nan

@@ -1,0 +1,46 @@
+"""What families of row operations share: how rows are dealt out to programs, and how memory is asked for.
+
+A program takes `rows` whole rows at a time. waves = 0: one program for each such tile; else a persistent grid of
+`waves` programs for each multiprocessor, which walk the tiles with `stages` loads in flight. load and store are
+eviction hints: data that is used once need not push anything else out of L2.
+"""
+
+from __future__ import annotations
+
+import string
+
+from kernels.generate.base import Config, Value
+from kernels.generate.space import Space
+from kernels.problem import Case
+
+ROW_HOST = """tiles = triton.cdiv(m, $rows)
+        units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+        programs = min(tiles, $waves * units) if $waves else tiles"""
+"""Sets `programs` from `m`: host lines of an entry."""
+
+POLICIES = ("", "evict_first")
+
+
+def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:
+    """Tiles whose values fit the registers: at most `registers` of 32 bits a thread, at least 2."""
+    width = 1 << max(0, case[name] - 1).bit_length()
+
+    def admits(config: Config) -> bool:
+        rows, warps, waves, stages = (int(config[k]) for k in ("rows", "warps", "waves", "stages"))
+        held = rows * width / (32 * warps)
+        return 2 <= held <= registers and (waves > 0 or stages == 1)
+
+    return Space.of(
+        admits,
+        rows=(1, 2, 4, 8),
+        warps=(1, 2, 4, 8, 16, 32),
+        waves=(0, 1, 2, 4, 8),
+        stages=(1, 2, 3),
+        load=POLICIES,
+        store=POLICIES,
+    )
+
+
+def row_values(config: Config) -> dict[str, Value]:
+    """The placeholders of a row kernel's body: the configuration, and `grid`, the lines that set `programs`."""
+    return {**config, "grid": string.Template(ROW_HOST).substitute(config)}

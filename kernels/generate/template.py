@@ -1,0 +1,171 @@
+"""Parametric kernels: a family writes one program for every point of its space; a surrogate chooses the points.
+
+The first proposals are a spread over the space (or, with a warm start, what was best on neighbouring shapes and its
+surroundings); after that a Gaussian process over log time proposes what promises most, in batches that are kept
+apart by believing the model's own expectation (constant liar: Ginsbourger, Le Riche and Carraro 2010).
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from kernels.candidate import Candidate
+from kernels.candidate_file import parse_candidate
+from kernels.draw import mix
+from kernels.generate.base import Config, GeneratorError, Outcome, Proposal, Spent, Task, Value
+from kernels.generate.space import Space, differences
+from kernels.generate.surrogate import Array, Prior, Surrogate
+from kernels.problem import Case
+
+
+class Family(Protocol):
+    """A way to write kernels for one or more problems: the space for a case, and the source of a point."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def problems(self) -> tuple[str, ...]: ...
+
+    def space(self, problem: str, case: Case) -> Space:
+        """Configurations worth measuring on this case. Raises GeneratorError where the family has none."""
+        ...
+
+    def source(self, problem: str, case: Case, config: Config) -> str:
+        """A candidate file (`kernels.candidate_file`) for one point."""
+        ...
+
+
+def render(
+    problem: str,
+    body: str,
+    values: Mapping[str, Value],
+    *,
+    language: str = "triton",
+    kind: str = "own_kernel",
+    layouts: str = "contiguous padded offset",
+    keys: Mapping[str, str] | None = None,
+) -> str:
+    """A candidate file: the declaration as a header, then `body` with every ``$name`` replaced."""
+    mark = "//" if language == "cuda" else "#"
+    head = {"problem": problem, "language": language, "kind": kind, "determinism": "bitwise", "layouts": layouts}
+    declared = {**head, **(keys or {})}
+    lines = [f"{mark} nightshift candidate", *(f"{mark} {k}: {v}" for k, v in declared.items() if v)]
+    return "\n".join(lines) + "\n\n" + string.Template(body).substitute(values).strip() + "\n"
+
+
+def candidate(family: Family, problem: str, case: Case, config: Config) -> Candidate:
+    """The candidate of one point of a family's space."""
+    return parse_candidate(family.source(problem, case, config), f"{family.name} {dict(config)}").candidate
+
+
+@dataclass(frozen=True)
+class Warm:
+    """What is known of other shapes: best configurations first, and (config key → log seconds) tables."""
+
+    configs: tuple[Config, ...] = ()
+    tables: tuple[Mapping[tuple[Value, ...], float], ...] = ()
+
+
+@dataclass
+class Template:
+    """A family as a generator. seed decides the first spread and ties."""
+
+    family: Family
+    seed: int = 0
+    warm: Warm = field(default_factory=Warm)
+    spread: int = 16
+
+    @property
+    def name(self) -> str:
+        return self.family.name
+
+    def spent(self) -> Spent:
+        return Spent()
+
+    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+        if task.problem.name not in self.family.problems:
+            raise GeneratorError(f"{self.name}: does not write {task.problem.name}")
+        space = self.family.space(task.problem.name, task.case)
+        mine = [o for o in history if o.proposal.generator == self.name and space.holds(o.proposal.config)]
+        chosen = self.choose(space, [(o.proposal.config, o.seconds if o.timed else math.inf) for o in mine], count)
+        timed = [o for o in mine if o.timed]
+        best = min(timed, key=lambda o: o.seconds, default=None)
+        made = []
+        for config, expected_s in chosen:
+            text = "first look at the space" if best is None else differences(best.proposal.config, config)
+            if best is not None and math.isfinite(expected_s):
+                text = f"expect {expected_s * 1e6:.1f} µs (best {best.seconds * 1e6:.1f}) from {text}"
+            written = candidate(self.family, task.problem.name, task.case, config)
+            made.append(Proposal(written, self.name, dict(config), text))
+        return made
+
+    def choose(self, space: Space, tried: Sequence[tuple[Config, float]], count: int) -> list[tuple[Config, float]]:
+        """Untried configurations and the seconds expected of each (NaN before anything ran)."""
+        where = {space.key(config): number for number, config in enumerate(space.configs)}
+        seen = {where[space.key(config)]: seconds for config, seconds in tried if space.key(config) in where}
+        left = len(space) - len(seen)
+        count = min(count, left)
+        ran = [s for s in seen.values() if math.isfinite(s)]
+        warm = [c for c in self.warm.configs if space.holds(c) and where[space.key(c)] not in seen]
+        first = self.spread if not self.warm.configs else min(self.spread, 4)
+        if len(seen) < first or not ran:
+            numbers = [where[space.key(c)] for c in warm][:count]
+            numbers += self._spread(space, set(seen) | set(numbers), count - len(numbers))
+            return [(space.configs[n], math.nan) for n in numbers]
+        return self._improve(space, seen, count)
+
+    def _spread(self, space: Space, taken: set[int], count: int) -> list[int]:
+        """Each next point is the farthest of a few dozen draws from everything taken (maximin)."""
+        rng = np.random.default_rng(mix(self.seed, len(taken)))
+        chosen: list[int] = []
+        free = np.array([n for n in range(len(space)) if n not in taken], dtype=np.int64)
+        for _ in range(min(count, len(free))):
+            draws = rng.choice(free, size=min(64, len(free)), replace=False)
+            known = [*taken, *chosen]
+            pick = int(draws[0])
+            if known:
+                gaps = np.abs(space.points[draws][:, None, :] - space.points[known][None, :, :]).sum(axis=2)
+                pick = int(draws[int(gaps.min(axis=1).argmax())])
+            chosen.append(pick)
+            free = free[free != pick]
+        return chosen
+
+    def _improve(self, space: Space, seen: Mapping[int, float], count: int) -> list[tuple[Config, float]]:
+        tried = list(seen)
+        logs = [math.log(seen[n]) if math.isfinite(seen[n]) else math.inf for n in tried]
+        best = min(logs)
+        prior = self._prior(space)
+        model = Surrogate(space.points, space.groups, mix(self.seed, len(tried)) % (1 << 32), prior)
+        made: list[tuple[Config, float]] = []
+        for _ in range(count):
+            model.fit(np.array(tried, dtype=np.int64), np.array(logs, dtype=np.float64))
+            gain = model.improvement(best)
+            gain[tried] = -math.inf
+            pick = int(gain.argmax())
+            expected = float(model.predict()[0][pick])
+            made.append((space.configs[pick], math.exp(expected)))
+            tried.append(pick)
+            logs.append(expected)
+        return made
+
+    def _prior(self, space: Space) -> Prior | None:
+        """The mean of the other shapes' tables, each about its own median; points they lack count as average."""
+        if not self.warm.tables:
+            return None
+        columns = []
+        for table in self.warm.tables:
+            found = [table.get(space.key(c), math.nan) for c in space.configs]
+            column: Array = np.array(found, dtype=np.float64)
+            usable = np.isfinite(column)
+            if usable.sum() < 2:
+                continue
+            middle = float(np.median(column[usable]))
+            columns.append(np.where(usable, column - middle, 0.0))
+        return Prior(np.mean(columns, axis=0)) if columns else None

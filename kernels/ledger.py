@@ -1,0 +1,243 @@
+"""A search's memory on disk: one JSON line for every trial, the refused, the crashed and the slow ones too.
+
+A run is a folder. `ledger.jsonl` is the truth: a line is on the disk (fsync) before the search acts on it, and one
+torn by a crash is cut off when the run is opened again. `candidates/SHA256.json` holds what was judged, written
+before its line. `results.tsv` is the same for eyes and spreadsheets, written anew from the ledger on opening.
+`run.json` holds what the search was asked. One process at a time: the ledger is locked while it is open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from kernels.candidate import Candidate, CandidateError
+
+SCHEMA = 1
+Decision = Literal["keep", "revert", "discard", "crash"]
+"""keep: the best so far. revert: fit, but not better. discard: refused by the judge. crash: the machine's fault."""
+
+_COLUMNS = ("trial", "generator", "rung", "decision", "status", "reason", "seconds", "speedup", "best_baseline",
+            "candidate_sha256", "config", "hypothesis", "detail")  # fmt: skip
+
+
+class LedgerError(ValueError):
+    """A run's folder cannot be used. The message names the file and the line."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a trial's figures depend on beside the candidate. "none" or "unknown" where there is nothing to name."""
+
+    commit: str
+    gpu: str
+    container: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One trial. seconds: the candidate's median; baselines: seconds of each baseline raced in the same rounds.
+
+    trial counts from 1 in a run. rung: how precisely it was timed; full: by a whole verdict. of: the trial that
+    first judged the same candidate (0: this one). speedup: (low, point, high) over the race's fastest baseline.
+    took_s: the judge's time. at_s: Unix time. tokens: what its author used to write it.
+    """
+
+    trial: int
+    at_s: float
+    seed: int
+    commit: str
+    gpu: str
+    container: str
+    generator: str
+    problem: str
+    case: Mapping[str, Any]
+    config: Mapping[str, int | str]
+    hypothesis: str
+    candidate_sha256: str
+    rung: int
+    decision: Decision
+    status: str
+    reason: str
+    detail: str
+    stage: str = ""
+    of: int = 0
+    seconds: float = math.nan
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    speedup: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+    floor_s: float = math.nan
+    took_s: float = math.nan
+    secret: str = ""
+    tokens: int = 0
+    full: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {k: _plain(v) for k, v in asdict(self).items()}
+        return {"schema": SCHEMA, **plain}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Line:
+        """Raises LedgerError that names the field."""
+        if value.get("schema") != SCHEMA:
+            raise LedgerError(f"schema: {value.get('schema')!r}, this version reads {SCHEMA}")
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(value) - known - {"schema"})
+        if unknown:
+            raise LedgerError(f"unknown field {unknown[0]!r}")
+        record = {k: v for k, v in value.items() if k != "schema"}
+        if record.get("decision") not in get_args(Decision):
+            raise LedgerError(f"decision: {record.get('decision')!r} is none of {', '.join(get_args(Decision))}")
+        for name in ("seconds", "floor_s", "took_s"):
+            record[name] = _number(record.get(name))
+        record["speedup"] = tuple(_number(x) for x in record.get("speedup", (None,) * 3))
+        record["baselines"] = {k: _number(v) for k, v in record.get("baselines", {}).items()}
+        try:
+            return cls(**record)
+        except TypeError as error:
+            raise LedgerError(str(error)) from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+class Ledger:
+    """A run's folder, open for writing. Use as a context manager."""
+
+    def __init__(self, folder: Path, run: Mapping[str, Any] | None = None) -> None:
+        """`run`: what the search was asked, for a new run; an old one must have been asked the same.
+
+        Raises LedgerError: another process has it open, it was asked something else, or a whole line is malformed.
+        """
+        self.folder = folder
+        (folder / "candidates").mkdir(parents=True, exist_ok=True)
+        self._file = (folder / "ledger.jsonl").open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise LedgerError(f"{folder}: another search has this run open") from error
+        try:
+            self._asked(run)
+            self.lines = list(_read(folder / "ledger.jsonl", cut=True))
+            self._table()
+        except (LedgerError, OSError):
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._file.close()
+
+    def keep(self, candidate: Candidate) -> None:
+        """Put a candidate's whole text on the disk; the same one twice is one file."""
+        path = self.folder / "candidates" / f"{candidate.sha256}.json"
+        if not path.exists():
+            _replace(path, json.dumps(candidate.to_json(), indent=1) + "\n")
+
+    def add(self, line: Line) -> None:
+        """One more trial; on the disk when this returns."""
+        if line.trial != len(self.lines) + 1:
+            raise LedgerError(f"trial: {line.trial} follows {len(self.lines)}")
+        self._file.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.lines.append(line)
+        with (self.folder / "results.tsv").open("a", encoding="utf-8") as table:
+            table.write(_row(line))
+
+    def _asked(self, run: Mapping[str, Any] | None) -> None:
+        path = self.folder / "run.json"
+        if path.exists():
+            before = json.loads(path.read_text())
+            if run is not None and before != json.loads(json.dumps(run)):
+                changed = sorted(k for k in {*before, *run} if before.get(k) != run.get(k))
+                raise LedgerError(f"{path}: this run was asked something else ({', '.join(changed)})")
+        elif run is not None:
+            _replace(path, json.dumps(run, indent=1) + "\n")
+
+    def _table(self) -> None:
+        text = "\t".join(_COLUMNS) + "\n" + "".join(_row(line) for line in self.lines)
+        _replace(self.folder / "results.tsv", text)
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], list[Line]]:
+    """What a run was asked and its trials, without locking or changing it. Raises LedgerError."""
+    path = folder / "ledger.jsonl"
+    if not path.exists():
+        raise LedgerError(f"{folder}: holds no ledger.jsonl")
+    asked = folder / "run.json"
+    return json.loads(asked.read_text()) if asked.exists() else {}, list(_read(path, cut=False))
+
+
+def read_candidate_of(folder: Path, sha256: str) -> Candidate:
+    """A judged candidate by its hash. Raises LedgerError where it is missing or was changed."""
+    path = folder / "candidates" / f"{sha256}.json"
+    try:
+        found = Candidate.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, CandidateError) as error:
+        raise LedgerError(f"{path}: {error}") from error
+    if found.sha256 != sha256:
+        raise LedgerError(f"{path}: its content has another hash ({found.sha256[:16]}…)")
+    return found
+
+
+def _read(path: Path, cut: bool) -> list[Line]:
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if cut and whole < len(data):  # a crash tore the last line: it was never acted on
+        with path.open("r+b") as file:
+            file.truncate(whole)
+            os.fsync(file.fileno())
+    lines = []
+    for number, text in enumerate(data[:whole].splitlines(), 1):
+        try:
+            line = Line.from_json(json.loads(text))
+        except ValueError as error:
+            raise LedgerError(f"{path}:{number}: {error}") from error
+        if line.trial != number:
+            raise LedgerError(f"{path}:{number}: trial {line.trial}")
+        lines.append(line)
+    return lines
+
+
+def _row(line: Line) -> str:
+    best = min(line.baselines, key=lambda k: line.baselines[k], default="")
+    config = " ".join(f"{k}={v}" for k, v in line.config.items())
+    cells = {
+        **asdict(line),
+        "rung": "full" if line.full else line.rung,
+        "seconds": f"{line.seconds:.9f}" if math.isfinite(line.seconds) else "",
+        "speedup": f"{line.speedup[1]:.4f}" if math.isfinite(line.speedup[1]) else "",
+        "best_baseline": best,
+        "config": config,
+    }
+    return "\t".join(" ".join(str(cells[name]).split()) for name in _COLUMNS) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

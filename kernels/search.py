@@ -1,0 +1,309 @@
+"""The search: ask authors, have the judge race what they propose, keep what is better, write everything down.
+
+Rungs are races of growing precision (successive halving: Jamieson and Talwalkar 2016): every proposal runs the
+quickest, the best share of each batch the next, and only what wins there is kept. The winner then gets a whole
+verdict; where that refuses it, the next best does. The ledger is the only state: a search that was killed opens it
+and goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from collectors.base import Temporary
+from kernels.executor import Executor, Job
+from kernels.generate.base import TIMED, Generator, GeneratorError, Outcome, Proposal, Task, seconds_of
+from kernels.judge.contest import FULL, QUICK, Pace
+from kernels.judge.inputs import FULL_GPU, QUICK_GPU, Scope
+from kernels.judge.judge import Judge, Request
+from kernels.judge.verdict import Status, Verdict
+from kernels.ledger import Decision, Ledger, LedgerError, Line, Provenance, read_candidate_of
+from kernels.problem import Case
+
+CAREFUL = Pace(min_rounds=15, max_rounds=25, round_s=0.003, max_slots=3, check_every=3)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop. trials: proposals judged. patience: that many in a row without a better one.
+
+    roof_share: fast enough at this share of the roofline. target_s: fast enough at this time.
+    """
+
+    trials: int = 100
+    wall_s: float = 900.0
+    patience: int = 40
+    roof_share: float = 0.9
+    target_s: float = 0.0
+    batch: int = 8
+    halving: int = 4
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Paces by rung, the quickest first, and what a whole verdict asks. On a CPU the paces are None: no time."""
+
+    paces: tuple[Pace, ...] = (QUICK, CAREFUL)
+    scope: Scope = QUICK_GPU
+    full: Request = Request(FULL_GPU, FULL)  # noqa: RUF009  frozen
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told after every trial."""
+
+    line: Line
+    trials: int
+    best_s: float
+    best_speedup: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """best: the fastest that a race kept. verdict: the whole verdict of the winner, None where none was asked for
+    or none stood. stopped: why, in words."""
+
+    best: Outcome | None
+    winner: Outcome | None
+    verdict: Verdict | None
+    stopped: str
+    trials: int
+
+
+def _silent(progress: Progress) -> None:
+    """Nobody watches."""
+
+
+@dataclass
+class Search:
+    """One task, its authors and a ledger. `clock` gives Unix time."""
+
+    task: Task
+    generators: Sequence[Generator]
+    executor: Executor
+    ledger: Ledger
+    provenance: Provenance
+    budget: Budget = field(default_factory=Budget)
+    ladder: Ladder = field(default_factory=Ladder)
+    seed: int = 0
+    clock: Callable[[], float] = time.time
+    tell: Callable[[Progress], None] = _silent
+
+    def __post_init__(self) -> None:
+        self._start_s = self.clock()
+        self._idle: dict[str, str] = {}
+        self.history: list[Outcome] = []
+        known: dict[str, Proposal] = {}
+        for line in self.ledger.lines:
+            if line.problem != self.task.problem.name or line.case != self.task.case.to_json():
+                raise LedgerError(f"{self.ledger.folder}: trial {line.trial} is of {line.problem}, another task")
+            if line.candidate_sha256 not in known:
+                made = read_candidate_of(self.ledger.folder, line.candidate_sha256)
+                known[line.candidate_sha256] = Proposal(made, line.generator, dict(line.config), line.hypothesis)
+            self.history.append(_outcome(line, known[line.candidate_sha256]))
+        spent = [line.at_s for line in self.ledger.lines]
+        self._before_s = (max(spent) - min(spent)) if spent else 0.0
+
+    @property
+    def best(self) -> Outcome | None:
+        """The last one kept: the fastest on the highest rung."""
+        return next((o for o in reversed(self.history) if o.kept), None)
+
+    @property
+    def trials(self) -> int:
+        """Proposals judged so far: later rungs of the same candidate are not counted again."""
+        return sum(line.of == 0 for line in self.ledger.lines)
+
+    def run(self, certify: bool = True) -> Result:
+        """Search until the budget says stop, then ask for whole verdicts."""
+        while not (why := self._enough()):
+            proposals = self._ask(min(self.budget.batch, self.budget.trials - self.trials))
+            if not proposals:
+                why = "nothing left to try" if not self._idle else "; ".join(self._idle.values())
+                break
+            self._climb(proposals)
+        winner, verdict = self._certify() if certify else (None, None)
+        return Result(self.best, winner, verdict, why, self.trials)
+
+    def _enough(self) -> str:
+        budget, best = self.budget, self.best
+        if self.trials >= budget.trials:
+            return f"{self.trials} trials"
+        if self._elapsed_s() >= budget.wall_s:
+            return f"{budget.wall_s:g} s are over"
+        if best is not None and best.seconds <= budget.target_s:
+            return f"target of {budget.target_s * 1e6:.1f} µs reached"
+        if best is not None and self.task.floor_s >= budget.roof_share * best.seconds:
+            return f"{self.task.floor_s / best.seconds:.0%} of the roofline"
+        firsts = [line for line in self.ledger.lines if line.of == 0]
+        kept = max((line.of or line.trial for line in self.ledger.lines if line.decision == "keep"), default=0)
+        since = sum(line.trial > kept for line in firsts)
+        return f"no better one in {since} trials" if since >= budget.patience else ""
+
+    def _elapsed_s(self) -> float:
+        return self._before_s + self.clock() - self._start_s
+
+    def _ask(self, count: int) -> list[Proposal]:
+        """Authors in turn, those with nothing to say left out; nothing that was judged before."""
+        seen = {o.proposal.candidate.sha256 for o in self.history}
+        authors = [g for g in self.generators if g.name not in self._idle]
+        turn = len(self.history) % max(1, len(authors))
+        fresh: list[Proposal] = []
+        for place, author in enumerate(authors[turn:] + authors[:turn]):
+            share = -(-(count - len(fresh)) // (len(authors) - place))
+            try:
+                proposals = author.propose(self.task, self.history, share)
+            except (GeneratorError, Temporary) as error:
+                self._idle[author.name] = f"{author.name}: {error}"
+                continue
+            new = [p for p in proposals if p.candidate.sha256 not in seen]
+            if not new:
+                self._idle[author.name] = f"{author.name}: nothing left to try"
+            seen |= {p.candidate.sha256 for p in new}
+            fresh += new[:share]
+        return fresh[:count]
+
+    def _climb(self, proposals: Sequence[Proposal]) -> None:
+        """A batch up the rungs; the best share of those that ran takes the next."""
+        standing: list[tuple[Proposal, int]] = [(p, 0) for p in proposals]
+        top = len(self.ladder.paces) - 1
+        for rung, pace in enumerate(self.ladder.paces):
+            request = Request(self.ladder.scope, pace, cases=(self.task.case,), search=True)
+            ran = sorted(self._judge(standing, request, rung, rung == top), key=lambda o: o.seconds)
+            best = self.best
+            near = [o for o in ran if best is None or o.seconds < 1.03 * best.seconds or best.rung < rung]
+            standing = [(o.proposal, o.trial) for o in near[: max(1, len(proposals) // self.budget.halving)]]
+            if not standing:
+                return
+
+    def _judge(
+        self, standing: Sequence[tuple[Proposal, int]], request: Request, rung: int, last: bool, full: bool = False
+    ) -> list[Outcome]:
+        """Outcomes with a time. Every verdict is in the ledger before the next is looked at."""
+        named = {str(n): item for n, item in enumerate(standing)}
+        for proposal, _ in standing:
+            self.ledger.keep(proposal.candidate)
+        jobs = [Job(key, p.candidate, self.task.problem, request) for key, (p, _) in named.items()]
+        ran = []
+        for job, verdict in self.executor.run(jobs):
+            proposal, of = named[job.key]
+            line = self._line(proposal, verdict, rung, of, last, full)
+            self.ledger.add(line)
+            outcome = _outcome(line, proposal)
+            self.history.append(outcome)
+            best = self.best
+            self.tell(
+                Progress(
+                    line,
+                    self.trials,
+                    best.seconds if best else math.nan,
+                    max((x.speedup[1] for x in self.ledger.lines if x.decision == "keep"), default=math.nan),
+                    self._elapsed_s(),
+                )
+            )
+            if outcome.timed or (full and verdict.status is Status.correct):
+                ran.append(outcome)
+        return ran
+
+    def _line(self, proposal: Proposal, verdict: Verdict, rung: int, of: int, last: bool, full: bool) -> Line:
+        seconds = seconds_of(verdict, self.task.case)
+        raced = [c for c in verdict.comparisons if c.case == str(self.task.case)]
+        closest = min(raced, key=lambda c: c.baseline_s, default=None)
+        best = self.best
+        decision: Decision = "revert"
+        if verdict.status is Status.machine_fault:
+            decision = "crash"
+        elif verdict.refused:
+            decision = "discard"
+        elif last and not full and verdict.status in TIMED and (best is None or seconds < best.seconds):
+            decision = "keep"
+        s = closest.speedup if closest is not None else None
+        return Line(
+            trial=len(self.ledger.lines) + 1,
+            at_s=self.clock(),
+            seed=self.seed,
+            commit=self.provenance.commit,
+            gpu=self.provenance.gpu,
+            container=self.provenance.container,
+            generator=proposal.generator,
+            problem=self.task.problem.name,
+            case=self.task.case.to_json(),
+            config=proposal.config,
+            hypothesis=proposal.hypothesis,
+            candidate_sha256=proposal.candidate.sha256,
+            rung=rung,
+            decision=decision,
+            status=verdict.status.value,
+            reason=verdict.reason.value,
+            detail=verdict.detail,
+            stage=verdict.stage,
+            of=of,
+            seconds=seconds,
+            baselines={c.baseline: c.baseline_s for c in raced},
+            speedup=(s.low, s.point, s.high) if s is not None else (math.nan,) * 3,
+            floor_s=self.task.floor_s,
+            took_s=verdict.took_s,
+            secret=verdict.secret,
+            full=full,
+        )
+
+    def _certify(self, tries: int = 3) -> tuple[Outcome | None, Verdict | None]:
+        """Whole verdicts, the fastest first, until one stands. The last verdict is given back either way."""
+        found: Verdict | None = None
+        for outcome in self._fastest()[:tries]:
+            request = replace(self.ladder.full, cases=(self.task.case,))
+            job = Job("full", outcome.proposal.candidate, self.task.problem, request)
+            for _, verdict in self.executor.run([job]):
+                line = self._line(outcome.proposal, verdict, outcome.rung, outcome.trial, False, True)
+                self.ledger.add(line)
+                found = verdict
+                if not verdict.refused and verdict.status is not Status.machine_fault:
+                    return _outcome(line, outcome.proposal), verdict
+        return None, found
+
+    def _fastest(self) -> list[Outcome]:
+        """Distinct candidates by their time on the highest rung they reached."""
+        latest: dict[str, Outcome] = {}
+        for outcome in self.history:
+            if outcome.timed:
+                latest[outcome.proposal.candidate.sha256] = outcome
+        return sorted(latest.values(), key=lambda o: (-o.rung, o.seconds))
+
+
+def _outcome(line: Line, proposal: Proposal) -> Outcome:
+    return Outcome(
+        proposal,
+        Status(line.status),
+        line.reason,
+        line.detail,
+        line.seconds,
+        line.rung,
+        line.decision == "keep",
+        line.trial,
+    )
+
+
+def replay(judge: Judge, folder: Any, line: Line, task: Task, ladder: Ladder) -> Verdict:
+    """Judge a ledger's trial again with its secret: the same probes, seeds and order of play, new times."""
+    candidate = read_candidate_of(folder, line.candidate_sha256)
+    case = Case.of(line.case["dtype"], line.case["layout"], **line.case["params"])
+    if line.full:
+        request = replace(ladder.full, cases=(case,))
+    else:
+        request = Request(ladder.scope, ladder.paces[line.rung], cases=(case,), search=True)
+    return judge.verdict(candidate, task.problem, request, bytes.fromhex(line.secret) or None)
+
+
+def convergence(lines: Sequence[Line]) -> Iterator[tuple[int, float]]:
+    """(proposals judged, best seconds kept so far) after each line, for plots."""
+    best, count = math.nan, 0
+    for line in lines:
+        count += line.of == 0
+        if line.decision == "keep":
+            best = line.seconds
+        yield count, best

@@ -1,0 +1,200 @@
+"""The search: authors proposed to, the judge asked, the better kept; on a table, and on Triton's interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from collectors.base import Temporary
+from kernels.candidate import Candidate
+from kernels.executor import Job, LocalExecutor
+from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
+from kernels.generate.families.softmax import Softmax
+from kernels.generate.template import Template, candidate
+from kernels.judge.contest import Pace
+from kernels.judge.inputs import INTERPRETER
+from kernels.judge.judge import Judge, Request
+from kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
+from kernels.ledger import Ledger, LedgerError, Provenance, read_run
+from kernels.problem import Case
+from kernels.problems import named
+from kernels.search import Budget, Ladder, Progress, Search, convergence, replay
+
+TASK = Task(named("softmax"), Case.of("float16", m=4096, n=4096), floor_s=1e-6)
+NOWHERE = Provenance("c0ffee", "none", "none")
+
+
+class Told:
+    """An executor whose verdicts are a function of the candidate's text, or one reason for all."""
+
+    def __init__(self, dies_after: int = 10**9, reason: Reason | None = None) -> None:
+        self.asked: list[str] = []
+        self._dies_after = dies_after
+        self._reason = reason
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Verdict]]:
+        for job in jobs:
+            if len(self.asked) >= self._dies_after:
+                raise KeyboardInterrupt
+            self.asked.append(job.candidate.sha256)
+            yield job, self.verdict(job)
+
+    def verdict(self, job: Job) -> Verdict:
+        number = int(job.candidate.source.split("=")[1])
+        reason = self._reason or (Reason.rmse if number % 7 == 6 else Reason.below_baseline)
+        seconds = 1e-6 * (20 + abs(number - 30))
+        raced = Comparison(str(TASK.case), "eager", "A", seconds, 3e-5, Interval(0.9, 3e-5 / seconds, 1.2), 9)
+        timed = reason is Reason.below_baseline
+        return Verdict(
+            job.candidate.sha256, "softmax", STATUS_OF[reason], reason, "", "timing",
+            comparisons=(raced,) if timed else (), secret="00" * 16, took_s=0.1,
+        )  # fmt: skip
+
+
+class Counting:
+    """An author that counts upwards, from what the history says it wrote."""
+
+    name = "counting"
+
+    def __init__(self, last: int = 1000) -> None:
+        self._last = last
+
+    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+        first = len({o.proposal.candidate.sha256 for o in history if o.proposal.generator == self.name})
+        numbers = range(first, min(self._last, first + count))
+        return [
+            Proposal(
+                Candidate(f"x={n}", "entry", "python", "own_kernel", "bitwise"), self.name, {"n": n}, f"try {n}"
+            )
+            for n in numbers
+        ]
+
+    def spent(self) -> Spent:
+        return Spent()
+
+
+class Broken:
+    """An author that cannot be reached."""
+
+    name = "broken"
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+        raise self._error
+
+    def spent(self) -> Spent:
+        return Spent()
+
+
+def test_the_best_is_kept_and_every_trial_is_written_with_its_decision(tmp_path: Path) -> None:
+    """Discards and reverts are lines like keeps, later rungs name the trial they repeat, and the best wins."""
+    told: list[Progress] = []
+    with Ledger(tmp_path) as ledger:
+        search = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=48), tell=told.append)
+        result = search.run()
+    assert result.best is not None
+    assert result.best.proposal.config == {"n": 30}
+    assert result.trials == 48
+    _, lines = read_run(tmp_path)
+    assert {line.decision for line in lines} == {"keep", "revert", "discard"}
+    assert sum(line.of == 0 for line in lines) == 48
+    assert len(told) == sum(not line.full for line in lines)
+    assert all(line.commit == "c0ffee" and line.hypothesis.startswith("try") for line in lines)
+    assert all(line.rung == 1 for line in lines if line.decision == "keep")
+    curve = [s for _, s in convergence(lines) if math.isfinite(s)]
+    assert curve == sorted(curve, reverse=True)
+    assert curve[-1] == result.best.seconds
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 7, 8, 9, 10, 25, 40])
+def test_a_search_killed_at_any_trial_goes_on_to_the_same_end(tmp_path: Path, dies_after: int) -> None:
+    """The same candidates are judged and the same one is kept as without the interruption."""
+    with Ledger(tmp_path / "whole") as ledger:
+        whole = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+    with Ledger(tmp_path / "cut") as ledger, contextlib.suppress(KeyboardInterrupt):
+        Search(TASK, [Counting()], Told(dies_after), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+    with Ledger(tmp_path / "cut") as ledger:
+        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+    assert whole.best is not None
+    assert again.best is not None
+    assert again.best.proposal.candidate == whole.best.proposal.candidate
+    assert again.trials == whole.trials
+
+
+@pytest.mark.parametrize(
+    ("budget", "why"),
+    [
+        (Budget(trials=10), "10 trials"),
+        (Budget(target_s=40e-6), "target"),
+        (Budget(roof_share=1 / 45), "of the roofline"),
+        (Budget(patience=20, trials=500), "no better one"),
+        (Budget(wall_s=0.0), "are over"),
+    ],
+)
+def test_a_search_says_why_it_stopped(tmp_path: Path, budget: Budget, why: str) -> None:
+    """Each limit ends it, in words."""
+    with Ledger(tmp_path) as ledger:
+        assert why in Search(TASK, [Counting()], Told(), ledger, NOWHERE, budget).run(certify=False).stopped
+
+
+@pytest.mark.parametrize("error", [Temporary("busy"), GeneratorError("no such family")])
+def test_an_author_that_fails_leaves_the_others_their_turn(tmp_path: Path, error: Exception) -> None:
+    """One author's error ends only its own part."""
+    with Ledger(tmp_path) as ledger:
+        authors = [Broken(error), Counting(12)]
+        result = Search(TASK, authors, Told(), ledger, NOWHERE).run(certify=False)
+    assert result.trials == 12
+    assert str(error) in result.stopped
+
+
+def test_a_machine_fault_is_nobodys_failure(tmp_path: Path) -> None:
+    """A crash of the machine is written as such, and the candidate is not called refused."""
+    with Ledger(tmp_path) as ledger:
+        Search(TASK, [Counting(3)], Told(reason=Reason.device_lost), ledger, NOWHERE).run()
+    assert {line.decision for line in read_run(tmp_path)[1]} == {"crash"}
+
+
+def test_another_tasks_ledger_is_refused(tmp_path: Path) -> None:
+    """Trials of one case never count for another."""
+    with Ledger(tmp_path) as ledger:
+        Search(TASK, [Counting(3)], Told(), ledger, NOWHERE).run(certify=False)
+    other = Task(TASK.problem, Case.of("float16", m=8, n=8))
+    with Ledger(tmp_path) as ledger, pytest.raises(LedgerError, match="another task"):
+        Search(other, [Counting(3)], Told(), ledger, NOWHERE)
+
+
+CASE = Case.of("float16", m=6, n=40)
+ONCE = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
+
+
+def test_the_whole_loop_runs_on_triton_s_interpreter(tmp_path: Path, interpreting_judge: Judge) -> None:
+    """Template → judge → ledger → whole verdict on a tiny shape, and a trial of it can be judged again."""
+    task = Task(named("softmax"), CASE)
+    ladder = Ladder((ONCE,), INTERPRETER, Request(INTERPRETER, None))
+    with Ledger(tmp_path) as ledger:
+        search = Search(
+            task, [Template(Softmax(), seed=1)], LocalExecutor([interpreting_judge], 1), ledger, NOWHERE,
+            Budget(trials=3, batch=3), ladder,
+        )  # fmt: skip
+        result = search.run()
+    assert result.best is not None
+    assert result.verdict is not None
+    assert result.verdict.status == "correct"
+    _, lines = read_run(tmp_path)
+    assert [line.status for line in lines if line.decision == "discard"] == []
+    again = replay(interpreting_judge, tmp_path, lines[0], task, ladder)
+    assert again.candidate_sha256 == lines[0].candidate_sha256
+    assert again.secret == lines[0].secret
+
+
+def test_a_family_s_candidate_is_the_same_for_the_same_configuration() -> None:
+    """A configuration names one text."""
+    space = Softmax().space("softmax", TASK.case)
+    first, second = (candidate(Softmax(), "softmax", TASK.case, space.configs[3]) for _ in range(2))
+    assert first.sha256 == second.sha256
