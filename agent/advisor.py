@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from agent.incident import Incident, IncidentState
 from agent.kinship import first_cause
 from agent.mitigate import choose
+from agent.rca.bundle import Limits, PastIncident
 from agent.rca.diagnosis import Confidence, Diagnosis
-from agent.rca.evidence import Limits, PastIncident, gather
+from agent.rca.evidence import gather
 from agent.rca.rules import diagnose
 from collectors.frame import Instant
 from collectors.history import History

@@ -29,8 +29,8 @@ from agent.intents import commitments
 from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
 from agent.policy import Role
+from agent.rca.bundle import PastIncident
 from agent.rca.diagnosis import Diagnosis
-from agent.rca.evidence import PastIncident
 from agent.rca.redact import Redactor
 from agent.settings import Settings
 from agent.stages import Parts as StageParts

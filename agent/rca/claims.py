@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from agent.kinship import FOLLOWER_XIDS, Kin, kin_of, onset_key, xid_of
+from agent.rca.bundle import Bundle
 from agent.rca.diagnosis import LOG, Claim, Evidence, Predicate, Quote
-from agent.rca.evidence import Bundle
 from agent.rca.grounding import MAX_QUOTE_CHARS, Ungrounded, bind, lines_of, series_of
 from collectors.subject import Subject, SubjectKind
 from detectors.base import Fault, Finding

@@ -18,7 +18,8 @@ FACTS = "application/json"
 class Evidence:
     """One numbered item of an incident's bundle (`E1`, `E2`, …). `content` is what was seen, byte for byte, by
     `media_type`: `SERIES` is JSON `{"t_s": […], "values": […], "unit": …, "metric": …, "subject": …}`; `LOG` is one
-    line `<Unix s>\t<text>` per record; `FACTS` is JSON of any shape."""
+    line `<Unix s>[±<s>][@<clock>]\\t<text>` per record, with the time's uncertainty and whose clock it was; `FACTS`
+    is JSON of any shape."""
 
     id: str
     source: str

@@ -4,9 +4,11 @@ A true quote proves nothing about the conclusion drawn from it, so each claim is
 whoever made it. A claim holds only if its evidence still hashes to what it hashed to when the claim was made, its
 quotes stand in that evidence byte for byte, and its predicate is true of it.
 
-    rose, fell    series: the median after `split_s` differs from the median before by `at_least` [unit]
-    preceded      the first evidence's moment lies before the second's by more than `margin_s`; a moment is the time
-                  of the quoted line, or when a series first reached `level`
+    rose, fell    series: the median of the last values differs from that before `split_s` by `at_least` [unit]
+                  and by more than three robust standard deviations of the values before: noise also rises
+    preceded      the first evidence's moment lies before the second's by more than `margin_s` and more than their
+                  clocks' uncertainty; a moment is the time of the quoted line, or when a series first reached
+                  `level` (uncertain by the gap to the value before)
     co_located    facts of the inventory: `one` and `other` share the place `place`
     absent        none of `patterns` (one per line) stands in a log whose source was seen to be `ok` all along
     equals        facts: the value at `path` (dots between keys) is `value`; logs beside it are there to be quoted
@@ -17,14 +19,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.rca.diagnosis import FACTS, LOG, SERIES, Claim, Diagnosis, Evidence, Predicate, Quote
+from collectors.frame import Instant, Order
 
 MIN_QUOTE_CHARS = 3
 MAX_QUOTE_CHARS = 500
+MAD_TO_SIGMA = 1.4826
+"""From the median absolute deviation to the standard deviation of normal noise (Rousseeuw & Croux 1993)."""
 
 
 class Ungrounded(Exception):
@@ -149,16 +155,24 @@ def series_of(item: Evidence) -> list[tuple[float, float]]:
 
 def lines_of(item: Evidence) -> list[tuple[float, str]]:
     """(t_s, text) of each line of a log item; a line without a readable time has NaN."""
+    return [(at.t_s, text) for at, text in dated_lines(item)]
+
+
+_WHEN = re.compile(r"(-?\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?(?:@(\S+))?")
+
+
+def dated_lines(item: Evidence) -> list[tuple[Instant, str]]:
+    """Each line of a log item with its time, its uncertainty and whose clock it was; NaN where not readable."""
     if item.media_type != LOG:
         raise Ungrounded(f"{item.id} is not a log")
     found = []
     for line in item.content.decode(errors="replace").split("\n"):
-        time_text, tab, text = line.partition("\t")
-        if tab:
-            try:
-                found.append((float(time_text), text))
-            except ValueError:
-                found.append((math.nan, line))
+        when, tab, text = line.partition("\t")
+        match = _WHEN.fullmatch(when)
+        if tab and match is not None:
+            found.append((Instant(float(match[1]), float(match[2] or 0.0), match[3] or item.id), text))
+        elif tab:
+            found.append((Instant(math.nan), line))
     return found
 
 
@@ -175,7 +189,11 @@ def _change(claim: Claim, item: Evidence) -> float:
     if not before or not after:
         raise Ungrounded(f"{item.id} does not reach to both sides of {split_s}")
     tail = after[-max(1, min(5, len(after))) :]
-    return _median(tail) - _median(before)
+    usual = _median(before)
+    change, noise = _median(tail) - usual, MAD_TO_SIGMA * _median([abs(value - usual) for value in before])
+    if abs(change) <= 3.0 * noise:
+        raise Ungrounded(f"{item.id} changed by {change:g}, which its noise of {noise:g} does also")
+    return change
 
 
 def _rose(claim: Claim, items: list[Evidence], sign: float = 1.0) -> None:
@@ -192,20 +210,26 @@ def _fell(claim: Claim, items: list[Evidence]) -> None:
     _rose(claim, items, -1.0)
 
 
-def _moment(claim: Claim, item: Evidence) -> float:
+def _moment(claim: Claim, item: Evidence) -> Instant:
     if item.media_type == SERIES:
-        level = _number(claim, "level")
-        reached = [t_s for t_s, value in series_of(item) if value >= level]
-        if not reached:
-            raise Ungrounded(f"{item.id} never reached {level:g}")
-        return reached[0]
+        level, before_s = _number(claim, "level"), math.nan
+        for t_s, value in series_of(item):
+            if value >= level:
+                gap_s = t_s - before_s if t_s >= before_s else 0.0
+                return Instant(t_s - gap_s / 2, gap_s / 2, item.id)
+            before_s = t_s
+        raise Ungrounded(f"{item.id} never reached {level:g}")
     quotes = [quote.text for quote in claim.quotes if quote.evidence_id == item.id]
     if not quotes:
         raise Ungrounded(f"it quotes no line of {item.id}")
-    times = [t_s for t_s, text in lines_of(item) if quotes[0] in text and math.isfinite(t_s)]
+    return _first(item, quotes[0])
+
+
+def _first(item: Evidence, quote: str) -> Instant:
+    times = [at for at, text in dated_lines(item) if quote in text and math.isfinite(at.t_s)]
     if not times:
         raise Ungrounded(f"the quoted line of {item.id} has no time")
-    return min(times)
+    return min(times, key=lambda at: at.t_s)
 
 
 def _preceded(claim: Claim, items: list[Evidence]) -> None:
@@ -213,15 +237,17 @@ def _preceded(claim: Claim, items: list[Evidence]) -> None:
     if margin_s < 0:
         raise Ungrounded("margin_s must not be negative")
     if len(items) == 1 and items[0].media_type == LOG and len(claim.quotes) == 2:
-        first, second = (
-            min((t for t, text in lines_of(items[0]) if q.text in text), default=math.nan) for q in claim.quotes
-        )
+        first, second = (_first(items[0], quote.text) for quote in claim.quotes)
     elif len(items) == 2:
         first, second = (_moment(claim, item) for item in items)
     else:
         raise Ungrounded("it needs two moments")
-    if not first + margin_s < second:
-        raise Ungrounded(f"the first came {second - first:g} s before the second, not more than {margin_s:g} s")
+    if replace(first, t_s=first.t_s + margin_s).order(second) is not Order.BEFORE:
+        unsure_s = 0.0 if first.clock == second.clock else first.uncertainty_s + second.uncertainty_s
+        raise Ungrounded(
+            f"the first came {second.t_s - first.t_s:g} s before the second, not more than"
+            f" {margin_s + unsure_s:g} s: which was first is not known"
+        )
 
 
 def _co_located(claim: Claim, items: list[Evidence]) -> None:

@@ -213,6 +213,17 @@ def time_of(line: bytes) -> float:
     return whole.timestamp() + float(b"0." + (match.group(3) or b"0"))
 
 
+def grave(line: str) -> bool:
+    """Whether a line tells of something that stops work, rather than of a retry or a warning."""
+    text = line.encode(errors="replace")[:4096]
+    return bool(_GRAVE.search(text) or (_TROUBLE.search(text) and not _CALM.search(text) and b"WARN" not in text))
+
+
+def follows_only(line: str) -> bool:
+    """Whether a line tells only of what follows when another rank died."""
+    return bool(_FOLLOWS.search(line.encode(errors="replace")[:4096]))
+
+
 def condense(
     sources: Iterable[tuple[str, bytes]], onset_s: float | None = None, settings: Settings | None = None
 ) -> list[Kept]:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
+from agent.rca.bundle import Bundle
 from agent.rca.claims import Case, Where, draft
 from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Predicate
-from agent.rca.evidence import Bundle
 from agent.rca.grounding import ground
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Fault, Finding

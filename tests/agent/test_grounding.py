@@ -41,6 +41,13 @@ def claim(predicate: Predicate, *evidence: Evidence, quotes: tuple[Quote, ...] =
 
 FALLING = series(5.0, 5.0, 1.0, 1.0)
 WRONG = Quote("E2", "): 94, pid=8")
+NOISY = series(1.0, 3.0, 1.0, 3.0, 1.0, 3.0, 3.0, 3.0)
+NODES = (
+    item("E7", LOG, b"10.000\xc2\xb10.020@n1\tNVRM: Xid 79\n"),
+    item("E8", LOG, b"10.030\xc2\xb10.020@n2\tNCCL abort\n"),
+)
+FAR = item("E9", LOG, b"10.900\xc2\xb10.020@n2\tNCCL abort\n")
+FELL_OFF, ABORT, LATER = Quote("E7", "Xid 79"), Quote("E8", "NCCL abort"), Quote("E9", "NCCL abort")
 RISING = series(1.0, 1.0, None, 1.0, 5.0, 5.5, 6.0)
 XID, TEARDOWN = Quote("E2", "): 94, pid=7"), Quote("E2", "): 45, pid=7")
 CASES: list[tuple[str, bool, Claim, list[Evidence]]] = [
@@ -49,6 +56,9 @@ CASES: list[tuple[str, bool, Claim, list[Evidence]]] = [
     ("a rise by nothing", False, claim(P.ROSE, RISING, split_s=30.0, at_least=0.0), [RISING]),
     ("a rise with no before", False, claim(P.ROSE, RISING, split_s=-1.0, at_least=1.0), [RISING]),
     ("a rise that was a fall", False, claim(P.FELL, RISING, split_s=30.0, at_least=1.0), [RISING]),
+    ("a rise that is only noise", False, claim(P.ROSE, NOISY, split_s=50.0, at_least=0.5), [NOISY]),
+    ("an order that the clocks cannot tell", False, claim(P.PRECEDED, *NODES, quotes=(FELL_OFF, ABORT)), [*NODES]),
+    ("an order that they can", True, claim(P.PRECEDED, NODES[0], FAR, quotes=(FELL_OFF, LATER)), [NODES[0], FAR]),
     ("a fall", True, claim(P.FELL, FALLING, split_s=10.0, at_least=3.0), [FALLING]),
     ("a rise in a log", False, claim(P.ROSE, KLOG, split_s=0.0, at_least=1.0), [KLOG]),
     ("one line before another", True, claim(P.PRECEDED, KLOG, quotes=(XID, TEARDOWN)), [KLOG]),

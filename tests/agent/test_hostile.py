@@ -8,7 +8,7 @@ import pytest
 
 from agent.advisor import Advisor
 from agent.incident import Incident
-from agent.rca.evidence import PastIncident
+from agent.rca.bundle import PastIncident
 from agent.rca.redact import Redactor
 from agent.rca.report import post_mortem
 from agent.rca.summary import as_markdown, as_terminal, as_text, summarise

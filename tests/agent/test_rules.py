@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from agent.advisor import Advisor, resembling
 from agent.incident import Incident
 from agent.mitigate import choose
+from agent.rca.bundle import Limits
 from agent.rca.diagnosis import Confidence, Diagnosis
-from agent.rca.evidence import Limits, gather
+from agent.rca.evidence import gather
 from agent.rca.grounding import ground
 from agent.rca.rules import diagnose, recovery_of
 from agent.rca.summary import as_markdown, as_terminal, as_text, plain, summarise
