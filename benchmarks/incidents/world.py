@@ -65,7 +65,7 @@ class Node(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         if path == KERNEL_LOG:
-            after = max(0, int(request.url.params.get("after", "0")))  # a collector that has read nothing asks for -1
+            after = max(0, int(request.url.params.get("after", "0")))  # -1: nothing was read yet
             return httpx.Response(200, stream=_Body(pages.kernel_page(self.kernel_log[after : after + 1000])))
         if path in self.pages:
             return httpx.Response(200, headers={"Content-Type": TEXT}, stream=_Body(self.pages[path]))
