@@ -6,6 +6,7 @@ are well, or all can do the same benign thing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from collectors.frame import Frame, SeriesIndex, SourceStatus, StepSeries
+from collectors.recording import read
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 
@@ -186,3 +188,27 @@ def cut(phase: Phase, first: int, last: int | None = None) -> Phase:
         phase.loss[steps],
         phase.grad_norm[steps],
     )
+
+
+@cache
+def _vision() -> tuple[tuple[Tick, ...], dict[str, tuple[float, float]]]:
+    labels = json.loads((HERE / "h200_vision_labels.json").read_text())
+    spans = {p["phase"]: (p["start_s"], p["end_s"]) for p in labels["phases"]}
+    return tuple(recorded.tick for recorded in read(HERE / "h200_vision.nightshift.gz")), spans
+
+
+@cache
+def vision(name: str) -> Phase:
+    """A phase of the vision transformer's recording, made by `nightshift node` at 4 Hz."""
+    ticks, spans = _vision()
+    first_s, last_s = spans[name]
+    here = [tick for tick in ticks if first_s <= tick.at_s <= last_s]
+    gpu = np.stack([[tick.frames[SubjectKind.GPU].column(m)[0] for m in GPU_METRICS] for tick in here])
+    gpu[:, GPU_METRICS.index("gpu_ecc_sbe_total") :] = 0.0  # this GPU keeps no volatile counters for a guest
+    rss = np.array([tick.frames[SubjectKind.CONTAINER].column(BOX_METRICS[1])[0] for tick in here])
+    steps = [s for tick in ticks for s in tick.steps]
+    t_s, step = (np.concatenate([getattr(s, field) for s in steps]) for field in ("t_s", "step"))
+    told = {name: np.concatenate([s.column(name) for s in steps]) for name in ("loss", "grad_norm")}
+    inside = (t_s >= first_s) & (t_s <= last_s) & ~np.isnan(told["loss"])
+    at_sample = np.interp(t_s[inside], [tick.at_s for tick in here], np.arange(len(here)))
+    return Phase(gpu, rss, step[inside], at_sample, told["loss"][inside], told["grad_norm"][inside])
