@@ -273,10 +273,30 @@ def _faulty(frame: Frame, number: int) -> Frame:
     ):
         if name in frame.columns and len(values):
             values[0, frame.columns[name]] += slope * number
+    for name, row, level in _HARDWARE:
+        if name in frame.columns and len(values) > row and number >= 20:
+            before = values[row, frame.columns[name]]
+            values[row, frame.columns[name]] = before + level * number if name.endswith("total") else level
     for name, level in (("gpu_utilization_percent", 0.0), ("gpu_power_w", 100.0)):
         if name in frame.columns and _stopped(number):
             values[:, frame.columns[name]] = level
-    return replace(frame, values=values)
+    frame = replace(frame, values=values)
+    return frame if frame.kind is not SubjectKind.GPU or number < 40 else _without_last(frame)
+
+
+_HARDWARE = (
+    ("gpu_throttle_reasons", 1, 64.0),
+    ("gpu_sm_clock_mhz", 1, 30.0),
+    ("gpu_pcie_replay_total", 2, 100.0),
+    ("gpu_nvlink_crc_errors_total", 3, 1e5),
+)
+"""(metric, row, level or rise per tick) from tick 20 on: heat on one GPU, bad links on two others."""
+
+
+def _without_last(frame: Frame) -> Frame:
+    """The page goes on with one device fewer."""
+    index = SeriesIndex(frame.kind, frame.index.subjects[:-1])
+    return replace(frame, index=index, values=frame.values[:-1], epoch=frame.epoch[:-1])
 
 
 def _stopped(number: int) -> bool:

@@ -15,13 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.activity import Activity
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
-from detectors.episodes import Alarm, Episodes
+from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, StatedRate
+from detectors.episodes import Alarm
 from detectors.progress import Progress, Rhythm
-from detectors.snapshot import pack, unpack
+from detectors.runs import Runs
 from detectors.tail import calibrated
-
-VERSION = 1
 
 
 class HangSettings(BaseModel):
@@ -50,9 +48,11 @@ class Hang:
 
     def __init__(self, settings: HangSettings | None = None) -> None:
         self.settings = settings or HangSettings()
-        self._progress = Progress(8.0, 2.0, 60.0)
-        self._activity = Activity(count=int(2 * self.settings.hang_s / 15.0) + 64)
-        self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+        self._runs = self._fresh()
+
+    def _fresh(self) -> Runs:
+        activity = Activity(count=int(2 * self.settings.hang_s / 15.0) + 64)
+        return Runs(self.name, Progress(8.0, 2.0, 60.0), activity, self.stated.per_1000_series_days / 1000.0)
 
     @property
     def name(self) -> str:
@@ -73,20 +73,14 @@ class Hang:
         )
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
-        frame = tick.frames.get(SubjectKind.GPU)
-        if frame is not None and len(frame.index):
-            self._activity.add(frame, tick.at_s)
         findings: list[Finding] = []
-        stepped = set()
-        for series in tick.steps:
-            count = self._progress.rhythms[series.subject].count if series.subject in self._progress.rhythms else 0
-            rhythm = self._progress.take(series, tick.at_s)
-            if rhythm.count != count and series.subject not in stepped:
-                stepped.add(series.subject)
-                done = self._episodes.clear(Fault.HANG, series.subject, tick.at_s, f"Step {rhythm.step} came")
-                findings += [done] if done else []
+        stepped = {subject for subject, count in self._runs.take(tick).items() if count}
+        for subject in stepped:
+            step = self._runs.progress.rhythms[subject].step
+            done = self._runs.episodes.clear(Fault.HANG, subject, tick.at_s, f"Step {step} came")
+            findings += [done] if done else []
         lost = {str(s.source.name) for s in tick.sources if not s.ok}
-        for subject, rhythm in list(self._progress.rhythms.items()):
+        for subject, rhythm in list(self._runs.progress.rhythms.items()):
             if subject not in stepped:
                 found = self._judge(subject, rhythm, lost, tick.at_s, inventory)
                 findings += [found] if found else []
@@ -96,33 +90,36 @@ class Hang:
         self, subject: Subject, rhythm: Rhythm, lost: set[str], at_s: float, inventory: Inventory
     ) -> Finding | None:
         s = self.settings
-        silent_s, open_now = at_s - rhythm.last_s, (Fault.HANG, subject) in self._episodes
+        silent_s, open_now = at_s - rhythm.last_s, (Fault.HANG, subject) in self._runs.episodes
         typical = rhythm.typical_s
         if not open_now and silent_s > s.forget_s:
-            del self._progress.rhythms[subject]
+            del self._runs.progress.rhythms[subject]
             return None
         if not np.isfinite(typical) or silent_s < max(s.hang_s, s.ratio * typical):
             return None
         if rhythm.source in lost:
-            return self._episodes.no_data(Fault.HANG, subject, at_s, f"Its log cannot be read: {rhythm.source}")
-        gpus = inventory.gpus(subject, at_s)
-        slots = [k for k in (self._activity.table.slot(g) for g in gpus) if k is not None]
-        table = self._activity.table
+            return self._runs.episodes.no_data(
+                Fault.HANG, subject, at_s, f"Its log cannot be read: {rhythm.source}"
+            )
+        slots = self._runs.slots(inventory.gpus(subject, at_s))
+        table = self._runs.activity.table
         seen = [k for k in slots if np.isfinite(table["memory"][k]) and table.seen_s()[k] == at_s]
         if not seen:
-            return self._episodes.no_data(Fault.HANG, subject, at_s, "Its GPUs are not observed")
+            return self._runs.episodes.no_data(Fault.HANG, subject, at_s, "Its GPUs are not observed")
         held = [k for k in seen if table["memory"][k] >= s.held_memory * table["memory_high"][k]]
         if not held:
-            return self._episodes.clear(Fault.HANG, subject, at_s, "Its processes have given their memory back")
+            return self._runs.episodes.clear(
+                Fault.HANG, subject, at_s, "Its processes have given their memory back"
+            )
         recent = (at_s - 0.6 * s.hang_s, at_s)
-        idle = self._activity.idle(held, *recent)
-        now_w = self._activity.power_w(held, *recent)
-        usual_w = self._activity.power_w(held, rhythm.last_s - s.hang_s, rhythm.last_s)
+        idle = self._runs.activity.idle(held, *recent)
+        now_w = self._runs.activity.power_w(held, *recent)
+        usual_w = self._runs.activity.power_w(held, rhythm.last_s - s.hang_s, rhythm.last_s)
         with np.errstate(invalid="ignore"):
             idles, spins = idle > 0.9, now_w < s.spin_power * usual_w
         if not (idles | spins).all() and not open_now:
             return None
-        return self._episodes.fire(self._alarm(subject, rhythm, at_s, idles, held), at_s)
+        return self._runs.episodes.fire(self._alarm(subject, rhythm, at_s, idles, held), at_s)
 
     def _alarm(
         self,
@@ -133,7 +130,7 @@ class Hang:
         held: list[int],
     ) -> Alarm:
         silent_s = at_s - rhythm.last_s
-        subjects = [self._activity.table.subjects[k] for k in held]
+        subjects = [self._runs.activity.table.subjects[k] for k in held]
         idle = [g.name for g, still in zip(subjects, idles.tolist(), strict=True) if still]
         state = f"{len(idle)} of {len(held)} GPUs idle, the others spin"
         exhibit = SeriesExhibit(
@@ -159,23 +156,9 @@ class Hang:
         )
 
     def snapshot(self) -> bytes:
-        subjects, arrays = self._activity.table.saved()
-        meta = {
-            "subjects": subjects,
-            "bucket": self._activity.bucket,
-            "rhythms": self._progress.saved(),
-            "episodes": self._episodes.saved(),
-        }
-        return pack(self.name, VERSION, meta, arrays)
+        return self._runs.snapshot()
 
     def restore(self, state: bytes) -> None:
-        _, meta, arrays = unpack(state, self.name, (VERSION,))
-        fresh = Hang(self.settings)
-        try:
-            fresh._activity.table.load(meta["subjects"], arrays)
-            fresh._activity.bucket = meta["bucket"]
-            fresh._progress.load(meta["rhythms"])
-            fresh._episodes.load(meta["episodes"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise SnapshotError(f"{self.name}: {error!r}") from error
-        self._activity, self._progress, self._episodes = fresh._activity, fresh._progress, fresh._episodes
+        fresh = self._fresh()
+        fresh.restore(state)
+        self._runs = fresh

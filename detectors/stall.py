@@ -15,13 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.activity import Activity
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
-from detectors.episodes import Alarm, Episodes
+from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, StatedRate
+from detectors.episodes import Alarm
 from detectors.progress import Gap, Progress, Rhythm
-from detectors.snapshot import pack, unpack
+from detectors.runs import Runs
 from detectors.tail import calibrated
-
-VERSION = 1
 
 
 class StallSettings(BaseModel):
@@ -51,10 +49,13 @@ class DataStall:
 
     def __init__(self, settings: StallSettings | None = None) -> None:
         self.settings = settings or StallSettings()
+        self._runs = self._fresh()
+
+    def _fresh(self) -> Runs:
         s = self.settings
-        self._progress = Progress(s.gap_ratio, s.gap_s, s.window_s)
-        self._activity = Activity(count=int(s.window_s / 15.0) + 4)
-        self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+        progress = Progress(s.gap_ratio, s.gap_s, s.window_s)
+        activity = Activity(count=int(s.window_s / 15.0) + 4)
+        return Runs(self.name, progress, activity, self.stated.per_1000_series_days / 1000.0)
 
     @property
     def name(self) -> str:
@@ -75,31 +76,26 @@ class DataStall:
         )
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
-        frame = tick.frames.get(SubjectKind.GPU)
-        if frame is not None and len(frame.index):
-            self._activity.add(frame, tick.at_s)
         findings: list[Finding] = []
-        stepped: dict[Subject, Rhythm] = {}
-        for series in tick.steps:
-            stepped[series.subject] = self._progress.take(series, tick.at_s)
+        stepped = {subject: self._runs.progress.rhythms[subject] for subject in self._runs.take(tick)}
         for subject, rhythm in stepped.items():
             found = self._judge(subject, rhythm, tick.at_s, inventory)
             findings += [found] if found else []
         findings += self._waiting(set(stepped), tick.at_s)
-        self._progress.forget(tick.at_s - 4 * self.settings.window_s)
+        self._runs.progress.forget(tick.at_s - 4 * self.settings.window_s)
         return findings
 
     def _judge(self, subject: Subject, rhythm: Rhythm, at_s: float, inventory: Inventory) -> Finding | None:
         s = self.settings
         gaps = [g for g in rhythm.gaps if g.end_s > at_s - s.window_s and not g.checkpoint]
-        open_now = (Fault.DATA_STALL, subject) in self._episodes
+        open_now = (Fault.DATA_STALL, subject) in self._runs.episodes
         if len(gaps) >= s.gaps and (open_now or gaps[-1].end_s > at_s - s.clear_s):
             alarm = self._weigh(subject, rhythm, gaps, at_s, inventory)
             if alarm is not None and not self._over(rhythm, gaps):
-                return self._episodes.fire(alarm, at_s)
+                return self._runs.episodes.fire(alarm, at_s)
         if open_now and self._over(rhythm, gaps):
-            return self._episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps come without gaps again")
-        return self._episodes.again(Fault.DATA_STALL, subject, at_s)
+            return self._runs.episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps come without gaps again")
+        return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s)
 
     def _over(self, rhythm: Rhythm, gaps: list[Gap]) -> bool:
         """Steps for longer than two and a half times the usual distance between gaps, or a new run without one."""
@@ -118,8 +114,7 @@ class DataStall:
         start_s = max(at_s - s.window_s, gaps[0].start_s)
         lost_s = sum(g.end_s - max(g.start_s, start_s) for g in gaps)
         lost = lost_s / max(at_s - start_s, 1.0)
-        slots = [self._activity.table.slot(g) for g in inventory.gpus(subject, at_s)]
-        idle = self._activity.idle([k for k in slots if k is not None], start_s, at_s)
+        idle = self._runs.activity.idle(self._runs.slots(inventory.gpus(subject, at_s)), start_s, at_s)
         idle = idle[np.isfinite(idle)]
         if lost < s.lost_share or len(idle) == 0 or float(idle.max()) < s.idle_share * lost:
             return None
@@ -155,36 +150,22 @@ class DataStall:
 
     def _waiting(self, stepped: set[Subject], at_s: float) -> list[Finding]:
         findings: list[Finding] = []
-        for fault, subject in tuple(self._episodes):
+        for fault, subject in tuple(self._runs.episodes):
             if subject in stepped:
                 continue
-            rhythm = self._progress.rhythms.get(subject)
+            rhythm = self._runs.progress.rhythms.get(subject)
             gone = rhythm is None or at_s - rhythm.last_s > self.settings.silent_after_s
             if gone:
-                found = self._episodes.no_data(fault, subject, at_s, "No training step any more")
+                found = self._runs.episodes.no_data(fault, subject, at_s, "No training step any more")
             else:
-                found = self._episodes.again(fault, subject, at_s)
+                found = self._runs.episodes.again(fault, subject, at_s)
             findings += [found] if found else []
         return findings
 
     def snapshot(self) -> bytes:
-        subjects, arrays = self._activity.table.saved()
-        meta = {
-            "subjects": subjects,
-            "bucket": self._activity.bucket,
-            "rhythms": self._progress.saved(),
-            "episodes": self._episodes.saved(),
-        }
-        return pack(self.name, VERSION, meta, arrays)
+        return self._runs.snapshot()
 
     def restore(self, state: bytes) -> None:
-        _, meta, arrays = unpack(state, self.name, (VERSION,))
-        fresh = DataStall(self.settings)
-        try:
-            fresh._activity.table.load(meta["subjects"], arrays)
-            fresh._activity.bucket = meta["bucket"]
-            fresh._progress.load(meta["rhythms"])
-            fresh._episodes.load(meta["episodes"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise SnapshotError(f"{self.name}: {error!r}") from error
-        self._activity, self._progress, self._episodes = fresh._activity, fresh._progress, fresh._episodes
+        fresh = self._fresh()
+        fresh.restore(state)
+        self._runs = fresh

@@ -1,0 +1,61 @@
+"""What the detectors of stopped runs share: the rhythm of steps, what the GPUs did, open alarms, their state."""
+
+from __future__ import annotations
+
+from collectors.subject import Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.activity import Activity
+from detectors.base import SnapshotError
+from detectors.episodes import Episodes
+from detectors.progress import Progress
+from detectors.snapshot import pack, unpack
+
+VERSION = 1
+
+
+class Runs:
+    """The state of one detector that watches runs: `take` a tick, then judge by `progress` and `activity`."""
+
+    def __init__(self, detector: str, progress: Progress, activity: Activity, budget_cost: float) -> None:
+        self.detector = detector
+        self.progress = progress
+        self.activity = activity
+        self.episodes = Episodes(detector, budget_cost)
+
+    def take(self, tick: Tick) -> dict[Subject, int]:
+        """Adds a tick's GPUs and steps; how many new steps each subject with steps in this tick brought."""
+        frame = tick.frames.get(SubjectKind.GPU)
+        if frame is not None and len(frame.index):
+            self.activity.add(frame, tick.at_s)
+        came: dict[Subject, int] = {}
+        for series in tick.steps:
+            known = self.progress.rhythms.get(series.subject)
+            before = known.count if known else 0
+            rhythm = self.progress.take(series, tick.at_s)
+            came[series.subject] = came.get(series.subject, 0) + rhythm.count - before
+        return came
+
+    def slots(self, gpus: list[Subject]) -> list[int]:
+        """The GPUs' rows in `activity`, of those that were seen at all."""
+        return [slot for slot in (self.activity.table.slot(g) for g in gpus) if slot is not None]
+
+    def snapshot(self) -> bytes:
+        subjects, arrays = self.activity.table.saved()
+        meta = {
+            "subjects": subjects,
+            "bucket": self.activity.bucket,
+            "rhythms": self.progress.saved(),
+            "episodes": self.episodes.saved(),
+        }
+        return pack(self.detector, VERSION, meta, arrays)
+
+    def restore(self, state: bytes) -> None:
+        """Takes a snapshot into this fresh state. Raises SnapshotError; what was read by then is to be dropped."""
+        _, meta, arrays = unpack(state, self.detector, (VERSION,))
+        try:
+            self.activity.table.load(meta["subjects"], arrays)
+            self.activity.bucket = int(meta["bucket"])
+            self.progress.load(meta["rhythms"])
+            self.episodes.load(meta["episodes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.detector}: {error!r}") from error

@@ -1,0 +1,87 @@
+"""A GPU is lost where its node's page goes on without it, and nowhere else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collectors.frame import Frame, SeriesIndex
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Fault, Severity, State
+from detectors.gpu_lost import GpuLost
+from tests.detectors.gpus import NODE, START_S, gpu, inventory, tick, told
+
+ALIVE = {"gpu_power_w": 100.0}
+
+
+def seen(n: int, numbers: list[int], nan: tuple[int, ...] = ()) -> Tick:
+    return tick(START_S + 5.0 * n, {g: {"gpu_power_w": np.nan} if g in nan else ALIVE for g in numbers})
+
+
+WELL = [seen(n, list(range(8))) for n in range(40)]
+
+
+@pytest.mark.parametrize("as_nan", [False, True])
+def test_a_gpu_that_vanishes_from_a_page_that_goes_on_is_lost_and_clears_when_it_is_back(as_nan: bool) -> None:
+    """Its row gone, or there with nothing in it: the same. Dated by its last look; critical."""
+    gone = [seen(n, [g for g in range(8) if as_nan or g != 3], (3,) if as_nan else ()) for n in range(40, 90)]
+    back = [seen(n, list(range(8))) for n in range(90, 95)]
+    found = told(GpuLost(), WELL + gone + back)
+    assert [f.state for f in found] == [State.FIRING, State.CLEAR]
+    assert (found[0].fault, found[0].subject, found[0].severity) == (Fault.GPU_LOST, gpu(3), Severity.CRITICAL)
+    assert found[0].since.t_s == START_S + 5.0 * 39
+    assert 120 <= found[0].at.t_s - found[0].since.t_s <= 130
+
+
+def test_a_reset_a_silent_node_and_a_young_gpu_are_not_lost() -> None:
+    """Away for a minute; the whole node silent, for hours; seen only twice before."""
+    reset = [seen(n, [0, 1, 2, 4, 5, 6, 7]) for n in range(40, 60)] + [seen(60, list(range(8)))]
+    assert told(GpuLost(), WELL + reset) == []
+    other = tick(START_S + 5.0 * 60, {})
+    silent = [Tick(other.at_s + 5.0 * n, other.frames) for n in range(200)]
+    assert told(GpuLost(), WELL + silent) == []
+    young = [seen(n, list(range(8 if n in (5, 6) else 7))) for n in range(80)]
+    assert told(GpuLost(), young) == []
+
+
+def test_a_swapped_board_is_not_lost() -> None:
+    """Another UUID takes its place: the node counts as many GPUs as before."""
+    known = inventory()
+    known.observe(gpu("new"), NODE, START_S + 200)
+    rows = {**{g: ALIVE for g in range(8) if g != 3}, "new": ALIVE}
+    swapped = [tick(START_S + 5.0 * n, rows) for n in range(40, 120)]  # type: ignore[arg-type]
+    assert told(GpuLost(), WELL + swapped, known) == []
+
+
+def test_a_gpu_that_was_cut_into_mig_instances_is_not_lost() -> None:
+    """Its instances' rows stand for it."""
+    index = SeriesIndex(SubjectKind.MIG, (Subject(SubjectKind.MIG, "GPU-3/mig1"),))
+    ticks = list(WELL)
+    for n in range(40, 120):
+        rest = seen(n, [g for g in range(8) if g != 3])
+        mig = Frame(
+            rest.at_s,
+            index,
+            ("gpu_power_w",),
+            np.ones((1, 1)),
+            np.full((1, 1), rest.at_s),
+            np.zeros(1, dtype=np.int64),
+        )
+        ticks.append(Tick(rest.at_s, {**rest.frames, SubjectKind.MIG: mig}, sources=rest.sources))
+    assert told(GpuLost(), ticks) == []
+
+
+def test_on_a_node_out_of_service_a_loss_is_a_warning() -> None:
+    """Somebody is at work there: told, not critical."""
+    known: Inventory = inventory()
+    known.describe(NODE, unschedulable="true")
+    (found,) = told(GpuLost(), WELL + [seen(n, list(range(7))) for n in range(40, 90)], known)
+    assert (found.severity, found.facts["out_of_service"]) == (Severity.WARNING, "yes")
+
+
+def test_a_loss_is_not_cleared_by_its_node_falling_silent() -> None:
+    """Firing becomes no_data, once, and stays so."""
+    gone = [seen(n, list(range(7))) for n in range(40, 90)]
+    silent = [Tick(START_S + 5.0 * n, {}) for n in range(90, 300)]
+    assert [f.state for f in told(GpuLost(), WELL + gone + silent)] == [State.FIRING, State.NO_DATA]

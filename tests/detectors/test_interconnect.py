@@ -1,0 +1,66 @@
+"""Link errors are said by lasting rates that matter, and lost width or speed by the link's own best."""
+
+from __future__ import annotations
+
+import pytest
+
+from collectors.subject import SubjectKind
+from collectors.tick import Tick
+from detectors.base import Fault, State
+from detectors.interconnect import Interconnect
+from tests.detectors.gpus import START_S, gpu, tick, told
+
+REPLAY, CRC = "gpu_pcie_replay_total", "gpu_nvlink_crc_errors_total"
+
+
+def counted(metric: str, per_tick: list[float], kind: SubjectKind = SubjectKind.GPU) -> list[Tick]:
+    total, found = 500.0, []
+    for n, more in enumerate(per_tick):
+        total += more
+        found.append(tick(START_S + 5.0 * n, {0: {metric: total}, 1: {metric: 500.0}}, kind))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("metric", "per_tick", "fault", "kind"),
+    [
+        (REPLAY, 1.0, Fault.PCIE_DEGRADED, SubjectKind.GPU),
+        (CRC, 600.0, Fault.NVLINK_DEGRADED, SubjectKind.GPU),
+        ("link_crc_errors_total", 600.0, Fault.NVLINK_DEGRADED, SubjectKind.LINK),
+        ("link_recovery_errors_total", 0.1, Fault.NVLINK_DEGRADED, SubjectKind.LINK),
+    ],
+)
+def test_a_rate_that_matters_and_lasts_is_said_and_cleared(
+    metric: str, per_tick: float, fault: Fault, kind: SubjectKind
+) -> None:
+    """Said within three stretches, on the one link, with the counter as evidence; cleared when it is quiet."""
+    found = told(Interconnect(), counted(metric, [0.0] * 60 + [per_tick] * 60 + [0.0] * 240, kind))
+    assert [f.state for f in found] == [State.FIRING, State.CLEAR]
+    assert (found[0].fault, found[0].subject.name.partition("/")[0]) == (fault, "GPU-0")
+    assert found[0].at.t_s - START_S - 300 <= 190
+    before, now = found[0].evidence[0].values
+    assert now > before >= 500.0
+
+
+@pytest.mark.parametrize(
+    "per_tick",
+    [[0.5] * 200, [0.0] * 50 + [5000.0] + [0.0] * 150, [0.0] * 50 + [-400.0] + [0.0] * 150],
+    ids=["below the limit", "one jump", "a counter that starts anew"],
+)
+def test_rare_errors_a_single_jump_and_a_reset_are_not_said(per_tick: list[float]) -> None:
+    """Six replays a minute are below the limit of eight; one burst is one stretch; a reset is no rate."""
+    assert told(Interconnect(), counted(REPLAY, per_tick)) == []
+
+
+def test_a_link_that_trains_narrower_is_said_and_an_idle_slow_one_is_not() -> None:
+    """Eight of sixteen lanes for two minutes; the generation drops only while the GPU idles."""
+
+    def at(n: int, width: float, generation: float, busy: float) -> Tick:
+        values = {"gpu_pcie_link_width": width, "gpu_pcie_link_generation": generation}
+        return tick(START_S + 5.0 * n, {0: {**values, "gpu_utilization_percent": busy}})
+
+    idle = [at(n, 16.0, 5.0 if n % 40 < 20 else 1.0, 90.0 if n % 40 < 20 else 0.0) for n in range(200)]
+    assert told(Interconnect(), idle) == []
+    found = told(Interconnect(), idle + [at(n, 8.0, 5.0, 90.0) for n in range(200, 260)])
+    assert [(f.state, f.fault, f.subject) for f in found] == [(State.FIRING, Fault.PCIE_DEGRADED, gpu(0))]
+    assert (found[0].facts["level"], found[0].facts["best"]) == (8.0, 16.0)
