@@ -1,0 +1,203 @@
+"""Ranks where a faster kernel would help most: by what the whole step gains, not by how busy a kernel looks.
+
+For each operation and shape: its share of the step (Amdahl), how far it is from the roofline (head-room), and how
+much of that operation's time this shape is. The step's wall time is the denominator, with idle time and exposed
+communication in it: a faster kernel does not win those back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collectors.kineto_reader import Trace, read_trace
+from collectors.kineto_steps import activities_of
+from kernels.profile.match import Found, cost, dims, segments
+from kernels.profile.operators import Operators, Unit, operators_of
+from kernels.profile.roofline import Peaks, peaks_of
+
+REACHABLE = 0.9
+"""The share of the roofline that a good kernel reaches: what an expected gain is reckoned with."""
+
+
+@dataclass(frozen=True)
+class Hotspot:
+    """One operation on one shape, over the whole trace. Times are seconds per step.
+
+    problem: "" where no family matches, and `why` says so. share: of the step's wall time. floor_s: at the roofline
+    (NaN: unknown). utilisation: floor over time. gain: the step's expected speed-up less one, at 90 % of it.
+    frequency: this shape's share of its operation's time. score: gain × head-room × frequency.
+    """
+
+    operators: str
+    problem: str
+    sizes: dict[str, int]
+    dtype: str
+    layout: str
+    calls_per_step: float
+    forward_s: float
+    backward_s: float
+    share: float
+    floor_s: float
+    utilisation: float
+    gain: float
+    frequency: float
+    score: float
+    why: str
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+    @property
+    def name(self) -> str:
+        shape = " ".join(f"{k}={v}" for k, v in self.sizes.items())
+        return f"{self.problem or self.operators} {shape} {self.dtype}".strip()
+
+    def to_json(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a step's time goes. Seconds per step; `hotspots` by score, then by time."""
+
+    source: str
+    steps: int
+    step_s: float
+    compute_s: float
+    communication_s: float
+    copy_s: float
+    idle_s: float
+    unmapped_s: float
+    peaks: Peaks
+    hotspots: tuple[Hotspot, ...]
+    has_shapes: bool
+
+
+def profile(path: Path, peaks: Peaks | None = None) -> Profile:
+    """The profile of a trace file. Raises TraceError. Without `peaks`, those that the trace itself proves are used.
+
+    Example::
+
+        for hotspot in profile(Path("train_trace.json.gz")).hotspots[:5]:
+            print(hotspot.name, f"{hotspot.share:.1%} of the step, {hotspot.utilisation:.0%} of the roofline")
+    """
+    return profile_of(read_trace(path), peaks)
+
+
+def profile_of(trace: Trace, peaks: Peaks | None = None) -> Profile:
+    activities = activities_of(trace)
+    found = operators_of(trace, activities)
+    known = peaks if peaks is not None else peaks_of(found, _copies(trace))
+    steps = max(1, found.steps)
+    return Profile(
+        trace.path,
+        found.steps,
+        found.wall_s / steps,
+        found.compute_s / steps,
+        found.communication_s / steps,
+        found.copy_s / steps,
+        found.idle_s / steps,
+        found.unmapped_s / steps,
+        known,
+        tuple(rank(found, known)),
+        trace.has_shapes,
+    )
+
+
+def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
+    """All operations of a trace by what a better kernel of theirs would gain."""
+    groups: dict[tuple[Any, ...], list[tuple[tuple[Unit, ...], Found | None]]] = defaultdict(list)
+    for units, match in segments(found.units, found.parameters):
+        if match is not None:
+            key: tuple[Any, ...] = (match.problem, tuple(match.sizes.items()), match.dtype, match.layout)
+        else:
+            key = (units[0].name, dims(units[0], 0), *units[0].signature.dtypes[:1])
+        groups[key].append((units, match))
+    of_operation: dict[str, float] = defaultdict(float)
+    for key, calls in groups.items():
+        of_operation[key[0]] += sum(u.forward_s + u.backward_s for units, _ in calls for u in units)
+    steps = max(1, found.steps)
+    wall_s = found.wall_s / steps
+    made = [_hotspot(key, calls, of_operation[key[0]], steps, wall_s, peaks) for key, calls in groups.items()]
+    return sorted(made, key=lambda h: (-h.score if math.isfinite(h.score) else 0.0, -h.total_s))
+
+
+def _hotspot(
+    key: tuple[Any, ...],
+    calls: Sequence[tuple[tuple[Unit, ...], Found | None]],
+    operation_s: float,
+    steps: int,
+    wall_s: float,
+    peaks: Peaks,
+) -> Hotspot:
+    units, match = calls[0]
+    forward_s = sum(u.forward_s for group, _ in calls for u in group) / steps
+    backward_s = sum(u.backward_s for group, _ in calls for u in group) / steps
+    total_s = forward_s + backward_s
+    floor_s, why = math.nan, ""
+    if match is not None:
+        need = cost(match)
+        ahead = peaks.floor_s(need.forward_bytes, need.forward_flops, match.dtype)
+        behind = peaks.floor_s(need.backward_bytes, need.backward_flops, match.dtype) if backward_s > 0 else 0.0
+        floor_s = (ahead + behind) * len(calls) / steps
+        why = match.note
+    elif not units[0].signature.dims:
+        why = "its shapes were not recorded (record_shapes=True)"
+    else:
+        why = "no family of ours computes this"
+    known = math.isfinite(floor_s) and total_s > 0
+    utilisation = min(1.0, floor_s / total_s) if known else math.nan
+    saved_s = max(0.0, total_s - floor_s / REACHABLE) if math.isfinite(floor_s) else 0.0
+    gain = wall_s / (wall_s - saved_s) - 1.0 if 0 < saved_s < wall_s else 0.0
+    frequency = total_s * steps / operation_s if operation_s > 0 else math.nan
+    headroom = 1.0 - utilisation if math.isfinite(utilisation) else 0.0
+    return Hotspot(
+        " + ".join(unit.name for unit in units),
+        match.problem if match is not None else "",
+        dict(match.sizes) if match is not None else {},
+        match.dtype if match is not None else "",
+        match.layout if match is not None else "",
+        len(calls) / steps,
+        forward_s,
+        backward_s,
+        total_s / wall_s if wall_s > 0 else math.nan,
+        floor_s,
+        utilisation,
+        gain,
+        frequency,
+        gain * headroom * frequency,
+        why,
+    )
+
+
+def _copies(trace: Trace) -> list[tuple[float, float]]:
+    events = trace.events
+    rows = [r for r in events.rows("gpu_memcpy").tolist() if "DtoD" in trace.names[events.name[r]]]
+    return [(float(events.moved_bytes[r]), float(events.dur_ns[r]) * 1e-9) for r in rows]
+
+
+def as_text(found: Profile, count: int = 12) -> str:
+    """The profile as a table for a terminal or a report."""
+    ms = 1e3
+    rates = ", ".join(f"{k} {v / 1e12:.0f} TFLOP/s" for k, v in found.peaks.flops_per_s.items())
+    waits = f"exposed communication {found.communication_s * ms:.2f}, exposed copies {found.copy_s * ms:.2f}"
+    steps = f"{found.steps} steps of {found.step_s * ms:.2f} ms: computes {found.compute_s * ms:.2f}, {waits}"
+    lines = [
+        f"{steps}, idle {found.idle_s * ms:.2f} ms",
+        f"peaks ({found.peaks.source}): {found.peaks.bytes_per_s / 1e12:.2f} TB/s; {rates}",
+        "",
+        f"{'ms/step':>8} {'share':>6} {'roof':>5} {'gain':>6}  operation",
+    ]
+    for h in found.hotspots[:count]:
+        roof = f"{h.utilisation:.0%}" if math.isfinite(h.utilisation) else "–"
+        note = f"   ({h.why})" if h.why else ""
+        lines.append(f"{h.total_s * ms:8.3f} {h.share:6.1%} {roof:>5} {h.gain:6.1%}  {h.name}{note}")
+    return "\n".join(lines)

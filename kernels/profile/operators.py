@@ -1,0 +1,273 @@
+"""Operators of a trace with the GPU time that each of them, and its backward pass, put on the critical path.
+
+A GPU activity belongs to the operator whose external id it carries, else to the innermost one that was open on the
+launching thread (correlation id). A backward operator belongs to the forward one that libkineto's forward-backward
+arrow names, else to the last forward operator with its sequence number. What remains are *units*: operators as the
+model called them (`aten::linear`, not the `aten::mm` beneath), in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from collectors.frame import Floats, Ints
+from collectors.kineto_reader import Signature, Trace
+from collectors.kineto_steps import COMMUNICATION, COPY, Activities, activities_of
+
+_OPERATOR = re.compile(r"(?!autograd::|torch::autograd)\w+::\w+")
+_BACKWARD = "autograd::engine::evaluate_function: "
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+EMPTY = Signature((), (), (), ())
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One call of an operator. Times: seconds of the critical path in this call, copies that it made included."""
+
+    name: str
+    signature: Signature
+    forward_s: float
+    backward_s: float
+    step: int
+    track: int
+    begin_ns: int
+    computed: str = ""
+    """First dtype of the operator beneath that took most of the time: what autocast made of the inputs."""
+
+    @property
+    def base(self) -> str:
+        """The operator's name without namespace and in-place mark: `aten::add_` is add."""
+        return self.name.rpartition("::")[2].rstrip("_") or self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Operators:
+    """units: those that cost GPU time, by step, thread and time. Seconds are over all steps together."""
+
+    units: tuple[Unit, ...]
+    steps: int
+    wall_s: float
+    compute_s: float
+    communication_s: float
+    copy_s: float
+    unmapped_s: float
+    parameters: int
+    """Elements of all gradients accumulated in one step: what an optimiser step works on."""
+
+    @property
+    def idle_s(self) -> float:
+        """Time of the steps in which the GPU did nothing: no kernel can win it back."""
+        return max(0.0, self.wall_s - self.compute_s - self.communication_s - self.copy_s)
+
+
+def operators_of(trace: Trace, activities: Activities | None = None) -> Operators:
+    """The units of a trace's steps, each with its GPU time."""
+    found = activities if activities is not None else activities_of(trace)
+    forest = _Forest.of(trace)
+    inside = found.step >= 0
+    kind, share = found.kind, found.exclusive_ns * 1e-9
+    working = inside & (kind != COMMUNICATION)
+    owner = _owners(trace, found, forest)
+    own = np.zeros(len(trace.events))
+    mapped = working & (owner >= 0)
+    np.add.at(own, owner[mapped], share[mapped])
+    units, parameters = _units(trace, found, forest, own)
+    devices = max(1, len(np.unique(trace.events.device[found.row]))) if len(found.row) else 1
+    return Operators(
+        tuple(units),
+        len(found.steps),
+        sum(step.end_ns - step.begin_ns for step in found.steps) * 1e-9,
+        float(share[inside & (kind != COMMUNICATION) & (kind != COPY)].sum()) / devices,
+        float(share[inside & (kind == COMMUNICATION)].sum()) / devices,
+        float(share[inside & (kind == COPY)].sum()) / devices,
+        float(share[working & (owner < 0)].sum()),
+        parameters,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Forest:
+    """Nesting of the operators by thread. parent: [n_events] row or −1; order: rows, parents before children."""
+
+    parent: Ints
+    order: Ints
+    by_start: Mapping[tuple[int, int], int]
+    """(track, begin) → the outermost operator that begins there."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Forest:
+        events = trace.events
+        rows = events.rows("cpu_op")
+        begin, end = events.begin_ns, events.begin_ns + events.dur_ns
+        order = rows[np.lexsort((-events.dur_ns[rows], begin[rows], events.track[rows]))]
+        parent = np.full(len(events), -1, dtype=np.int64)
+        by_start: dict[tuple[int, int], int] = {}
+        open_rows: list[int] = []
+        track = -1
+        for row in order.tolist():
+            if events.track[row] != track:
+                track, open_rows = int(events.track[row]), []
+            while open_rows and end[open_rows[-1]] < end[row]:
+                open_rows.pop()
+            while open_rows and end[open_rows[-1]] <= begin[row]:
+                open_rows.pop()
+            parent[row] = open_rows[-1] if open_rows else -1
+            open_rows.append(row)
+            by_start.setdefault((track, int(begin[row])), row)
+        return cls(parent, order, by_start)
+
+
+def _owners(trace: Trace, found: Activities, forest: _Forest) -> Ints:
+    """The operator of each activity, −1 where none is known."""
+    events = trace.events
+    rows = forest.order
+    known = rows[events.external_id[rows] >= 0]
+    known = known[np.argsort(events.external_id[known], kind="stable")]
+    keys = events.external_id[known]
+    owner = np.full(len(found.row), -1, dtype=np.int64)
+    if len(keys):
+        wanted = events.external_id[found.row]
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        owner = np.where((keys[at] == wanted) & (wanted >= 0), known[at], -1)
+    missing = np.flatnonzero((owner < 0) & (found.launch >= 0))
+    if len(missing):
+        by_track: dict[int, Ints] = {}
+        for track in np.unique(events.track[rows]):
+            by_track[int(track)] = rows[events.track[rows] == track]
+        for number in missing.tolist():
+            owner[number] = _innermost(trace, forest, by_track, int(found.launch[number]))
+    return owner
+
+
+def _innermost(trace: Trace, forest: _Forest, by_track: Mapping[int, Ints], launch: int) -> int:
+    events = trace.events
+    rows = by_track.get(int(events.track[launch]))
+    if rows is None:
+        return -1
+    at_ns = int(events.begin_ns[launch])
+    place = int(np.searchsorted(events.begin_ns[rows], at_ns, side="right")) - 1
+    row = int(rows[place]) if place >= 0 else -1
+    while row >= 0 and int(events.begin_ns[row] + events.dur_ns[row]) < at_ns:
+        row = int(forest.parent[row])
+    return row
+
+
+def _units(trace: Trace, found: Activities, forest: _Forest, own: Floats) -> tuple[list[Unit], int]:
+    events, names = trace.events, trace.names
+    total = own.copy()
+    for row in forest.order[::-1].tolist():
+        if forest.parent[row] >= 0:
+            total[forest.parent[row]] += total[row]
+    emitted = np.full(len(events), -1, dtype=np.int64)  # row → the unit's row that it stands beneath
+    heads: list[int] = []
+    for row in forest.order.tolist():
+        above = forest.parent[row]
+        if above >= 0 and emitted[above] >= 0:
+            emitted[row] = emitted[above]
+        else:
+            name = names[events.name[row]]
+            # own time without being an operator: a compiled region, an extension
+            if name.startswith(_BACKWARD) or _OPERATOR.match(name) or own[row] > 0:
+                emitted[row] = row
+                heads.append(row)
+    computed: dict[int, tuple[float, str]] = {}
+    for row in np.flatnonzero(own > 0).tolist():
+        head = int(emitted[row])
+        if events.signature[row] >= 0 and own[row] > computed.get(head, (0.0, ""))[0]:
+            computed[head] = (float(own[row]), next(iter(trace.signatures[events.signature[row]].dtypes), ""))
+    forward_of = _forward_of(trace, forest, emitted)
+    backward = np.zeros(len(events))
+    loose: list[int] = []
+    parameters = 0
+    for row in heads:
+        name = names[events.name[row]]
+        if not name.startswith(_BACKWARD):
+            loose.append(row)
+            continue
+        forward = forward_of.get(row, -1)
+        if forward >= 0:
+            backward[forward] += total[row]
+        else:
+            loose.append(row)
+    for row in forest.order.tolist():
+        if names[events.name[row]] == _ACCUMULATE and events.signature[row] >= 0:
+            dims = trace.signatures[events.signature[row]].dims
+            parameters += _numel(dims[0]) if dims else 0
+    optimiser = _optimiser_windows(trace)
+    begins = np.array([step.begin_ns for step in found.steps])
+    ends = np.array([step.end_ns for step in found.steps])
+    units: list[Unit] = []
+    merged: dict[tuple[str, int, int], Unit] = {}
+    for row in sorted(loose, key=lambda r: (int(events.track[r]), int(events.begin_ns[r]))):
+        at_ns, track = int(events.begin_ns[row]), int(events.track[row])
+        step = int(np.searchsorted(begins, at_ns, side="right")) - 1
+        if step < 0 or at_ns > ends[step] or total[row] + backward[row] <= 0:
+            continue
+        signature = trace.signatures[events.signature[row]] if events.signature[row] >= 0 else EMPTY
+        name = names[events.name[row]].removeprefix(_BACKWARD)
+        kind = computed.get(row, (0.0, ""))[1]
+        unit = Unit(name, signature, float(total[row]), float(backward[row]), step, track, at_ns, kind)
+        label = next((w[0] for w in optimiser if w[1] == track and w[2] <= at_ns < w[3]), "")
+        if not label:
+            units.append(unit)
+            continue
+        before = merged.get((label, step, track))
+        spent = float(total[row]) + (before.forward_s if before else 0.0)
+        start = before.begin_ns if before else at_ns
+        merged[(label, step, track)] = Unit(label, EMPTY, spent, 0.0, step, track, start)
+    units += merged.values()
+    units.sort(key=lambda unit: (unit.step, unit.track, unit.begin_ns))
+    return units, parameters // max(1, len(found.steps))
+
+
+def _forward_of(trace: Trace, forest: _Forest, emitted: Ints) -> dict[int, int]:
+    """Backward unit's row → forward unit's row: by arrows, else by sequence numbers."""
+    events, flows, names = trace.events, trace.flows, trace.names
+    ends: dict[int, dict[bool, tuple[int, int]]] = defaultdict(dict)
+    for number in np.flatnonzero(flows.kind == 1).tolist():
+        place = (int(flows.track[number]), int(flows.at_ns[number]))
+        ends[int(flows.id[number])][bool(flows.starts[number])] = place
+    linked: dict[int, int] = {}
+    for pair in ends.values():
+        if len(pair) == 2:
+            start, end = forest.by_start.get(pair[True], -1), forest.by_start.get(pair[False], -1)
+            if start >= 0 and end >= 0 and emitted[start] >= 0 and emitted[end] >= 0:
+                linked.setdefault(int(emitted[end]), int(emitted[start]))
+    by_sequence: dict[int, int] = {}
+    for row in forest.order.tolist():
+        head = int(emitted[row])  # also of an operator beneath: autograd numbers the nodes, not the calls
+        if events.sequence[row] >= 0 and head >= 0 and not names[events.name[head]].startswith(_BACKWARD):
+            by_sequence[int(events.sequence[row])] = head
+    for row in forest.order.tolist():
+        if emitted[row] == row and row not in linked and names[events.name[row]].startswith(_BACKWARD):
+            forward = by_sequence.get(int(events.sequence[row]), -1)
+            if forward >= 0:
+                linked[row] = forward
+    return linked
+
+
+def _optimiser_windows(trace: Trace) -> list[tuple[str, int, int, int]]:
+    """(name, track, begin, end) of the optimiser's steps; the name as torch marks it: `Optimizer.step#AdamW`."""
+    events = trace.events
+    windows = []
+    for row in events.rows("user_annotation").tolist():
+        name = trace.names[events.name[row]]
+        if name.startswith("Optimizer.step"):
+            begin = int(events.begin_ns[row])
+            windows.append((name.split(".step")[0] + ".step#" + name.partition("#")[2].partition(".")[0],
+                            int(events.track[row]), begin, begin + int(events.dur_ns[row])))  # fmt: skip
+    return windows
+
+
+def _numel(dims: object) -> int:
+    if not isinstance(dims, Sequence) or not all(isinstance(size, int) for size in dims):
+        return 0
+    count = 1
+    for size in dims:
+        count *= size
+    return count
