@@ -1,7 +1,7 @@
 """Nodes and GPU pods of a Kubernetes cluster, kept as relations over time: who runs where, of which job and rank.
 
 What the API server says outweighs what a pod's name suggests. A rank is told only where it is certain: the
-completion index of an indexed Job whose pods hold one GPU each. Needs `get`, `list` and `watch` on nodes and pods.
+completion index of an indexed Job whose pods hold one GPU each. Needs `list` and `watch` on nodes and pods.
 """
 
 from __future__ import annotations

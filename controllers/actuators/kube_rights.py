@@ -1,34 +1,79 @@
-"""What the actuator's identity may not do, asked of the API server itself, without doing it.
+"""What each action asks of the API server, and what the actuator's identity may not do, asked without doing it.
 
-SelfSubjectAccessReview (authorization.k8s.io/v1) answers for the caller, and every authenticated user may ask.
+`RIGHTS` is the one list: the Helm chart grants it (`helm/nightshift/files/rights.yaml`, held equal by a test),
+doctor asks for it, and a test compares it with the requests that an API server sees. SelfSubjectAccessReview
+(authorization.k8s.io/v1) answers for the caller, and every authenticated user may ask.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from controllers.action import ActionKind
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_jobs import KINDS
 
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-NEEDED: tuple[tuple[str, str, str, str], ...] = (
-    *((verb, "", "nodes", "") for verb in ("get", "list", "patch")),
-    *((verb, "", "pods", "") for verb in ("get", "list", "patch", "delete")),
-    ("create", "", "pods", "eviction"),
-    *((verb, kind.api.split("/")[1], kind.plural, "") for kind in KINDS[:1] for verb in ("get", "patch")),
-)
-"""(verb, group, resource, subresource). Of the kinds of jobs only Kubernetes's own: others need their operator."""
 
 
-def refused(kube: KubeClient) -> list[str]:
-    """What is not permitted in every namespace, such as `patch nodes`. Raises Temporary or Permanent."""
-    found = []
-    for verb, group, resource, subresource in NEEDED:
-        asked = {"verb": verb, "group": group, "resource": resource, "subresource": subresource}
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked},
-        }
-        answer = kube.request("POST", _REVIEW, body=body)
-        if not answer["status"]["allowed"]:
-            found.append(f"{verb} {resource}{'/' + subresource if subresource else ''}")
-    return found
+class Right(NamedTuple):
+    """One verb on one resource of a group (empty: core). Only nodes belong to no namespace."""
+
+    verb: str
+    group: str
+    resource: str
+    subresource: str = ""
+
+    @property
+    def namespaced(self) -> bool:
+        return self.resource != "nodes"
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}" + (f"/{self.subresource}" if self.subresource else "")
+
+
+def _rights(verbs: str, resource: str, group: str = "", subresource: str = "") -> frozenset[Right]:
+    return frozenset(Right(verb, group, resource, subresource) for verb in verbs.split())
+
+
+_JOBS = frozenset(
+    Right(verb, kind.api.split("/")[1], kind.plural) for kind in KINDS for verb in ("get", "patch")
+) | _rights("get list patch", "workloads", "kueue.x-k8s.io")
+"""Whole jobs, of every kind; a kind without its operator is asked for too, and answers 404 rather than 403."""
+
+OBSERVE = _rights("list watch", "nodes") | _rights("list watch", "pods")
+"""What following the cluster takes (`collectors.kubernetes`); no action among it."""
+
+RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
+    ActionKind.CORDON: _rights("get patch", "nodes"),
+    ActionKind.UNCORDON: _rights("get patch", "nodes"),
+    ActionKind.DRAIN: _rights("get patch", "nodes")
+    | _rights("list", "pods")
+    | _rights("create", "pods", subresource="eviction")
+    | _JOBS,
+    ActionKind.QUARANTINE_GPU: _rights("get list patch", "nodes"),
+    ActionKind.RESTART_POD: _rights("get patch delete", "pods"),
+    ActionKind.RESTART_JOB: _rights("list", "pods") | _JOBS,
+}
+
+
+def needed(kinds: Iterable[ActionKind]) -> list[Right]:
+    """The rights of these kinds together, in the catalogue's order, each once."""
+    return list(dict.fromkeys(right for kind in kinds for right in sorted(RIGHTS[kind])))
+
+
+def refused(kube: KubeClient, kinds: Iterable[ActionKind]) -> list[str]:
+    """What is not permitted in every namespace, such as `patch nodes`; of jobs only Kubernetes's own kind is asked
+    for, since others need their operator. Raises Temporary or Permanent."""
+    own = ("", KINDS[0].api.split("/")[1])
+    return [str(right) for right in needed(kinds) if right.group in own and not _is_allowed(kube, right)]
+
+
+def _is_allowed(kube: KubeClient, right: Right) -> bool:
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": right._asdict()},
+    }
+    return bool(kube.request("POST", _REVIEW, body=body)["status"]["allowed"])

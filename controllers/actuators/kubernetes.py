@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from collectors.base import Permanent, Temporary
 from collectors.subject import Subject, SubjectKind
@@ -42,6 +42,17 @@ class KubernetesSettings(BaseModel):
     drain_grace_s: int | None = Field(
         default=None, ge=0, description="Grace period of evicted pods (s); none: each pod's own."
     )
+    actions: tuple[ActionKind, ...] | None = Field(
+        default=None, description="Only these kinds of action; none: every kind that it knows."
+    )
+
+    @field_validator("actions")
+    @classmethod
+    def _are_known(cls, actions: tuple[ActionKind, ...] | None) -> tuple[ActionKind, ...] | None:
+        unknown = [kind for kind in actions or () if kind not in kube_rights.RIGHTS]
+        if unknown:
+            raise ValueError(f"Kubernetes has no {', '.join(unknown)}; there are {', '.join(kube_rights.RIGHTS)}")
+        return actions
 
 
 class KubernetesActuator:
@@ -75,11 +86,11 @@ class KubernetesActuator:
         return self.plugin
 
     def kinds(self) -> frozenset[ActionKind]:
-        return frozenset(self.TARGETS)
+        return frozenset(self.TARGETS if self._settings.actions is None else self._settings.actions)
 
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""
-        return kube_rights.refused(self._kube)
+        return kube_rights.refused(self._kube, [kind for kind in self.TARGETS if kind in self.kinds()])
 
     # the plan against the world
 
@@ -136,8 +147,8 @@ class KubernetesActuator:
 
     def _check_target(self, action: Action) -> None:
         expected = self.TARGETS.get(action.kind)
-        if expected is None:
-            raise Permanent(f"action {action.id}: Kubernetes has no {action.kind}")
+        if expected is None or action.kind not in self.kinds():
+            raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
         if action.target.kind is not expected:
             raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")
 

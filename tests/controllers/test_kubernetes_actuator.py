@@ -16,6 +16,7 @@ from controllers.action import Action, ActionKind, Actuator, BlastRadius, Outcom
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_jobs import RESUME_STEP
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from tests.controllers.kube_scenes import finished, job, stop_pods
 from tests.kubernetes_api.cluster import Cluster
 
 _numbers = itertools.count()
@@ -118,20 +119,9 @@ def test_preconditions_that_no_longer_hold_are_named(cluster: Cluster, actuator:
     assert changed == [f"{node}: cordoned is true, expected false", "node:gone does not exist any more"]
 
 
-def finished(act: Callable[[], Any], between: Callable[[], None] = lambda: None, rounds: int = 5) -> Any:
-    """Calls until the action is no longer under way."""
-    for _ in range(rounds):
-        try:
-            return act()
-        except Temporary:
-            between()
-    raise AssertionError(f"still under way after {rounds} calls")
-
-
 def test_a_drain_moves_what_must_move_and_leaves_the_rest(cluster: Cluster, actuator: KubernetesActuator) -> None:
     node = cluster.node()
-    daemon = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "1", "controller": True}]
-    stay = cluster.pod("daemon", node, ownerReferences=daemon)
+    stay = cluster.pod("daemon", node, ownerReferences=[cluster.owner("DaemonSet")])
     cluster.pod("plain", node)
     cluster.pod("elsewhere", cluster.node())
     action = on_node(ActionKind.DRAIN, node)
@@ -155,33 +145,6 @@ def test_a_drain_waits_for_a_disruption_budget_and_says_so(cluster: Cluster, act
     assert actuator.read(action).status is S.NOT_DONE
     policy.delete_namespaced_pod_disruption_budget("b", cluster.namespace)
     assert finished(lambda: actuator.execute(action)).status is S.DONE
-
-
-def job(cluster: Cluster, name: str, nodes: list[str]) -> str:
-    """A Job whose pods run on the given nodes, without a Job controller."""
-    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "registry.invalid/none"}]}}
-    body = {
-        "metadata": {"name": name},
-        "spec": {"parallelism": len(nodes), "completions": len(nodes), "template": template},
-    }
-    made = client.BatchV1Api(cluster.api).create_namespaced_job(cluster.namespace, body)
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made.metadata.uid, "controller": True}
-    for rank, node in enumerate(nodes):
-        labels = {"batch.kubernetes.io/job-name": name}
-        cluster.pod(f"{name}-{rank}", node, labels=labels, ownerReferences=[owner])
-    return f"{cluster.namespace}/{name}"
-
-
-def stop_pods(cluster: Cluster, name: str) -> Callable[[], None]:
-    """What the Job controller and kubelets do once a job is suspended."""
-
-    def stop() -> None:
-        if client.BatchV1Api(cluster.api).read_namespaced_job(name, cluster.namespace).spec.suspend:
-            cluster.core.delete_collection_namespaced_pod(
-                cluster.namespace, label_selector=f"batch.kubernetes.io/job-name={name}", grace_period_seconds=0
-            )
-
-    return stop
 
 
 def test_a_job_is_stopped_whole_and_resumes_from_the_named_step(
@@ -271,12 +234,11 @@ def test_a_missing_job_and_a_bare_pod_are_refused(cluster: Cluster, actuator: Ku
 
 
 def test_a_pod_with_a_controller_is_deleted_once(cluster: Cluster, actuator: KubernetesActuator) -> None:
-    owner = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "1", "controller": True}]
-    cluster.pod("owned", cluster.node(), ownerReferences=owner)
+    cluster.pod("owned", cluster.node(), ownerReferences=[cluster.owner()])
     action = plan(ActionKind.RESTART_POD, f"{cluster.namespace}/owned", SubjectKind.POD)
     with pytest.raises(Temporary, match="terminating"):
         actuator.execute(action)
-    cluster.core.delete_namespaced_pod("owned", cluster.namespace, grace_period_seconds=0)
+    cluster.remove_pod("owned")
     assert actuator.execute(action).status is S.DONE
 
 

@@ -54,6 +54,31 @@ class Cluster:
             self.core.patch_namespaced_pod_status(name, self.namespace, {"status": status})
         return name
 
+    def owner(self, kind: str = "ReplicaSet") -> dict[str, Any]:
+        """A reference to a controller that exists: a real cluster collects what is owned by nobody. It makes
+        no pods."""
+        name = f"owner-{uuid.uuid4().hex[:8]}"
+        template = {
+            "metadata": {"labels": {"owner": name}},
+            "spec": {"containers": [{"name": "c", "image": "registry.invalid/none"}]},
+        }
+        body: dict[str, Any] = {
+            "metadata": {"name": name},
+            "spec": {"selector": {"matchLabels": {"owner": name}}, "template": template},
+        }
+        apps = client.AppsV1Api(self.api)
+        if kind == "DaemonSet":
+            template["spec"]["nodeSelector"] = {"nightshift.dev/no-such": "node"}
+            made = apps.create_namespaced_daemon_set(self.namespace, body)
+        else:
+            body["spec"]["replicas"] = 0
+            made = apps.create_namespaced_replica_set(self.namespace, body)
+        return {"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": made.metadata.uid, "controller": True}
+
+    def remove_pod(self, name: str) -> None:
+        """What a kubelet does in the end with a pod that is terminating."""
+        self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
+
     def close(self) -> None:
         for name in self._nodes:
             try:
