@@ -237,7 +237,8 @@ class App:
         """A link that signs the operator in; the token stands behind `#`, which browsers do not send."""
         if self.server is None:
             return ""
-        return f"{self.server.url}/sign-in#token={operator_token(self.settings.state_dir)}"
+        token = operator_token(self.settings.state_dir, self.settings.console.secrets_dir)
+        return f"{self.server.url}/sign-in#token={token}"
 
     def actuator_for(self, kind: ActionKind) -> Actuator:
         for actuator in self.actuators:
@@ -289,9 +290,9 @@ class App:
 
     def _build_server(self) -> Server:
         console = self.settings.console
-        token = operator_token(self.settings.state_dir)
+        token = operator_token(self.settings.state_dir, console.secrets_dir)
         keeper = Doorkeeper(
-            console_key(self.settings.state_dir),
+            console_key(self.settings.state_dir, console.secrets_dir),
             {token: Account(console.operator, (str(Role.ADMIN),))},
             console.session_s,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -19,5 +21,8 @@ class Settings(BaseModel):
         (), description="Host names under which browsers may reach it, beside loopback's and `host`"
     )
     behind_tls: bool = Field(False, description="A proxy in front ends TLS: cookies are marked Secure")
+    secrets_dir: Path | None = Field(
+        None, description="Folder with operator.token and console.key, such as a mounted Secret; none: `state_dir`"
+    )
     operator: str = Field("operator", min_length=1, max_length=80, description="Who holds the operator token")
     session_s: float = Field(12 * 3600.0, gt=60, description="A sign-in lasts this long (s)")

@@ -113,15 +113,33 @@ def secret_file(path: Path, make_text: str) -> str:
     return make_text
 
 
-def operator_token(state_dir: Path) -> str:
-    """The token that signs the operator in, from `operator.token` of the state folder."""
+def given_secret(path: Path) -> str:
+    """The text of a secret that somebody else provides, such as a mounted Secret, whose group may read it.
+
+    Raises Permanent where it is absent, empty or readable by everybody.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text().strip()
+    except OSError as error:
+        raise Permanent(f"{path}: {error.strerror}") from error
+    if mode & 0o007:
+        raise Permanent(f"{path} can be read by everybody; mount it with mode 0440")
+    if not text:
+        raise Permanent(f"{path} is empty; put the secret into it")
+    return text
+
+
+def operator_token(state_dir: Path, secrets_dir: Path | None = None) -> str:
+    """The token that signs the operator in: `operator.token`, given, or made in the state folder."""
+    if secrets_dir is not None:
+        return given_secret(secrets_dir / "operator.token")
     return secret_file(state_dir / "operator.token", secrets.token_urlsafe(32))
 
 
-def console_key(state_dir: Path) -> bytes:
-    """The key that signs sessions, from `console.key` of the state folder."""
-    path = state_dir / "console.key"
+def console_key(state_dir: Path, secrets_dir: Path | None = None) -> bytes:
+    """The key that signs sessions: `console.key`, given, or made in the state folder."""
+    path = (secrets_dir or state_dir) / "console.key"
     try:
-        return bytes.fromhex(secret_file(path, secrets.token_hex(32)))
+        return bytes.fromhex(given_secret(path) if secrets_dir else secret_file(path, secrets.token_hex(32)))
     except ValueError as error:
-        raise Permanent(f"{path} is not hexadecimal; remove it and a new one is made") from error
+        raise Permanent(f"{path} is not hexadecimal; 64 digits are needed") from error

@@ -267,3 +267,21 @@ def test_a_job_wide_fault_touches_all_its_gpus(web: httpx.Client, story: Story) 
     job = story.inventory.parents(story.inventory.parents(story.gpus[4], 1.79e9)[1], 1.79e9)[0]
     story.store.open_incident("Loss diverged", [story.finding(Fault.LOSS_DIVERGED, job)])
     assert "cell touched" in web.get("/").text.partition('class="nodes"')[2]
+
+
+def test_given_secrets_are_taken_as_they_are_and_never_made(tmp_path: Path) -> None:
+    """A mounted Secret, which its group may read, serves all replicas; one that is absent or open to all is
+    refused."""
+    given = tmp_path / "given"
+    given.mkdir()
+    with pytest.raises(Permanent, match=r"operator\.token: No such file"):
+        operator_token(tmp_path, given)
+    for name, text in (("operator.token", "t" * 43), ("console.key", "ab" * 32)):
+        (given / name).write_text(text)
+        (given / name).chmod(0o440)
+    assert operator_token(tmp_path, given) == "t" * 43
+    assert console_key(tmp_path, given) == bytes.fromhex("ab" * 32)
+    (given / "console.key").chmod(0o444)
+    with pytest.raises(Permanent, match="mode 0440"):
+        console_key(tmp_path, given)
+    assert list(tmp_path.iterdir()) == [given]
