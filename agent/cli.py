@@ -53,6 +53,7 @@ def node(
     certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM) to serve with")] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key (PEM)")] = None,
     client_ca: Annotated[Path | None, typer.Option(help="Only clients of this authority (PEM)")] = None,
+    name: Annotated[str, typer.Option(envvar="NODE_NAME", help="This node's name; without: its host name")] = "",
 ) -> None:
     """Serves this machine's GPUs as a dcgm-exporter page, and its kernel log, until SIGTERM."""
     from agent.node import run as run_node
@@ -66,7 +67,8 @@ def node(
             certificate_file=certificate,
             key_file=key,
             client_ca_file=client_ca,
-        )
+        ),
+        name,
     )
 
 
@@ -279,7 +281,7 @@ def token(config: Config = None) -> None:
 
     settings = load(config)
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    typer.echo(operator_token(settings.state_dir))
+    typer.echo(operator_token(settings.state_dir, settings.console.secrets_dir))
 
 
 @config_app.command("check")

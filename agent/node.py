@@ -15,14 +15,18 @@ from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.nvml import NvmlCollector
 
 
-def run(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Raises Permanent where the port or a certificate cannot be used."""
+def run(settings: Settings, name: str = "") -> None:
+    """Serves until SIGTERM or SIGINT; `name` is the node's, where that is not the host name, as in a pod.
+
+    Raises Permanent where the port or a certificate cannot be used.
+    """
     logs.configure("info", "text")
+    named = {"node": name} if name else {}
     try:
         exporter = NodeExporter(
             settings,
-            NvmlCollector(NvmlCollector.Settings()),
-            LocalKernelLogCollector(LocalKernelLogCollector.Settings()),
+            NvmlCollector(NvmlCollector.Settings(**named)),
+            LocalKernelLogCollector(LocalKernelLogCollector.Settings(**named)),
         )
     except OSError as error:
         raise Permanent(f"{settings.host}:{settings.port}: {error}") from error
