@@ -5,6 +5,8 @@ What is generated has no other source, so the reference cannot differ from what 
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,6 +37,7 @@ def pages() -> dict[str, str]:
         "telemetry.md": telemetry_page(),
         "figures.md": _NOTE.replace("the code", "benchmarks/results") + figures_page(),
         "../concepts/lifecycle.md": lifecycle_page(),
+        "../../helm/nightshift/values.schema.json": chart_schema(),
     }
 
 
@@ -42,6 +45,37 @@ def telemetry_page() -> str:
     from collectors.metrics import table
 
     return _NOTE + table()
+
+
+CHARTS_OWN = frozenset({"cluster", "state_dir", "store", "replica", "sources", "actuators", "log"})
+"""Settings that the chart has values of its own for."""
+
+
+def chart_schema() -> str:
+    """The chart's schema as it stands, with the program's own settings as what `config` may hold."""
+    schema = json.loads((FOLDER / "../../helm/nightshift/values.schema.json").read_text())
+    from agent.settings import Settings
+
+    own = Settings.model_json_schema()
+    fields = {name: field for name, field in own["properties"].items() if name not in CHARTS_OWN}
+    used: set[str] = set()
+    left = _named(fields)
+    while left:
+        used |= left
+        left = _named([own["$defs"][name] for name in left]) - used
+    schema["properties"]["config"] = {
+        "type": "object",
+        "description": "The rest of nightshift.yaml, taken as it is (docs/reference/settings.md)",
+        "additionalProperties": False,
+        "properties": fields,
+    }
+    schema["$defs"] = {name: own["$defs"][name] for name in sorted(used)}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _named(part: object) -> set[str]:
+    """Definitions that a part of a schema refers to."""
+    return set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(part)))
 
 
 # Settings ---------------------------------------------------------------------------------------------------------

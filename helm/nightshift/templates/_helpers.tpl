@@ -1,0 +1,115 @@
+{{- define "nightshift.name" -}}
+{{- if contains "nightshift" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-nightshift" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- end }}
+
+{{- define "nightshift.selector" -}}
+app.kubernetes.io/name: nightshift
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "nightshift.labels" -}}
+{{ include "nightshift.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "nightshift.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "nightshift.name" .) }}{{ else }}{{ .Values.serviceAccount.name | default "default" }}{{ end -}}
+{{- end }}
+
+{{/* image: [root, own image, image that stands in for empty fields] */}}
+{{- define "nightshift.image" -}}
+{{- $root := index . 0 }}{{ $own := index . 1 }}{{ $other := index . 2 -}}
+{{- $registry := $root.Values.global.imageRegistry | default $own.registry | default $other.registry -}}
+{{- $repository := $own.repository | default $other.repository -}}
+{{- $digest := $own.digest | default (ternary "" $other.digest (or (ne $own.tag "") (and (ne $own.repository "") (ne $own.repository $other.repository)))) -}}
+{{- $tag := $own.tag | default $other.tag | default $root.Chart.AppVersion -}}
+{{- with $registry }}{{ . | trimSuffix "/" }}/{{ end }}{{ $repository }}{{ if $digest }}@{{ $digest }}{{ else }}:{{ $tag }}{{ end -}}
+{{- end }}
+
+{{- define "nightshift.pullSecrets" -}}
+{{- with .Values.global.imagePullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What every container may do: nothing beyond its own process. */}}
+{{- define "nightshift.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "nightshift.environment" -}}
+{{- with .Values.proxy.http }}
+- {name: HTTP_PROXY, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.proxy.https }}
+- {name: HTTPS_PROXY, value: {{ . | quote }}}
+{{- end }}
+{{- if or .Values.proxy.http .Values.proxy.https }}
+- {name: NO_PROXY, value: {{ list "localhost" "127.0.0.1" ".svc" ".cluster.local" "$(KUBERNETES_SERVICE_HOST)" .Values.proxy.noProxy | compact | join "," | quote }}}
+{{- end }}
+{{- if .Values.extraCA.configMap }}
+- {name: SSL_CERT_FILE, value: {{ printf "/etc/nightshift/ca/%s" .Values.extraCA.key | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "nightshift.acts" -}}{{ if eq .Values.mode "act" }}true{{ end }}{{- end }}
+
+{{- define "nightshift.readsCluster" -}}{{ if or .Values.sources.kubernetes.enabled (eq .Values.mode "act") }}true{{ end }}{{- end }}
+
+{{- define "nightshift.config" -}}
+{{- $sources := list -}}
+{{- if .Values.sources.kubernetes.enabled }}{{ $sources = append $sources (mergeOverwrite (dict "type" "kubernetes") .Values.sources.kubernetes.settings) }}{{ end -}}
+{{- with .Values.sources.prometheus }}{{ if .url }}{{ $sources = append $sources (mergeOverwrite (dict "type" "prometheus" "url" .url) .settings) }}{{ end }}{{ end -}}
+{{- $sources = concat $sources .Values.sources.extra -}}
+{{- $console := dict "host" "0.0.0.0" "port" (int .Values.console.port) -}}
+{{- if and .Values.console.ingress.enabled .Values.console.ingress.tlsSecret }}{{ $_ := set $console "behind_tls" true }}{{ end -}}
+{{- if .Values.console.existingSecret }}{{ $_ := set $console "secrets_dir" "/etc/nightshift/console" }}{{ end -}}
+{{- $config := dict "cluster" .Values.cluster "state_dir" "/var/lib/nightshift" "console" $console "log" .Values.log -}}
+{{- if $sources }}{{ $_ := set $config "sources" $sources }}{{ end -}}
+{{- if include "nightshift.acts" . }}{{ $_ := set $config "actuators" (list (mergeOverwrite (dict "type" "kubernetes" "actions" .Values.actions) .Values.actuatorSettings)) }}{{ end -}}
+{{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
+{{- end }}
+
+{{/* Mistakes that a schema cannot say. */}}
+{{- define "nightshift.check" -}}
+{{- $postgresql := .Values.store.postgresql.existingSecret -}}
+{{- if and (gt (int .Values.replicas) 1) (not $postgresql) -}}
+{{- fail "replicas: more than one needs PostgreSQL (SQLite is one file for one daemon): name a Secret with its URL in store.postgresql.existingSecret" -}}
+{{- end -}}
+{{- if and (gt (int .Values.replicas) 1) (not .Values.console.existingSecret) -}}
+{{- fail "console.existingSecret: with more than one replica the console's keys have to be shared: name a Secret with operator.token and console.key" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "act") (not .Values.actions) -}}
+{{- fail "actions: mode is act, but no action is named; take mode: observe" -}}
+{{- end -}}
+{{- range $name := list "state_dir" "store" "replica" "cluster" "sources" "actuators" "log" -}}
+{{- if hasKey $.Values.config $name -}}
+{{- fail (printf "config.%s: has a value of its own in this chart (see values.yaml)" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.node -}}
+{{- if and .enabled (eq .tls.mode "secret") (not .tls.existingSecret) -}}
+{{- fail "node.tls.existingSecret: node.tls.mode is secret, but none is named" -}}
+{{- end -}}
+{{- if and .enabled (eq .tls.mode "certManager") (not .tls.certManager.issuer) -}}
+{{- fail "node.tls.certManager.issuer: node.tls.mode is certManager, but no issuer is named" -}}
+{{- end -}}
+{{- if and .enabled (ne .tls.mode "none") (not .tls.clientSecret) -}}
+{{- fail "node.tls.clientSecret: with mutual TLS the agent needs a client certificate" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.console.ingress.enabled (not .Values.console.ingress.host) -}}
+{{- fail "console.ingress.host: an ingress needs the host name under which people reach the console" -}}
+{{- end -}}
+{{- end }}

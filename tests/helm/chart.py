@@ -1,0 +1,166 @@
+"""The chart, rendered by Helm's own engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm/nightshift"
+Object = dict[str, Any]
+
+
+def absent(what: str) -> NoReturn:
+    """Ends the tests because a part is missing: a skip for a person, a failure in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is not installed: pip install '.[test]'")
+    pytest.skip(f"{what} is not installed: pip install '.[test]'", allow_module_level=True)
+
+
+try:
+    import helm_python
+    import kubernetes_validate
+except ImportError as missing:
+    absent(str(missing.name))
+
+__all__ = [
+    "CHART",
+    "ROOT",
+    "SETS",
+    "Object",
+    "containers",
+    "helm_python",
+    "kubernetes_validate",
+    "objects",
+    "render",
+]
+
+PG = {"store": {"postgresql": {"existingSecret": "db"}}, "console": {"existingSecret": "console"}}
+PROMETHEUS = {"sources": {"prometheus": {"url": "http://prometheus.monitoring:9090"}}}
+ALL_MONITORING = {
+    "serviceMonitor": {"enabled": True, "labels": {"release": "kps"}},
+    "prometheusRule": {"enabled": True, "runbookUrl": "https://example.org/runbooks"},
+    "dashboards": {"enabled": True, "annotations": {"grafana_folder": "GPUs"}},
+    "dcgmCounters": {"enabled": True},
+}
+SETS: dict[str, Object] = {
+    "defaults": {},
+    "prometheus": PROMETHEUS,
+    "act": {"mode": "act", **PROMETHEUS},
+    "act, easily undone": {
+        "mode": "act",
+        "actions": ["cordon", "uncordon"],
+        "actuatorSettings": {"drain_grace_s": 30},
+    },
+    "act in two namespaces": {"mode": "act", "rbac": {"namespaces": ["train", "serve"]}},
+    "three replicas": {"replicas": 3, **PG},
+    "postgresql, one replica": {"store": {"postgresql": {"existingSecret": "db", "key": "dsn"}}},
+    "no volume": {"store": {"persistence": {"enabled": False}}},
+    "monitoring": {"monitoring": ALL_MONITORING},
+    "node agent": {"node": {"enabled": True, "runtimeClassName": "nvidia"}, "monitoring": ALL_MONITORING},
+    "node agent, kmsg, one secret": {
+        "node": {
+            "enabled": True,
+            "kernelLog": "kmsg",
+            "tls": {"mode": "secret", "existingSecret": "node-tls", "clientSecret": "client-tls"},
+        }
+    },
+    "node agent, cert-manager": {
+        "node": {
+            "enabled": True,
+            "kernelLog": "none",
+            "tls": {"mode": "certManager", "clientSecret": "client-tls", "certManager": {"issuer": "nightshift"}},
+        }
+    },
+    "air-gapped": {
+        "global": {"imageRegistry": "registry.local:5000", "imagePullSecrets": ["mirror"]},
+        "image": {"registry": "ghcr.io", "digest": "sha256:" + "a" * 64},
+        "proxy": {"http": "http://proxy:3128", "https": "http://proxy:3128", "noProxy": "10.0.0.0/8"},
+        "extraCA": {"configMap": "corporate-ca"},
+        "node": {"enabled": True},
+        "kernelWorker": {"enabled": True},
+    },
+    "kernel worker": {
+        "kernelWorker": {
+            "enabled": True,
+            "queue": "kernels",
+            "existingClaim": "verdicts",
+            "priorityClassName": "low",
+            "runtimeClassName": "nvidia",
+            "nodeSelector": {"gpu": "h200"},
+        }
+    },
+    "ingress": {
+        "console": {
+            "port": 9000,
+            "ingress": {"enabled": True, "host": "nightshift.example", "className": "nginx", "tlsSecret": "tls"},
+            "service": {"annotations": {"a": "b"}},
+        }
+    },
+    "everything of the configuration": {
+        "cluster": "prod-1",
+        "log": {"level": "debug", "format": "text"},
+        "sources": {
+            "kubernetes": {"enabled": True, "settings": {"rack_label": "rack"}},
+            "prometheus": {"url": "https://p:9090", "settings": {"http": {"bearer_token_file": "/etc/p/token"}}},
+            "extra": [{"type": "node_log", "urls": ["http://n1:9400/kernel-log"]}],
+        },
+        "secretMounts": [{"name": "p-token", "mountPath": "/etc/p"}],
+        "config": {
+            "tick_s": 10,
+            "guard": {"cluster_fraction": 0.05, "opt_out": ["node:login-*"]},
+            "approval": {"kinds": {"drain": "two"}},
+            "detectors": {"ecc": {"enabled": False}},
+            "console": {"session_s": 3600},
+        },
+    },
+    "where pods go": {
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "infra"},
+        "extraEnv": [{"name": "TZ", "value": "UTC"}],
+        "networkPolicy": {"extraEgress": [{"to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}]}]},
+    },
+    "nothing optional": {
+        "sources": {"kubernetes": {"enabled": False}},
+        "serviceAccount": {"create": False},
+        "networkPolicy": {"enabled": False},
+        "tests": {"enabled": False},
+    },
+}
+"""Values that people install with; each is rendered and checked as a whole."""
+
+
+def render(values: Object | None = None, *, name: str = "nightshift", namespace: str = "ops") -> dict[str, str]:
+    """Template → text. Raises what Helm raises."""
+    with helm_python.Chart.load(CHART) as chart:
+        found: dict[str, str] = chart.render(values=values or {}, name=name, namespace=namespace)
+    return {path.removeprefix("nightshift/templates/"): text for path, text in found.items()}
+
+
+def objects(values: Object | None = None, kind: str | None = None, **release: str) -> list[Object]:
+    """Every object that a release would make."""
+    found = [
+        item
+        for path, text in render(values, **release).items()
+        if path.endswith(".yaml")
+        for item in yaml.safe_load_all(text)
+        if item is not None
+    ]
+    return [item for item in found if kind is None or item["kind"] == kind]
+
+
+def containers(values: Object | None = None) -> Iterator[tuple[str, Object, Object]]:
+    """(object's name, pod spec, container) of everything that runs."""
+    for item in objects(values):
+        spec = item["spec"] if item["kind"] == "Pod" else item.get("spec", {}).get("template", {}).get("spec")
+        for container in [*(spec or {}).get("initContainers", []), *(spec or {}).get("containers", [])]:
+            yield f"{item['kind']} {item['metadata']['name']}", spec, container

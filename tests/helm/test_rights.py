@@ -1,0 +1,50 @@
+"""The rendered roles against the program's own list of rights, and that list against what an API server is
+asked."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from controllers.action import ActionKind
+from controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
+from tests.helm.chart import objects
+
+KINDS = list(RIGHTS)
+
+
+def granted(roles: list[dict[str, Any]]) -> set[Right]:
+    found = set()
+    for rule in (rule for role in roles for rule in role["rules"]):
+        assert set(rule) == {"apiGroups", "resources", "verbs"}
+        for group, name, verb in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"]):
+            resource, _, subresource = name.partition("/")
+            found.add(Right(verb, group, resource, subresource))
+    return found
+
+
+@pytest.mark.parametrize("kinds", [KINDS, *([kind] for kind in KINDS)], ids=",".join)
+def test_the_roles_grant_what_the_named_actions_need_and_no_more(kinds: list[ActionKind]) -> None:
+    """Of every single action, and of all of them."""
+    values = {"mode": "act", "actions": [str(kind) for kind in kinds]}
+    wanted = OBSERVE.union(*(RIGHTS[kind] for kind in kinds))
+    assert granted(objects(values, "ClusterRole")) == wanted
+    assert not any("*" in right for right in wanted)
+
+
+def test_held_to_namespaces_only_nodes_are_written_cluster_wide() -> None:
+    """With rbac.namespaces, pods and jobs can be touched there and nowhere else."""
+    values = {"mode": "act", "rbac": {"namespaces": ["a", "b"]}}
+    everything = frozenset[Right]().union(*RIGHTS.values())
+    wide = granted(objects(values, "ClusterRole"))
+    assert wide == OBSERVE | {right for right in everything if not right.namespaced}
+    roles = objects(values, "Role")
+    assert [role["metadata"]["namespace"] for role in roles] == ["a", "b"]
+    for role in roles:
+        assert granted([role]) == {right for right in everything if right.namespaced}
+
+
+def test_observing_is_what_the_collector_asks_for() -> None:
+    assert granted(objects({}, "ClusterRole")) == OBSERVE
