@@ -15,6 +15,8 @@ from agent.mitigate import choose
 from agent.rca.bundle import Limits, PastIncident
 from agent.rca.diagnosis import Confidence, Diagnosis
 from agent.rca.evidence import gather
+from agent.rca.investigate import Investigator
+from agent.rca.lookup import Lookup, RangeQuery
 from agent.rca.rules import diagnose
 from collectors.frame import Instant
 from collectors.history import History
@@ -40,15 +42,24 @@ class Advisor:
     past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
     limits: Limits = field(default_factory=Limits)
     redact: Callable[[str], str] | None = None
+    investigate: Investigator | None = None
+    promql: RangeQuery | None = None
 
     def diagnose(self, incident: Incident) -> Diagnosis:
-        """The rules' diagnosis as of now, with its evidence."""
+        """The rules' diagnosis as of now, with its evidence, and what a configured model proved beside it."""
         found = findings_of(incident)
-        at_s = self.now_s()
-        bundle = gather(
-            found, self.history, self.inventory, at_s, self.past(incident), self.limits, redact=self.redact
+        at_s, past = self.now_s(), list(self.past(incident))
+        bundle = gather(found, self.history, self.inventory, at_s, past, self.limits, redact=self.redact)
+        told = diagnose(found, bundle, self.inventory)
+        if self.investigate is None:
+            return told
+        onset_s = first_cause(found).since.t_s
+        return self.investigate(
+            told,
+            Lookup(
+                bundle, self.history, self.inventory, onset_s, at_s, past, self.promql, self.redact, self.limits
+            ),
         )
-        return diagnose(found, bundle, self.inventory)
 
     def plan(self, incident: Incident) -> Proposal:
         """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""

@@ -31,6 +31,9 @@ from agent.metrics import Metrics
 from agent.policy import Role
 from agent.rca.bundle import PastIncident
 from agent.rca.diagnosis import Diagnosis
+from agent.rca.investigate import Investigator, Spent
+from agent.rca.model import Model
+from agent.rca.promql import range_query
 from agent.rca.redact import Redactor
 from agent.settings import Settings
 from agent.stages import Parts as StageParts
@@ -247,6 +250,12 @@ class App:
         raise Permanent(f"no configured actuator carries out {kind}: do it by hand, or name one under `actuators`")
 
     def _build_advisor(self, settings: Settings) -> Advisor:
+        redact = Redactor(settings.redact)
+
+        def heed(outcome: str, spent: Spent) -> None:
+            self.metrics.model_outcomes.labels(outcome).inc()
+            self.metrics.model_tokens.inc(spent.tokens)
+
         return Advisor(
             history=self.history,
             inventory=self.inventory,
@@ -256,7 +265,9 @@ class App:
             guard_settings=settings.guard,
             begun=self._begun,
             past=self._past,
-            redact=Redactor(settings.redact),
+            redact=redact,
+            investigate=Investigator(Model(settings.llm), redact, heed=heed) if settings.llm.enabled else None,
+            promql=range_query(settings.sources),
         )
 
     def _stage_parts(self) -> StageParts:

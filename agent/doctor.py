@@ -19,6 +19,7 @@ from pydantic import BaseModel, SecretStr
 from agent.clock import WallClock
 from agent.construct import NVML_LIBRARY, build_actuators, build_collectors, has_nvidia_driver
 from agent.database import Database
+from agent.rca.model import Failed, Model, ModelSettings, try_out
 from agent.settings import Settings
 from collectors.base import Permanent, Temporary
 from collectors.subject import Inventory
@@ -53,6 +54,7 @@ def examine(settings: Settings) -> Iterator[Check]:
     yield _driver(settings)
     yield from _sources(settings)
     yield from _actuators(settings)
+    yield _model(settings.llm)
 
 
 def _state_dir(path: Path) -> Check:
@@ -154,6 +156,18 @@ def _sources(settings: Settings) -> Iterator[Check]:
                 if not status.ok:
                     detail = f"{status.reason}: {status.detail}"
                 yield Check(f"{name} {status.source.name}", status.ok, detail, "see docs/how-to/sources.md")
+
+
+def _model(settings: ModelSettings) -> Check:
+    """The language model: asked for one word, so that a wrong key or name is seen here and not in an incident."""
+    if not settings.enabled:
+        return Check("llm", True, "none: the rules diagnose alone")
+    name = f"{settings.provider} {settings.model} at {settings.address}"
+    try:
+        took = try_out(Model(settings))
+    except Failed as error:
+        return Check("llm", False, f"{name}: {error}", "see docs/how-to/language-model.md")
+    return Check("llm", True, f"{name} answered with {took.output_tokens} tokens")
 
 
 def _actuators(settings: Settings) -> Iterator[Check]:

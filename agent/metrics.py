@@ -117,6 +117,15 @@ class Metrics:
             ["stage"],
             registry=registry,
         )
+        self.model_outcomes = Counter(
+            "nightshift_model_investigations",
+            "Incidents shown to the language model, by what came of it: claims, nothing_new, or why it failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.model_tokens = Counter(
+            "nightshift_model_tokens", "Tokens sent to and answered by the language model.", registry=registry
+        )
         self.halted = Gauge(
             "nightshift_halted", "1 while the emergency stop holds every action.", registry=registry
         )

@@ -23,6 +23,7 @@ from agent.config_file import ConfigError, Document, explain, read
 from agent.console.settings import Settings as ConsoleSettings
 from agent.correlate import Settings as CorrelateSettings
 from agent.policy import ApprovalSettings
+from agent.rca.model import ModelSettings
 from agent.rca.redact import Settings as RedactSettings
 from agent.stages import LifecycleSettings
 from collectors.history import Settings as HistorySettings
@@ -132,6 +133,10 @@ class Settings(BaseSettings):
     economy: Economy = Field(default_factory=Economy, description="What time costs on this cluster")
     redact: RedactSettings = Field(
         default_factory=RedactSettings, description="What is taken out of evidence besides secrets"
+    )
+    llm: ModelSettings = Field(
+        default_factory=ModelSettings,
+        description="A language model that investigates beside the rules; none: rules",
     )
     guard: GuardSettings = Field(
         default_factory=GuardSettings, description="What no plan may exceed, whoever approves"

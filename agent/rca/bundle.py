@@ -125,7 +125,7 @@ class Ledger:
     def series(
         self,
         tag: tuple[str, str],
-        subject: Subject,
+        subject: Subject | str,
         metric: str,
         unit: str,
         t_s: Any,

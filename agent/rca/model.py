@@ -1,0 +1,282 @@
+"""The language model that may investigate, if one is configured: which, where, its limits, and how it fails.
+
+Nothing is sent anywhere unless `llm.provider` names one. A call is bounded in wall time from outside, because a
+server that sends one byte every few seconds never trips a read timeout. Every way to fail has a name that people
+are told; none of them raises beyond this module's `Failed`.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from collectors.base import Permanent
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+    from langchain_core.messages import AIMessage, BaseMessage
+
+MAX_STUCK = 4
+"""Calls that never came back; from then on no more are made until one ends."""
+MAX_AT_ONCE = 2
+"""Investigations under way at once: the lifecycle's other workers stay free for what repairs."""
+MIN_REST_S, MAX_REST_S = 60.0, 1800.0
+_BASE_URL = {
+    "openai": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "ollama": "http://localhost:11434",
+}
+CHARS_PER_TOKEN = 4.0
+"""For servers that do not say how many tokens they counted."""
+
+
+class Failure(StrEnum):
+    """Why the model's part is missing: the closed set that people and metrics are told."""
+
+    NOT_INSTALLED = "not_installed"
+    UNREACHABLE = "unreachable"
+    DENIED = "denied"
+    BUSY = "busy"
+    TIMEOUT = "timeout"
+    BAD_ANSWER = "bad_answer"
+    TRUNCATED = "truncated"
+    NOT_JSON = "not_json"
+    REFUSED = "refused"
+    LOOPS = "loops"
+    STEPS = "steps"
+    TOKENS = "tokens"
+    COST = "cost"
+    NO_CLAIM_HELD = "no_claim_held"
+
+
+SAYS: dict[Failure, str] = {
+    Failure.NOT_INSTALLED: "the packages of the extra `llm` are not installed",
+    Failure.UNREACHABLE: "its server could not be reached",
+    Failure.DENIED: "its server refused our key or the model's name",
+    Failure.BUSY: "its server is overloaded, or earlier calls have not come back",
+    Failure.TIMEOUT: "it did not answer in time",
+    Failure.BAD_ANSWER: "its server's answer could not be read",
+    Failure.TRUNCATED: "its answer was cut off",
+    Failure.NOT_JSON: "its answer was not in the agreed form",
+    Failure.REFUSED: "it refused to answer",
+    Failure.LOOPS: "it asked for the same thing again and again",
+    Failure.STEPS: "it did not come to an end within its steps",
+    Failure.TOKENS: "it used up its tokens",
+    Failure.COST: "it used up its money",
+    Failure.NO_CLAIM_HELD: "none of its claims held when they were checked",
+}
+
+
+class Failed(Exception):
+    """The model's part is missing, and why."""
+
+    def __init__(self, failure: Failure, detail: str = "") -> None:
+        super().__init__(f"{SAYS[failure]}{f' ({detail})' if detail else ''}")
+        self.failure = failure
+
+
+class ModelSettings(BaseModel):
+    """Which language model may look at an incident's evidence, and within what limits. Off by default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    provider: Literal["none", "openai", "anthropic", "ollama"] = Field(
+        default="none",
+        description="`openai` is any OpenAI-compatible endpoint (vLLM, TGI, LiteLLM, …); `none`: rules only",
+    )
+    model: str = Field(default="", description="The model's name, as its server knows it")
+    base_url: str = Field(default="", description="The server's address; empty: the provider's own")
+    api_key_file: Path | None = Field(default=None, description="File that holds the key; none: no key is sent")
+    max_steps: int = Field(default=8, ge=1, le=50, description="Most answers of the model per incident")
+    max_tool_calls: int = Field(default=24, ge=0, le=500, description="Most look-ups per incident")
+    max_tokens: int = Field(default=60_000, ge=500, description="Most tokens per incident, both ways together")
+    max_answer_tokens: int = Field(default=2_000, ge=100, description="Most tokens of one answer")
+    max_per_hour: int = Field(default=60, ge=1, description="Most incidents that are shown to the model in an hour")
+    timeout_s: float = Field(default=60.0, gt=0, le=900, description="Most wall time per incident (s)")
+    max_cost_usd: float = Field(
+        default=0.5, gt=0, description="Most money per incident (USD), where prices are set"
+    )
+    usd_per_million_input: float = Field(default=0.0, ge=0, description="Price of a million tokens sent (USD)")
+    usd_per_million_output: float = Field(default=0.0, ge=0, description="Price of a million tokens answered (USD)")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.provider != "none" and not self.model:
+            raise ValueError("model: name the model, as its server knows it")
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        return self.provider != "none"
+
+    @property
+    def address(self) -> str:
+        return self.base_url or _BASE_URL.get(self.provider, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of the model with the tokens it took (counted by the server, else estimated)."""
+
+    message: AIMessage
+    input_tokens: int
+    output_tokens: int
+
+
+class Model:
+    """A configured model. `say` is one turn; `turn` admits one investigation. `timer` is monotonic (s)."""
+
+    def __init__(self, settings: ModelSettings, timer: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self._timer = timer
+        self._lock = threading.Lock()
+        self._stuck: list[threading.Thread] = []
+        self._begun: deque[float] = deque()
+        self._at_once = 0
+        self._rests_until_s, self._rest_s = -math.inf, 0.0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Admits an investigation, or raises Failed: an incident never waits for another's model, and a server that
+        does not answer is left alone for a while, twice as long each time."""
+        with self._lock:
+            now_s = self._timer()
+            while self._begun and now_s - self._begun[0] > 3600.0:
+                self._begun.popleft()
+            if now_s < self._rests_until_s:
+                left_s = self._rests_until_s - now_s
+                raise Failed(Failure.BUSY, f"it failed just now and is asked again in {left_s:.0f} s")
+            if self._at_once >= MAX_AT_ONCE:
+                raise Failed(Failure.BUSY, f"{self._at_once} incidents are with it")
+            if len(self._begun) >= self.settings.max_per_hour:
+                raise Failed(Failure.BUSY, f"{len(self._begun)} incidents this hour")
+            self._begun.append(now_s)
+            self._at_once += 1
+        failure: Failure | None = None
+        try:
+            yield
+        except Failed as why:
+            failure = why.failure
+            raise
+        finally:
+            with self._lock:
+                self._at_once -= 1
+                down = failure in (Failure.TIMEOUT, Failure.UNREACHABLE, Failure.BUSY)
+                self._rest_s = min(MAX_REST_S, max(MIN_REST_S, 2 * self._rest_s)) if down else 0.0
+                self._rests_until_s = self._timer() + self._rest_s if down else -math.inf
+
+    def say(self, messages: Sequence[BaseMessage], tools: Sequence[Any], timeout_s: float) -> Answer:
+        """The model's next message, within `timeout_s` of wall time. Raises Failed."""
+        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+        if len(self._stuck) >= MAX_STUCK:
+            raise Failed(Failure.BUSY, f"{len(self._stuck)} calls have not come back")
+        if timeout_s <= 0:
+            raise Failed(Failure.TIMEOUT)
+        told: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(1)
+
+        def ask() -> None:
+            try:
+                told.put((self._invoke(messages, tools, timeout_s), None))
+            except BaseException as error:  # noqa: BLE001  handed over to the thread that waits
+                told.put((None, error))
+
+        thread = threading.Thread(target=ask, name="language model", daemon=True)
+        thread.start()
+        try:
+            message, error = told.get(timeout=timeout_s)
+        except queue.Empty:
+            self._stuck.append(thread)
+            raise Failed(Failure.TIMEOUT, f"{timeout_s:.0f} s") from None
+        if error is not None:
+            raise error if isinstance(error, Failed) else failed(error)
+        return _counted(message, messages)
+
+    def _invoke(self, messages: Sequence[BaseMessage], tools: Sequence[Any], timeout_s: float) -> AIMessage:
+        chat = connect(self.settings, timeout_s)
+        from langchain_core.messages import AIMessage
+        from langsmith import tracing_context
+
+        with tracing_context(enabled=False):  # evidence goes to the configured endpoint and nowhere else
+            answer = (chat.bind_tools(list(tools)) if tools else chat).invoke(list(messages))
+        if not isinstance(answer, AIMessage):
+            raise Failed(Failure.BAD_ANSWER, type(answer).__name__)
+        return answer
+
+
+def connect(settings: ModelSettings, timeout_s: float) -> BaseChatModel:
+    """The provider's client. Raises Failed where its packages are missing, Permanent where its key is."""
+    try:
+        from langchain import chat_models
+    except ImportError as error:
+        raise Failed(Failure.NOT_INSTALLED, str(error)) from error
+    given: dict[str, Any] = {"base_url": settings.address, "temperature": 0.0}
+    if settings.provider == "ollama":
+        given |= {"num_predict": settings.max_answer_tokens, "client_kwargs": {"timeout": timeout_s}}
+    else:
+        given |= {"timeout": timeout_s, "max_retries": 0, "max_tokens": settings.max_answer_tokens}
+        given["api_key"] = _key(settings) or "none"
+    if settings.provider == "openai":
+        given["use_responses_api"] = False
+    build: Callable[..., BaseChatModel] = chat_models.init_chat_model
+    try:
+        return build(settings.model, model_provider=settings.provider, **given)
+    except ImportError as error:
+        raise Failed(Failure.NOT_INSTALLED, str(error)) from error
+
+
+def _key(settings: ModelSettings) -> str:
+    if settings.api_key_file is None:
+        return ""
+    try:
+        return settings.api_key_file.read_text().strip()
+    except OSError as error:
+        raise Permanent(f"llm.api_key_file: {settings.api_key_file}: {error.strerror}") from error
+
+
+def failed(error: BaseException) -> Failed:
+    """Which failure a client's exception is, by its name and status: three libraries, three exception trees."""
+    status = getattr(error, "status_code", None)
+    name = type(error).__name__.lower()
+    detail = type(error).__name__ + (f" {status}" if status else "")
+    if isinstance(error, Permanent):
+        return Failed(Failure.DENIED, str(error))
+    if "timeout" in name:
+        return Failed(Failure.TIMEOUT, detail)
+    if status in (401, 403, 404):
+        return Failed(Failure.DENIED, detail)
+    if status in (408, 429, 503, 529):
+        return Failed(Failure.BUSY, detail)
+    if "connect" in name or isinstance(error, ConnectionError):
+        return Failed(Failure.UNREACHABLE, detail)
+    return Failed(Failure.BAD_ANSWER, detail)
+
+
+def _counted(message: AIMessage, messages: Sequence[BaseMessage]) -> Answer:
+    """With the server's own count, else an estimate: a limit must not rest on what is absent."""
+    usage: dict[str, Any] = dict(message.usage_metadata or {})
+    sent = sum(len(str(m.content)) for m in messages) / CHARS_PER_TOKEN
+    got = (len(str(message.content)) + len(str(message.tool_calls))) / CHARS_PER_TOKEN
+    counts = [int(usage.get(key) or 0) for key in ("input_tokens", "output_tokens")]
+    return Answer(message, counts[0] or int(sent) + 1, counts[1] or int(got) + 1)
+
+
+def try_out(model: Model) -> Answer:
+    """One short question. Raises Failed."""
+    from importlib.util import find_spec
+
+    if find_spec("langchain_core") is None:
+        raise Failed(Failure.NOT_INSTALLED)
+    from langchain_core.messages import HumanMessage
+
+    return model.say([HumanMessage("Answer with the word ready.")], [], min(20.0, model.settings.timeout_s))
