@@ -163,8 +163,10 @@ def apply(
     result = copy.deepcopy(live) if live else {}
     if own is not None:
         others = set().union(*(decode(e["fieldsV1"]) for e in entries if e is not own), set())
-        for path in sorted(decode(own["fieldsV1"]) - wanted - others, key=len, reverse=True):
-            _delete(result, path)
+        # an item goes as a whole before its fields: without its keys it could not be found any more
+        for path in sorted(decode(own["fieldsV1"]) - wanted - others, key=len):
+            if not any(other[: len(path)] == path for other in others):
+                _delete(result, path)
     result = _merge(kind, result, applied)
     kept = []
     for entry in entries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,19 +98,32 @@ def _connect(kubeconfig: dict[str, Any], server: ApiServer | None) -> Cluster:
     return Cluster(kubeconfig, api, namespace, server)
 
 
+@contextmanager
+def _cluster(*, tls: bool) -> Iterator[Cluster]:
+    path = os.environ.get(VARIABLE)
+    with ExitStack() as stack:
+        server = None
+        if path:
+            with open(path, encoding="utf-8") as file:
+                kubeconfig = yaml.safe_load(file)
+        else:
+            server = stack.enter_context(ApiServer(tls=tls))
+            kubeconfig = server.kubeconfig()
+        found = _connect(kubeconfig, server)
+        stack.callback(found.api.close)
+        stack.callback(found.close)
+        yield found
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A cluster, ours or the real one, with a fresh namespace."""
-    path = os.environ.get(VARIABLE)
-    if path:
-        with open(path, encoding="utf-8") as file:
-            found = _connect(yaml.safe_load(file), None)
+    with _cluster(tls=False) as found:
         yield found
-        found.close()
-        found.api.close()
-        return
-    with ApiServer() as server:
-        found = _connect(server.kubeconfig(), server)
+
+
+@pytest.fixture
+def tls_cluster() -> Iterator[Cluster]:
+    """The same by TLS, for clients that send tokens over nothing else."""
+    with _cluster(tls=True) as found:
         yield found
-        found.close()
-        found.api.close()

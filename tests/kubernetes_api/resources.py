@@ -56,6 +56,8 @@ BUILT_IN = (
     Resource("apps", "v1", "daemonsets", "DaemonSet"),
     Resource("apps", "v1", "replicasets", "ReplicaSet"),
     Resource("batch", "v1", "jobs", "Job"),
+    Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", status=False),
+    Resource("networking.k8s.io", "v1", "ingresses", "Ingress"),
     Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Resource("coordination.k8s.io", "v1", "leases", "Lease", status=False, unconditional_update=False),
     Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False, status=False),

@@ -8,20 +8,27 @@ What has no route answers 501 NotImplemented and says so.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import ssl
+import tempfile
 import threading
 import time
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
+from tests.certificates import self_signed
+
+from . import openapi, protobuf
 from .api import Api, Options, timestamp
 from .errors import ApiError
 from .rbac import ADMIN, Attributes, Authorizer, User, service_account
@@ -50,7 +57,8 @@ class ApiServer:
 
     admin_token = "admin"
 
-    def __init__(self, api: Api | None = None) -> None:
+    def __init__(self, api: Api | None = None, *, tls: bool = False) -> None:
+        """`tls`: serve by TLS with a certificate of its own; client-go sends tokens over nothing else."""
         self.api = api or Api()
         self.authorizer = Authorizer(self.api.storage, self.api.by_kind)
         self.tokens: dict[str, tuple[User, datetime | None]] = {self.admin_token: (ADMIN, None)}
@@ -58,11 +66,25 @@ class ApiServer:
         self.stopping = threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
+        self._authority = ""
+        if tls:
+            self._authority = self._serve_tls()
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+        return f"http{'s' if self._authority else ''}://127.0.0.1:{self._http.server_address[1]}"
+
+    def _serve_tls(self) -> str:
+        """Returns the authority to trust, as a kubeconfig holds it."""
+        certificate, key = self_signed("127.0.0.1")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "server.pem"
+            path.write_bytes(certificate + key)
+            context.load_cert_chain(path)
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True, do_handshake_on_connect=False)
+        return base64.b64encode(certificate).decode()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -79,10 +101,11 @@ class ApiServer:
         self._thread.join()
 
     def kubeconfig(self, token: str | None = None) -> dict[str, Any]:
+        trust = {"certificate-authority-data": self._authority} if self._authority else {}
         return {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "test", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "test", "cluster": {"server": self.url, **trust}}],
             "users": [{"name": "test", "user": {"token": token or self.admin_token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "default"}}],
             "current-context": "test",
@@ -170,6 +193,8 @@ class ApiServer:
                     return 200, {"kind": "APIVersions", "versions": ["v1"]}
                 case "/apis":
                     return 200, self._groups()
+            if path.startswith("/openapi/v3"):
+                return 200, openapi.answer(path, self.api.resources.values())
             if found := re.fullmatch(r"/api/(v1)|/apis/([^/]+)/([^/]+)", path):
                 return 200, self._discovery(found[2] or "", found[1] or found[3])
         if method == "POST" and path.rpartition("/")[2] in _REVIEWS:
@@ -424,6 +449,8 @@ class Handler(BaseHTTPRequestHandler):
 def _parse(raw: bytes, media: str) -> Any:
     if not raw:
         return None
+    if media == protobuf.MEDIA:
+        return protobuf.decode(raw)
     try:
         return yaml.safe_load(raw) if media.endswith("yaml") else json.loads(raw)
     except (ValueError, yaml.YAMLError) as error:

@@ -336,6 +336,26 @@ def test_server_side_apply_removes_what_its_manager_no_longer_applies(cluster: C
     assert applied(cluster, "m1", {"k": "1"}).data == {"k": "1", "other": "1"}
 
 
+def test_server_side_apply_removes_a_list_item_as_a_whole(cluster: Cluster) -> None:
+    """A variable that its applier no longer names goes with its key; those beside it stay."""
+
+    def env(*names: str) -> list[str]:
+        container = {"name": "c", "image": "i", "env": [{"name": name, "value": "v"} for name in names]}
+        spec = {
+            "replicas": 0,
+            "selector": {"matchLabels": {"app": "a"}},
+            "template": {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [container]}},
+        }
+        body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": spec}
+        made = client.AppsV1Api(cluster.api).patch_namespaced_deployment(
+            "d", cluster.namespace, body, field_manager="m1", _content_type="application/apply-patch+yaml"
+        )
+        return [variable.name for variable in made.spec.template.spec.containers[0].env]
+
+    assert env("A", "B") == ["A", "B"]
+    assert env("A") == ["A"]
+
+
 def test_server_side_apply_shares_a_field_of_equal_value(cluster: Cluster) -> None:
     applied(cluster, "m1", {"k": "1"})
     applied(cluster, "m2", {"k": "1"})
