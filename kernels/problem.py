@@ -104,6 +104,8 @@ class Problem:
       the positions of the inputs whose first dimension is the outputs' (the others are shared by all rows).
     elementwise: each output is a product of functions of single inputs, so that nothing can cancel.
     signed_zero: whether an exact operation must also tell +0 from −0.
+    forward: of a training step (`kernels.differentiate`), the problem that it differentiates and how it does that
+      to a function, so that baselines compile the forward pass.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Problem:
     row_inputs: tuple[int, ...] = ()
     signed_zero: bool = True
     elementwise: bool = False
+    forward: tuple[Problem, Callable[[Callable[..., Any]], Callable[..., Any]]] | None = None
 
     def inputs(self, case: Case, distribution: str, seed: int, device: torch.device | str) -> Inputs:
         """Contiguous inputs; the same bits for the same (case, distribution, seed) on every device."""
@@ -164,6 +167,7 @@ def gradients_of(
         if not isinstance(value, torch.Tensor):
             raise ProblemError(f"gradients: input {position} is not a tensor")
         leaves[position] = value.detach().clone(memory_format=torch.preserve_format).requires_grad_(True)
-    outputs = as_outputs(function(*leaves))
+    with torch.enable_grad():
+        outputs = as_outputs(function(*leaves))
     wanted = [leaf for leaf in (leaves[p] for p in positions) if isinstance(leaf, torch.Tensor)]
     return torch.autograd.grad(outputs, wanted, [g.to(o.dtype) for g, o in zip(grad_outputs, outputs, strict=True)])

@@ -1,9 +1,9 @@
 """The race: a candidate against its baselines on one case, slot by slot, round by round, with everything checked.
 
-Slots are sets of input and output buffers with values of their own, more bytes together than L2 holds. In every
-round one slot gets fresh values under its old pointers and a NaN-filled output; contestants run in random order,
-each a secret number of calls over a secret order of slots; the candidate's output of the fresh slot is then held
-against the oracle. So a timed call that does not compute is found out, whichever calls it chooses.
+Slots are sets of input and output buffers with values of their own, more bytes together than L2 holds. Contestants
+run in random order, each a secret number of calls over a secret order of slots; every call of the candidate finds
+values that no earlier call has seen (`kernels.judge.blend`) and a NaN-filled output, and what one slot's last call
+left is then held against the oracle. So a timed call that does not compute is found out, whichever it is.
 
 Tier A: the launch plan is replayed by a judge-owned process and timed by CUDA events; the judge's own clock over N
 and 2N calls must not contradict it. Tier B: the callable runs in its own process; its time is the slope of the
@@ -58,11 +58,12 @@ class Race:
     rng: random.Random
     nvml: Nvml | None = None
     solo_s: Mapping[str, float] = field(default_factory=dict)  # baseline → its time when nobody else lived
+    label: str = ""  # what its comparisons call the case
     rounds_done: int = 0
 
     def run(self) -> list[Comparison]:
         """Comparisons with every baseline. Raises Refusal."""
-        track, case = self.track, str(self.track.case)
+        track, case = self.track, self.label or str(self.track.case)
         for number in range(len(track.slots)):
             self._refresh(number)
         tier = "A" if isinstance(self.candidate, Replayed) else "B"
@@ -104,23 +105,22 @@ class Race:
 
     def _calls(self) -> int:
         """A secret number of calls a round, from a first look at how long one takes."""
-        if not self.track.mutates:
-            self.candidate.run_spoiled([0])
-            self.track.check(0)
+        self.candidate.run_spoiled([0])
+        self.track.check(0)
+        self._refresh(0)
         first = self.candidate.seconds([0, 1 % len(self.track.slots), 0])
         usual = max(3, min(self.pace.max_calls, int(self.pace.round_s / max(first, 1e-6))))
         return self.rng.randint(usual, usual + max(2, usual // 4))
 
     def _round(self, seconds: dict[str, list[float]], calls: int) -> None:
+        """One number for each contestant; in a checked round a slot, of new values or old, is looked into."""
         slots = len(self.track.slots)
-        fresh = self.rng.randrange(slots)
+        chosen = self.rng.randrange(slots)
         checked = self.rng.randrange(self.pace.check_every) == 0 or not self.rounds_done
-        if checked:
-            self._refresh(fresh)
+        if checked and self.rng.random() < 0.5:
+            self._refresh(chosen)
         order = [self.rng.randrange(slots) for _ in range(calls - 1)]
-        order.insert(self.rng.randrange(calls), fresh)
-        if self.track.mutates:  # a second call on changed values would compute something else
-            order = [n for n in order if n != fresh] + [fresh]
+        order.insert(self.rng.randrange(calls), chosen)
         field_: list[Contestant] = [self.candidate, *self.baselines]
         self.rng.shuffle(field_)
         hosted = isinstance(self.candidate, Hosted)
@@ -132,11 +132,8 @@ class Race:
             finally:
                 if hosted:
                     self.track.process.resume()
-        if checked and self.track.mutates:
-            self.track.restore(fresh)
-            self.candidate.run([fresh])
         if checked:
-            self.track.check(fresh)
+            self.track.check(chosen)
 
     def _physics(self, candidate_s: float, floor_s: float) -> None:
         if candidate_s < 0.98 * floor_s:

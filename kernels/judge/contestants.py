@@ -6,22 +6,25 @@ process and believes only the judge's clock. Baselines run in the judge's proces
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from kernels.judge.blend import PLAIN
 from kernels.judge.plan import Plan
 from kernels.judge.replay import timed
 from kernels.judge.track import Track
 from kernels.problem import Inputs, Problem
 
 Callable_ = Callable[..., Any]
+_TURNS = 3
 
 
 class Clock(Protocol):
@@ -49,9 +52,9 @@ class Baseline:
     flush: torch.Tensor | None  # None: the judge's clock (tier B and CPU)
     clock: Clock = time.perf_counter
 
-    def call(self, number: int) -> None:
+    def call(self, number: int) -> Any:
         with torch.no_grad():
-            self.function(*self.values[number])
+            return self.function(*self.values[number])
 
     def seconds(self, order: Sequence[int]) -> float:
         if self.flush is not None:
@@ -67,12 +70,17 @@ class Baseline:
 
 @dataclass
 class Replayed:
-    """Tier A: the candidate's plan in a judge-owned process."""
+    """Tier A: the candidate's plan in a judge-owned process.
+
+    blends: give every timed call values of its own; else (a search's races) a slot's last call has the slot's.
+    """
 
     track: Track
     plan: Plan
     flush_bytes: int
     clock: Clock = time.perf_counter
+    blends: bool = True
+    rng: random.Random = field(default_factory=random.SystemRandom)
     name: str = "candidate"
 
     def __post_init__(self) -> None:
@@ -80,11 +88,19 @@ class Replayed:
         process = self.track.process
         process.request({"op": "plan", "plan": body}, process.limits.call_s, blob, "timing")
         process.request({"op": "slots", "slots": self.track.to_json()}, process.limits.call_s, stage="timing")
+        self.track.kept = True
 
     def seconds(self, order: Sequence[int]) -> float:
-        process = self.track.process
-        body = {"op": "time", "order": list(order), "flush_bytes": self.flush_bytes}
+        process, slots = self.track.process, self.track.slots
+        seeds = [self.rng.getrandbits(62) + 1 for _ in order]
+        last = {slot: number for number, slot in enumerate(order)}
+        if not self.blends:
+            for number in last.values():
+                seeds[number] = PLAIN
+        body = {"op": "time", "order": list(order), "seeds": seeds, "flush_bytes": self.flush_bytes}
         answer = process.request(body, process.limits.call_s, stage="timing")
+        for slot, number in last.items():
+            slots[slot].blend = seeds[number]
         return statistics.median([float(value) for value in answer.body["seconds"]])
 
     def slope(self, order: Sequence[int]) -> float:
@@ -110,6 +126,7 @@ class Hosted:
 
     track: Track
     clock: Clock = time.perf_counter
+    rng: random.Random = field(default_factory=random.SystemRandom)
     name: str = "candidate"
     busy_s: float = math.nan  # GPU time per call, as the profiler in the candidate's process tells it
     kernels: tuple[str, ...] = ()
@@ -119,11 +136,19 @@ class Hosted:
         process.request({"op": "slots", "slots": self.track.to_json()}, process.limits.call_s, stage="timing")
 
     def seconds(self, order: Sequence[int]) -> float:
-        """Every slot once a run, each changed before it: what was remembered of a slot helps nobody."""
+        """Runs over N and over 2N slots in turn, each slot once a run with values of its own; after one of the
+        runs, nobody knows which, one of its outputs is held against the oracle. The slope of the medians."""
         first = list(dict.fromkeys(order))
         slots = first + [number for number in range(len(self.track.slots)) if number not in first]
         half = len(slots) // 2
-        return _slope_of(self.run, slots[:half], slots, self.clock, self.track.nudge)
+        looked = self.rng.randrange(2 * _TURNS)
+
+        def look(number: int, chosen: Sequence[int]) -> None:
+            if number == looked:
+                self.track.check(self.rng.choice(list(chosen)))
+
+        before = functools.partial(self.track.blend, rng=self.rng)
+        return _slope_of(self.run, slots[:half], slots, self.clock, before, look)
 
     def run_spoiled(self, order: Sequence[int]) -> None:
         self.run(order)
@@ -138,8 +163,9 @@ class Hosted:
         order = [rng.randrange(slots) for _ in range(8)]
         body = {"op": "profile", "order": order, "mutates": list(self.track.mutates)}
         answer = process.request(body, process.limits.call_s, stage="timing").body
-        self.busy_s = float(answer.get("seconds") or math.nan)
-        self.kernels = tuple(str(name) for name in answer.get("kernels", ()))[:16]
+        told, names = answer.get("seconds"), answer.get("kernels")
+        self.busy_s = float(told) if isinstance(told, int | float) and told > 0 else math.nan
+        self.kernels = tuple(str(name)[:200] for name in names)[:64] if isinstance(names, list) else ()
 
     def run(self, order: Sequence[int]) -> None:
         process = self.track.process
@@ -148,9 +174,10 @@ class Hosted:
 
 
 def _slope(run: Callable[[Sequence[int]], None], order: Sequence[int], clock: Clock) -> float:
-    """(time of 2N calls − time of N calls) / N, each the least of three, in alternating order.
+    """(time of 2N calls − time of N calls) / N, each the median of three, in alternating order.
 
-    What a call costs once (a message, a synchronisation) cancels; the least of three sheds interruptions.
+    What a call costs once (a message, a synchronisation) cancels; the median sheds an interruption, and nobody can
+    make one run fast and have the others forgotten.
     """
     return _slope_of(run, list(order), [*order, *reversed(order)], clock)
 
@@ -160,19 +187,24 @@ def _slope_of(
     once: Sequence[int],
     twice: Sequence[int],
     clock: Clock,
-    before: Callable[[], None] = lambda: None,
+    before: Callable[[Sequence[int]], None] = lambda chosen: None,
+    after: Callable[[int, Sequence[int]], None] = lambda number, chosen: None,
 ) -> float:
     if len(twice) <= len(once):
         raise ValueError("slope: the longer run must be longer")
-    took: dict[int, float] = {len(once): math.inf, len(twice): math.inf}
-    for turn in range(3):
+    took: dict[int, list[float]] = {len(once): [], len(twice): []}
+    number = 0
+    for turn in range(_TURNS):
         for calls in (twice, once) if turn % 2 else (once, twice):
-            before()
+            before(calls)
             start = clock()
             run(calls)
-            took[len(calls)] = min(took[len(calls)], clock() - start)
-    slope = (took[len(twice)] - took[len(once)]) / (len(twice) - len(once))
-    return slope if slope > 0 else took[len(twice)] / len(twice)
+            took[len(calls)].append(clock() - start)
+            after(number, calls)
+            number += 1
+    short, long = (statistics.median(took[len(calls)]) for calls in (once, twice))
+    slope = (long - short) / (len(twice) - len(once))
+    return slope if slope > 0 else long / len(twice)
 
 
 def graphed(baseline: Baseline) -> Callable[[Sequence[int]], None]:
@@ -198,9 +230,13 @@ def graphed(baseline: Baseline) -> Callable[[Sequence[int]], None]:
 def compile_modes(problem: Problem) -> Mapping[str, Callable_]:
     """Eager, torch.compile in both modes and the problem's libraries; compiled ones compile when called."""
     torch._dynamo.config.recompile_limit = 256
-    return {
-        "eager": problem.reference,
-        "compile": torch.compile(problem.reference, dynamic=False),
-        "compile_max": torch.compile(problem.reference, dynamic=False, mode="max-autotune-no-cudagraphs"),
-        **problem.libraries,
+    forward, made = problem.forward or (problem, _itself)
+    compiled = {
+        "compile": torch.compile(forward.reference, dynamic=False),
+        "compile_max": torch.compile(forward.reference, dynamic=False, mode="max-autotune-no-cudagraphs"),
     }
+    return {"eager": problem.reference, **{n: made(f) for n, f in compiled.items()}, **problem.libraries}
+
+
+def _itself(function: Callable_) -> Callable_:
+    return function

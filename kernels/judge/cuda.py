@@ -291,16 +291,27 @@ extern "C" __global__ void spoil(unsigned* sink, unsigned words) {
     __syncthreads();
     if (shared[(threadIdx.x * 97u) % words] != 0xFFFFFFFFu) *sink = 1u;
 }
+extern "C" __global__ void give_back(char* start, unsigned long long lines) {
+    unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+    for (unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x; i < lines; i += step)
+        asm volatile("applypriority.global.L2::evict_normal [%0], 128;" :: "l"(start + 128 * i) : "memory");
+}
 """
+_LINE_BYTES = 128
 
 
 def spoiler(arch: str) -> bytes:
-    """The cubin of a kernel that fills its dynamic shared memory with NaN bits (see `Spoiler`)."""
+    """The cubin of kernels that fill shared memory with NaN bits and give L2 lines back (see `Spoiler`)."""
     return compile_source(_SPOILER, arch)
 
 
 class Spoiler:
-    """Leaves NaN in every multiprocessor's shared memory: a kernel that reads what it never wrote shows it."""
+    """Takes away what a kernel could find of earlier ones.
+
+    Called, it leaves NaN in every multiprocessor's shared memory: a kernel that reads what it never wrote shows it.
+    `give_back` makes L2 treat a range's lines as any other's (PTX ISA, applypriority), where a kernel had asked for
+    them to be evicted last.
+    """
 
     def __init__(self, cubin: bytes) -> None:
         multiprocessors, shared_bytes = attribute(16), attribute(97)  # …COUNT, …SHARED_MEMORY_PER_BLOCK_OPTIN
@@ -309,6 +320,15 @@ class Spoiler:
         parameters = [ctypes.c_uint64(self._sink), ctypes.c_uint32(shared_bytes // 4)]
         shape = Shape((4 * multiprocessors, 1, 1), (1024, 1, 1), shared_bytes)
         self._launch = Launch(self._module.function("spoil", shared_bytes), shape, parameters)
+        self._give_back = self._module.function("give_back", 0)
+        self._wide = Shape((4 * multiprocessors, 1, 1), (256, 1, 1))
 
     def __call__(self, stream: int = 0) -> None:
         self._launch(stream)
+
+    def give_back(self, pointer: int, size_bytes: int, stream: int = 0) -> None:
+        """Lines wholly inside the range, in stream order."""
+        start = -(-pointer // _LINE_BYTES) * _LINE_BYTES
+        lines = max(0, pointer + size_bytes - start) // _LINE_BYTES
+        if lines:
+            Launch(self._give_back, self._wide, [ctypes.c_uint64(start), ctypes.c_uint64(lines)])(stream)

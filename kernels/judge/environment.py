@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from detectors.xid_catalogue import CATALOGUE, MEMORY, Tier
 from kernels.judge.timing import Board, board
 
 DRIFT = ("gpu", "capability", "driver", "cuda", "torch", "triton", "container")
@@ -68,8 +69,16 @@ def environment(device: str) -> Environment:
     )
 
 
+def machine_xid(code: int) -> str | None:
+    """The Xid in words where it is the machine's fault, None where a program can cause it."""
+    entry = CATALOGUE.get(code)
+    if entry is None or (entry.tier is not Tier.FATAL and code not in MEMORY):
+        return None
+    return f"Xid {code} ({entry.name})"
+
+
 class Nvml:
-    """Read-only NVML of one device: clocks, energy, memory by process. Use as a context manager."""
+    """Read-only NVML of one device: clocks, energy, memory by process, Xids. Use as a context manager."""
 
     def __init__(self, device: int = 0) -> None:
         import pynvml
@@ -81,6 +90,12 @@ class Nvml:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         except pynvml.NVMLError:
             self._handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+        self._events: Any = None
+        try:
+            self._events = pynvml.nvmlEventSetCreate()
+            pynvml.nvmlDeviceRegisterEvents(self._handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+        except pynvml.NVMLError:  # not offered inside some virtual machines: a lost device still shows below
+            self._events = None
 
     def __enter__(self) -> Nvml:
         return self
@@ -98,6 +113,26 @@ class Nvml:
             return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * 1e-3
         except self._nvml.NVMLError:
             return float("nan")
+
+    def fault(self) -> str | None:
+        """What is wrong with the machine, where something is: a lost GPU, or an Xid since the last call that no
+        program can cause (fatal, or of the GPU's memory, by the catalogue). A candidate's own Xids (13, 31, 43, …)
+        are its own."""
+        try:
+            self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        except self._nvml.NVMLError as error:
+            return f"NVML: {error}"
+        while self._events is not None:
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+            except self._nvml.NVMLError_Timeout:
+                return None
+            except self._nvml.NVMLError as error:
+                return f"NVML: {error}"
+            told = machine_xid(int(event.eventData))
+            if told is not None:
+                return told
+        return None
 
     def used_bytes(self, pid: int) -> int:
         """Device memory of one process; 0 where the driver does not say."""

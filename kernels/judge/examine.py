@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from kernels.candidate import Candidate
+from kernels.draw import mix
 from kernels.judge import plan as launch_plan
 from kernels.judge.buffers import View
 from kernels.judge.correctness import (
@@ -48,9 +49,10 @@ class Source(Protocol):
 
 
 class Runner(Protocol):
-    """Runs a candidate once on buffers that were already filled."""
+    """Runs a candidate once on buffers that were already filled. aliases: outputs that lay in an input's memory."""
 
     process: Process
+    aliases: list[int]
 
     def run(
         self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
@@ -68,10 +70,19 @@ class HostRunner:
     record: bool = False  # ask for a launch plan with the next call
     last: Mapping[str, Any] = field(default_factory=dict)
     last_blob: bytes = b""
+    aliases: list[int] = field(default_factory=list)
 
     @classmethod
-    def load(cls, process: Process, candidate: Candidate, problem: Problem) -> HostRunner:
+    def load(
+        cls,
+        process: Process,
+        candidate: Candidate,
+        problem: Problem,
+        step: tuple[tuple[int, ...], int] | None = None,
+    ) -> HostRunner:
+        """`step`: make the entry a training step: gradients at these positions of so many inputs."""
         order = {
+            "step": step,
             "op": "load",
             "source": candidate.source,
             "entry": candidate.entry,
@@ -101,6 +112,8 @@ class HostRunner:
         }
         answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
         self.last, self.last_blob = answer.body, answer.blob
+        told = answer.body.get("aliases")
+        self.aliases = [k for k in told if isinstance(k, int)] if isinstance(told, list) else []
 
 
 @dataclass
@@ -110,6 +123,7 @@ class PlanRunner:
     process: Process
     plan_of: Callable[[Case, Sequence[Any]], launch_plan.Plan]
     sent: launch_plan.Plan | None = None
+    aliases: list[int] = field(default_factory=list)  # a plan's outputs are the judge's buffers
 
     def run(
         self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
@@ -147,6 +161,7 @@ class Examiner:
         self.runner = runner
         self.found = Examination()
         self.seed = 0  # of the latest call
+        self._fill = 0xFF  # what the latest call's outputs held before it
         self.truths: Source | None = None  # None: made here, anew for each call
         self._forms: dict[tuple[Case, bool], list[tuple[tuple[int, ...], torch.dtype]]] = {}
 
@@ -200,7 +215,7 @@ class Examiner:
             raise Refusal(
                 Reason.state_kept, f"{told} for fresh values under the same pointers ({where})", probe.stage
             )
-        empty = _unwritten(want, outputs)
+        empty = _unwritten(want, outputs, self._fill)
         if empty:
             raise Refusal(Reason.unwritten, f"{empty} elements were never written ({where})", probe.stage)
         raise Refusal(finding.reason, f"{finding.detail} ({where})", probe.stage)
@@ -234,14 +249,18 @@ class Examiner:
             pristine[index] = payload[: sizes[index]].clone()
             views.append(view)
         outs = [contiguous(OUTPUTS + k, shape, dtype) for k, (shape, dtype) in enumerate(stored)]
+        self._fill = _prefill(seed)
         for view in outs:
-            process.lender.payload(view.index).fill_(0xFF)
+            process.lender.payload(view.index).fill_(self._fill)
         seed_views = [contiguous(SEEDS + k, tuple(grad.shape), grad.dtype) for k, grad in enumerate(grads)]
         for view, grad in zip(seed_views, grads, strict=True):
             view.of(process.lender.payload(view.index)).copy_(grad)
         self._settle()
         self.found.calls += 1
         self.runner.run(case, views, outs, probe, seed_views)
+        if self.runner.aliases and not probe.backward and not _aliases(self.problem.eager(inputs), inputs):
+            text = f"output {self.runner.aliases[0]} lies in an input's memory ({case}); eager's does not"
+            raise Refusal(Reason.output_aliases, text, probe.stage)
         return self._collect(probe, views, outs, pristine, sizes)
 
     def _collect(
@@ -300,7 +319,8 @@ def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, A
     through torch."""
     if candidate.kind == "library" or candidate.language == "cuda":
         return None
-    opaque = [str(name) for name in answer.get("opaque", ())]
+    told = answer.get("opaque")
+    opaque = [str(name)[:100] for name in told] if isinstance(told, list) else []
     moves_only = all(problem.flops(case) == 0 for case in problem.cases)
     computed = sorted(set(opaque) - (_HELPERS - _MOVES if moves_only else _HELPERS))
     if computed:
@@ -333,7 +353,19 @@ def _gaps_intact(view: View, now: torch.Tensor, before: torch.Tensor) -> bool:
     return torch.equal(patched, now)
 
 
-def _unwritten(want: Expected, outputs: Outputs) -> int:
+def _prefill(seed: int) -> int:
+    """A byte for the outputs before a call: NaN half of the time, else a finite value that nobody can foresee, so
+    that an element which should be NaN cannot be left alone."""
+    return 0xFF if mix(seed, 0xF1) & 1 else 1 + mix(seed, 0xF2) % 0x7A
+
+
+def _aliases(outputs: Outputs, inputs: Inputs) -> bool:
+    """Whether some output lies in an input's memory."""
+    places = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()}
+    return any(x.numel() and x.untyped_storage().data_ptr() in places for x in outputs)
+
+
+def _unwritten(want: Expected, outputs: Outputs, prefill: int) -> int:
     """Elements that still hold the prefill where the oracle has another value."""
     count = 0
     for output, eager in zip(outputs, want.eager, strict=True):
@@ -341,10 +373,10 @@ def _unwritten(want: Expected, outputs: Outputs) -> int:
             output = output.index_select(0, want.rows)  # noqa: PLW2901
         if output.shape != eager.shape or output.dtype != eager.dtype or not output.numel():
             continue
-        fill = torch.full((output.itemsize,), 0xFF, dtype=torch.uint8, device=output.device)
+        fill = torch.full((output.itemsize,), prefill, dtype=torch.uint8, device=output.device)
         same = (output.contiguous().view(torch.uint8).reshape(-1, output.itemsize) == fill).all(dim=1)
         other = (eager.contiguous().view(torch.uint8).reshape(-1, output.itemsize) != fill).any(dim=1)
-        if output.is_floating_point():
+        if output.is_floating_point() and prefill == 0xFF:
             other &= ~torch.isnan(eager).reshape(-1)
         count += int((same & other).sum())
     return count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib.util
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kernels.differentiate import differentiated
 from kernels.judge import cuda, plan, record
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
@@ -132,6 +134,9 @@ class Host:
         self._entry = getattr(module, order["entry"], None)
         if not callable(self._entry):
             raise Unfit(Reason.entry_missing, f"the source defines no callable {order['entry']!r}")
+        if order.get("step"):
+            positions, count = order["step"]
+            self._entry = differentiated(self._entry, tuple(positions), count)
 
     def _inputs(self, items: Sequence[Any]) -> list[Any]:
         return [
@@ -148,17 +153,17 @@ class Host:
         body: dict[str, Any] = {"ok": True}
         blob = b""
         with _load_beside(self._device) if order.get("load") else contextlib.nullcontext():
-            if order.get("gradients"):
-                outputs = self._gradients(inputs, order)
-            elif order.get("record"):
+            run = functools.partial(self._gradients, order=order) if order.get("gradients") else self._run
+            if order.get("record"):
                 resident = [
                     (plan.Pointer("in", index), tensor.data_ptr(), _span(tensor))
                     for index, tensor in enumerate(inputs)
                     if isinstance(tensor, torch.Tensor) and tensor.numel()
                 ]
                 with record.Recorder(resident) as recorder:
-                    outputs = self._run(inputs)
+                    outputs = run(inputs)
                 body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
+                body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
                 if self._device == "cuda":
                     try:
                         made = recorder.plan([] if order["mutates"] else _as_tensors(outputs))
@@ -166,13 +171,23 @@ class Host:
                     except plan.PlanError as error:
                         body["no_plan"] = str(error)[:500]
             else:
-                outputs = self._run(inputs)
+                outputs = run(inputs)
+            if not order["mutates"]:
+                places = {
+                    x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()
+                }
+                body["aliases"] = [
+                    number
+                    for number, x in enumerate(_as_tensors(outputs))
+                    if x.numel() and x.untyped_storage().data_ptr() in places
+                ]
             self._store(outputs, order["outputs"], order["mutates"])
         self._wait()
         return body, blob
 
-    def _gradients(self, inputs: list[Any], order: Mapping[str, Any]) -> Any:
+    def _gradients(self, given: Sequence[Any], order: Mapping[str, Any]) -> Any:
         assert self._entry is not None
+        inputs = list(given)
         for position in order["gradients"]:
             inputs[position] = inputs[position].detach().requires_grad_(True)
         outputs = _as_tensors(self._entry(*inputs))

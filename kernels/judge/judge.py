@@ -11,8 +11,10 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,14 +24,16 @@ from kernels.draw import mix
 from kernels.judge import cuda, inputs
 from kernels.judge import plan as launch_plan
 from kernels.judge.contestants import Baseline, compile_modes
+from kernels.judge.correctness import compare, expected
 from kernels.judge.environment import Environment, Nvml, environment
+from kernels.judge.inputs import Probe
 from kernels.judge.process import JudgeBroken, Limits, Process, Zygote
 from kernels.judge.quiet import Quiet
 from kernels.judge.timing import Board
 from kernels.judge.track import Pool, Track
 from kernels.judge.trial import Request, Trial
-from kernels.judge.verdict import STATUS_OF, Reason, Refusal, Verdict
-from kernels.problem import Case, Problem
+from kernels.judge.verdict import STATUS_OF, LeftOut, Reason, Refusal, Verdict
+from kernels.problem import Case, Problem, ProblemError, as_outputs
 
 __all__ = ["Judge", "Request", "Solo"]
 
@@ -40,17 +44,30 @@ _LANE_RACES = 64
 
 @dataclass
 class Solo:
-    """A problem's baselines on one case: callables, made and warmed once, and their times alone."""
+    """A problem's baselines on one case: callables, made and warmed once, and their times alone.
+
+    missing: baselines that could not run there or computed something else, and why.
+    """
 
     functions: dict[str, Callable[..., Any]]
     seconds: dict[str, float]
-    left_out: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
     @property
     def near(self) -> dict[str, Callable[..., Any]]:
         """The baselines worth racing: eager, and whatever is close to the best."""
         best = min(self.seconds.values())
         return {n: f for n, f in self.functions.items() if n == "eager" or self.seconds[n] <= _NEAR * best}
+
+    def left_out(self, case: str) -> list[LeftOut]:
+        """Every baseline that a race on this case goes without, with the reason."""
+        best = min(self.seconds.values())
+        slow = [
+            LeftOut(case, name, f"{self.seconds[name] / best:.2f} times the best baseline's time, alone", False)
+            for name in self.functions
+            if name not in self.near
+        ]
+        return slow + [LeftOut(case, name, why, True) for name, why in self.missing.items()]
 
 
 class Judge:
@@ -62,18 +79,19 @@ class Judge:
         interpret: bool = False,
         limits: Limits = Limits(),  # noqa: B008  frozen
         entropy: Callable[[int], bytes] = os.urandom,
-        machine_fault: Callable[[], str | None] = lambda: None,
+        machine_fault: Callable[[], str | None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`machine_fault`: asked after a death, answers with the Xid or loss that explains it, if one does."""
+        """`machine_fault`: asked after a refusal, answers with the Xid or loss that explains it, if one does;
+        where None, NVML is asked."""
         self.device = device
         self.limits = limits
         self.environment: Environment = environment(device)
         self._entropy = entropy
-        self._machine_fault = machine_fault
         self._clock = clock
         self._zygote = Zygote(device, interpret)
         self._nvml = Nvml() if device == "cuda" else None
+        self._machine_fault = machine_fault or (self._nvml.fault if self._nvml else lambda: None)
         self.board = self._nvml.board() if self._nvml else Board(0.0, 1 << 20, {})
         self._solo: dict[tuple[str, Case], Solo] = {}
         self.timing_lock = threading.RLock()
@@ -83,6 +101,9 @@ class Judge:
         self._spoiler = cuda.spoiler(self.arch) if device == "cuda" else b""
         self._lanes: dict[tuple[str, Case, tuple[int, ...], int], Track] = {}
         self._threads = torch.get_num_threads()
+        if device == "cuda":  # float32 means float32 in every reference and baseline
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cudnn.allow_tf32 = False
         if device == "cpu":  # hosts have one thread each, so a race needs baselines with one
             torch.set_num_threads(1)
 
@@ -115,6 +136,10 @@ class Judge:
             reason, detail, stage = Reason.judge_broken, str(error), "machine"
         except (cuda.CudaError, torch.AcceleratorError) as error:
             reason, detail, stage = Reason.device_lost, str(error)[:500], "machine"
+        except Exception as error:  # noqa: BLE001  the judge's own fault, or its own memory: it must go on
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            told = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+            reason, detail, stage = Reason.judge_broken, told[:500], "machine"
         return Verdict(
             candidate_sha256=candidate.sha256,
             problem=problem.name,
@@ -125,6 +150,7 @@ class Judge:
             stages=tuple(trial.stages),
             errors=trial.errors,
             comparisons=tuple(trial.comparisons),
+            left_out=tuple(trial.left_out),
             domain=_domain(candidate, trial.timed, self.environment),
             isolation=trial.layers,
             binaries=trial.binaries,
@@ -183,23 +209,36 @@ class Judge:
 
     def _measure_solo(self, problem: Problem, case: Case) -> Solo:
         values = [problem.inputs(case, "normal", mix(7, n), self.device) for n in range(2)]
+        want = expected(problem, Probe("accuracy", case, "normal", (mix(7, 0),)), mix(7, 0), values[0])
         functions: dict[str, Callable[..., Any]] = {}
         seconds: dict[str, float] = {}
-        left_out: dict[str, str] = {}
+        missing: dict[str, str] = {}
         modes = compile_modes(problem) if self.device == "cuda" else {"eager": problem.reference}
         for name, function in modes.items():
-            baseline = Baseline(name, function, list(values), self.flush(), self._clock)
+            copies = [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in made) for made in values]
+            baseline = Baseline(name, function, copies, self.flush(), self._clock)
             try:
+                found = compare(want, as_outputs(baseline.call(0)))
+                if found.reason is not None and name != "eager":
+                    missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
+                    continue
                 for n in (0, 1, 0):
                     baseline.call(n)
                 times = sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))
-            except (ImportError, RuntimeError, TypeError, NotImplementedError) as error:
-                left_out[name] = f"{type(error).__name__}: {error}"[:200]
+            except (
+                ImportError,
+                RuntimeError,
+                TypeError,
+                NotImplementedError,
+                ProblemError,
+                AttributeError,
+            ) as error:
+                missing[name] = f"{type(error).__name__}: {error}"[:300]
                 continue
             functions[name], seconds[name] = function, times[2]
         if "eager" not in functions:
-            raise JudgeBroken(f"baselines: eager does not run on {problem.name}, {case}: {left_out['eager']}")
-        return Solo(functions, seconds, left_out)
+            raise JudgeBroken(f"baselines: eager does not run on {problem.name}, {case}: {missing['eager']}")
+        return Solo(functions, seconds, missing)
 
     def flush(self) -> torch.Tensor | None:
         """Memory that fills L2 twice over; None where there is no GPU."""

@@ -116,7 +116,9 @@ class Plan:
             if min(scratch, default=0) < 0 or sum(scratch) > MAX_SCRATCH_BYTES:
                 raise PlanError(f"plan: {sum(scratch)} bytes of scratch")
             return cls(tuple(binaries), tuple(_step(item, len(sizes)) for item in body["steps"]), scratch)
-        except (KeyError, TypeError, IndexError, OverflowError) as error:
+        except PlanError:
+            raise
+        except (KeyError, TypeError, IndexError, OverflowError, ValueError, AttributeError) as error:
             raise PlanError(f"plan: malformed ({error})") from error
 
 

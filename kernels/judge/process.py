@@ -28,7 +28,7 @@ from typing import Any, Literal
 from kernels.judge import isolation
 from kernels.judge.buffers import CpuLender, CudaLender, Lender
 from kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
-from kernels.judge.verdict import Reason, Refusal
+from kernels.judge.verdict import SELF_REPORTED, Reason, Refusal
 from kernels.judge.zygote import children
 
 Role = Literal["candidate", "replay"]
@@ -256,9 +256,11 @@ class Process:
         if self._ended is not None:
             raise self._ended
         if answer.body.get("ok") is not True:
-            word = str(answer.body.get("reason", "raised"))
-            reason = Reason(word) if word in Reason.__members__ else Reason.raised
-            raise Refusal(reason, str(answer.body.get("text", ""))[:2000], stage)
+            word, text = str(answer.body.get("reason", "raised")), str(answer.body.get("text", ""))[:2000]
+            if word not in SELF_REPORTED:
+                self.kill()
+                raise Refusal(Reason.channel_forged, f"its process says {word[:40]!r} of itself: {text}", stage)
+            raise Refusal(Reason(word), text, stage)
         return answer
 
     def lend(self, sizes_bytes: Mapping[int, int]) -> None:

@@ -31,7 +31,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._resident = list(resident)
         self._tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice in one call
-        self._steps: list[tuple[Any, ...]] = []
+        self.steps: list[tuple[Any, ...]] = []
         self._binaries: dict[bytes, int] = {}
         self.opaque: list[str] = []
         self.launches = 0
@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if name == "zero_" and not result.is_contiguous():
                     self.opaque.append(name)
                 elif span:
-                    self._steps.append(("clear", result.data_ptr(), span))
+                    self.steps.append(("clear", result.data_ptr(), span))
         elif not func.is_view and name not in _FREE:
             self.opaque.append(name)
         return result
@@ -67,7 +67,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.launches += 1
         number = self._binaries.setdefault(binary, len(self._binaries))
         self._tensors += [value for value in kept if isinstance(value, torch.Tensor)]
-        self._steps.append(("fire", number, name, shape, tuple(arguments)))
+        self.steps.append(("fire", number, name, shape, tuple(arguments)))
 
     def plan(self, outputs: Sequence[torch.Tensor]) -> plan.Plan:
         """The plan, once the entry has returned `outputs`. Raises PlanError where no plan can say what happened."""
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 places.append((plan.Pointer("tmp", len(scratch)), address, size))
                 scratch.append(size)
         steps: list[plan.Fire | plan.Clear] = []
-        for step in self._steps:
+        for step in self.steps:
             if step[0] == "clear":
                 steps.append(plan.Clear(_locate(places, step[1]), step[2]))
             else:

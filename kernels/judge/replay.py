@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,13 +17,14 @@ from typing import Any
 import torch
 
 from kernels.judge import cuda, plan
+from kernels.judge.blend import blend_into
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 
 _IDLE_S = 3600.0
 _POISON = 0xFF
 Call = list[Callable[[int], None]]
-Tensors = tuple[list[torch.Tensor], list[torch.Tensor]]
+Tensors = tuple[list[torch.Tensor | None], list[torch.Tensor]]
 
 
 def serve(channel: Channel, device: str, arena: int | None) -> None:
@@ -59,6 +59,7 @@ class Replayer:
         self._functions: dict[tuple[int, str, int], ctypes.c_void_p] = {}
         self._slots: list[Call] = []
         self._tensors: list[Tensors] = []
+        self._values: list[list[torch.Tensor | None]] = []  # each slot's own, to blend
         self._flush: torch.Tensor | None = None
         self._spoiler: cuda.Spoiler | None = None
 
@@ -79,6 +80,12 @@ class Replayer:
             case "slots":
                 self._slots = [self._ready(slot) for slot in order["slots"]]
                 self._tensors = [self._lent(slot) for slot in order["slots"]]
+                self._values = [[] for _ in order["slots"]]
+                if len(order["slots"]) > 1:  # a race's; an examination sends one slot a call
+                    for number in range(len(self._values)):
+                        self._keep(number)
+            case "keep":
+                self._keep(order["slot"])
             case "spoiler":
                 self._spoiler = cuda.Spoiler(blob)
             case "run":
@@ -88,7 +95,7 @@ class Replayer:
                     self._fire(self._slots[index])
                 torch.cuda.synchronize()
             case "time":
-                return {"ok": True, "seconds": self._time(order["order"], order["flush_bytes"])}
+                return {"ok": True, "seconds": self._time(order["order"], order["seeds"], order["flush_bytes"])}
             case other:
                 raise plan.PlanError(f"replay: no order {other!r}")
         return {"ok": True}
@@ -122,51 +129,46 @@ class Replayer:
         for action in actions:
             action(0)
 
-    def _time(self, order: Sequence[int], flush_bytes: int) -> list[float]:
+    def _time(self, order: Sequence[int], seeds: Sequence[int], flush_bytes: int) -> list[float]:
         if self._flush is None or self._flush.numel() != flush_bytes:
             self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
         calls = [lambda i=i: self._fire(self._slots[i]) for i in order]
-        return timed(calls, self._flush, self._unsettled(order))
+        before = [functools.partial(self._unsettle, slot, seed) for slot, seed in zip(order, seeds, strict=True)]
+        return timed(calls, self._flush, before)
 
     def _lent(self, slot: Mapping[str, Any]) -> Tensors:
-        """A slot's inputs in floating point and its outputs."""
+        """A slot's input tensors (None for a number) and its outputs."""
         views = {
-            room: [self._borrower.tensor(View.from_json(item)) for item in slot[room] if isinstance(item, Mapping)]
+            room: [
+                self._borrower.tensor(View.from_json(item)) if isinstance(item, Mapping) else None
+                for item in slot[room]
+            ]
             for room in ("in", "out")
         }
-        return [x for x in views["in"] if x.is_floating_point() and x.numel()], views["out"]
+        return views["in"], [x for x in views["out"] if x is not None]
 
-    def _unsettled(self, order: Sequence[int]) -> list[Callable[[], None]]:
-        """What to do before each timed call, so that nothing remembered from an earlier call is of use.
+    def _keep(self, slot: int) -> None:
+        """Copy a slot's values, as the judge has just written them."""
+        self._values[slot] = [None if x is None else x.clone() for x in self._tensors[slot][0]]
 
-        Outputs and scratch are filled with NaN, and one element of each input is changed, at a place that nobody
-        can foresee, and changed back before the slot's next call. Only a slot's last call sees the values that the
-        judge knows: its output is the one that can be checked, and it cannot be told from the others.
+    def _unsettle(self, slot: int, seed: int) -> None:
+        """Before a timed call: nothing that was remembered of an earlier call may be of use.
+
+        The inputs become a blend that only this call sees, outputs and scratch are filled with NaN, and lines that
+        an earlier call asked L2 to hold (evict_last) are given back, so that the flush which follows evicts them.
         """
-        rng = random.SystemRandom()
-        last = {slot: number for number, slot in enumerate(order)}
-        undo: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        steps: list[Callable[[], None]] = []
-        for number, slot in enumerate(order):
-            inputs, outputs = self._tensors[slot]
-            copies = undo.pop(slot, [])
-            if outputs and last[slot] != number:  # an operation in place has no outputs: its inputs change anyway
-                cells = [x[tuple(rng.randrange(n) for n in x.shape)] for x in inputs]
-                before = [cell.clone() for cell in cells]
-                copies = copies + [(cell, 0.5 - old) for cell, old in zip(cells, before, strict=True)]
-                undo[slot] = list(zip(cells, before, strict=True))
-            steps.append(functools.partial(self._unsettle, outputs, copies))
-        return steps
-
-    def _unsettle(
-        self, outputs: Sequence[torch.Tensor], copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    ) -> None:
+        inputs, outputs = self._tensors[slot]
+        first, second = self._values[slot], self._values[(slot + 1) % len(self._values)]
+        for position, (target, one, other) in enumerate(zip(inputs, first, second, strict=True)):
+            if target is not None and one is not None and other is not None:
+                blend_into(target, one, other, seed, position)
         for tensor in self._scratch:
             tensor.fill_(_POISON)
         for tensor in outputs:
             tensor.fill_(math.nan if tensor.is_floating_point() else -1)
-        for cell, value in copies:
-            cell.copy_(value)
+        if self._spoiler is not None:
+            for tensor in (*(x for x in inputs if x is not None), *outputs, *self._scratch):
+                self._spoiler.give_back(tensor.data_ptr(), tensor.numel() * tensor.itemsize)
 
 
 def timed(
@@ -200,8 +202,8 @@ def _event() -> Any:
 
 
 def _cycles(calls: int) -> int:
-    """GPU clock cycles that cover the queueing of that many calls (≈ 100 µs each at 2 GHz, a few ms at most)."""
-    return min(calls, 40) * 200_000
+    """GPU clock cycles that cover the queueing of that many calls (≈ 150 µs each at 2 GHz, a few ms at most)."""
+    return min(calls, 40) * 300_000
 
 
 def wall(action: Callable[[], Any]) -> float:

@@ -1,19 +1,21 @@
 """The ground a race is run on: slots of buffers in the candidate's process, their values, and what must come out.
 
-A slot is a set of input and output buffers with its own values. The judge fills it, spoils its outputs, and after
-a timed call looks into it; reference outputs stay in the judge's memory.
+A slot is a set of input and output buffers with its own values. Before each timed call it is given a blend of
+them with its neighbour's (`kernels.judge.blend`), its outputs are spoiled, and after any call the judge may look
+into it; reference outputs stay in the judge's memory.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kernels.judge.blend import PLAIN, blended
 from kernels.judge.buffers import View
 from kernels.judge.correctness import Expected, compare, expected
 from kernels.judge.examine import contiguous
@@ -33,6 +35,7 @@ class Slot:
     outputs: list[View]
     seed: int = 0
     values: Inputs = ()
+    blend: int = PLAIN  # seed of what its buffers hold
 
 
 class Truths:
@@ -96,6 +99,7 @@ class Track:
         self.process, self.problem, self.case, self.device, self.truths = process, problem, case, device, truths
         self.mutates = tuple(mutates)
         self.races = 0
+        self.kept = False  # whether the process keeps copies of the slots' values to blend
         sample = problem.inputs(case, "normal", 1, device)
         self.forms = [(tuple(x.shape), x.dtype) for x in problem.eager(sample)]
         self.slots: list[Slot] = []
@@ -125,34 +129,29 @@ class Track:
         slot = self.slots[number]
         slot.seed = seed
         slot.values = self.truths.inputs(self.problem, self.case, seed, self.device)
-        for view, value in zip(slot.inputs, slot.values, strict=True):
+        self._fill(slot, slot.values, PLAIN)
+        _settle(self.device)
+        if self.kept:
+            self.process.request({"op": "keep", "slot": number}, self.process.limits.call_s, stage="timing")
+
+    def blend(self, numbers: Iterable[int], rng: random.Random) -> None:
+        """Give slots values that no earlier call has seen, from here (tier B; a replay does it between calls)."""
+        for number in set(numbers):
+            slot, seed = self.slots[number], rng.getrandbits(62) + 1
+            self._fill(slot, blended(slot.values, self.beside(number).values, seed), seed)
+        _settle(self.device)
+
+    def beside(self, number: int) -> Slot:
+        """The slot that a slot's values are blended with."""
+        return self.slots[(number + 1) % len(self.slots)]
+
+    def _fill(self, slot: Slot, values: Inputs, seed: int) -> None:
+        slot.blend = seed
+        for view, value in zip(slot.inputs, values, strict=True):
             if isinstance(view, View) and isinstance(value, torch.Tensor):
                 view.of(self.process.lender.payload(view.index)).copy_(value)
         for view in slot.outputs:
             self.process.lender.payload(view.index).fill_(0xFF)
-        _settle(self.device)
-
-    def nudge(self) -> None:
-        """Change one element of each floating-point input of every slot, here and in the judge's own values."""
-        for slot in self.slots:
-            for position, (view, value) in enumerate(zip(slot.inputs, slot.values, strict=True)):
-                if not isinstance(view, View) or not isinstance(value, torch.Tensor) or not value.numel():
-                    continue
-                if not value.is_floating_point() or position in self.mutates:
-                    continue
-                place = tuple(random.SystemRandom().randrange(n) for n in value.shape)
-                value[place] = 0.5 - value[place]
-                view.of(self.process.lender.payload(view.index))[place] = value[place]
-        _settle(self.device)
-
-    def restore(self, number: int) -> None:
-        """Put an in-place candidate's inputs back."""
-        slot = self.slots[number]
-        for position in self.mutates:
-            slot.inputs[position].of(self.process.lender.payload(slot.inputs[position].index)).copy_(
-                slot.values[position]
-            )
-        _settle(self.device)
 
     def outputs(self, number: int) -> Outputs:
         slot = self.slots[number]
@@ -160,14 +159,21 @@ class Track:
         return tuple(view.of(self.process.lender.payload(view.index)).clone() for view in chosen)
 
     def check(self, number: int) -> None:
-        """The slot's outputs, as a timed call left them, against the oracle. Raises Refusal."""
+        """The slot's outputs, as its last call left them, against the oracle. Raises Refusal."""
         slot = self.slots[number]
+        values = slot.values
+        if slot.blend != PLAIN:
+            values = blended(slot.values, self.beside(number).values, slot.blend)
         taken = self.outputs(number)
-        finding = compare(self.truths.expected(self.problem, self.case, slot.seed, slot.values), taken)
+        if slot.blend == PLAIN:
+            want = self.truths.expected(self.problem, self.case, slot.seed, values)
+        else:
+            want = Truths().expected(self.problem, self.case, slot.seed, values)
+        finding = compare(want, taken)
         if finding.reason is not None:
             text = f"a timed call's output: {finding.reason}: {finding.detail} ({self.case})"
             raise Refusal(Reason.timed_output_wrong, text, "timing")
-        for position, (view, value) in enumerate(zip(slot.inputs, slot.values, strict=True)):
+        for position, (view, value) in enumerate(zip(slot.inputs, values, strict=True)):
             if isinstance(view, View) and isinstance(value, torch.Tensor) and position not in self.mutates:
                 now = view.of(self.process.lender.payload(view.index))
                 if not torch.equal(now.view(torch.uint8), value.contiguous().view(torch.uint8)):

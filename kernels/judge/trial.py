@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernels.candidate import Candidate, CandidateError
-from kernels.draw import mix
+from kernels.differentiate import input_count, training_step
+from kernels.draw import TWIN, mix
 from kernels.judge import inputs, static
 from kernels.judge import plan as launch_plan
 from kernels.judge.contest import FULL, Pace, Race, slot_count
@@ -22,7 +24,7 @@ from kernels.judge.process import JudgeBroken
 from kernels.judge.sanitizer import Exhibit, sanitize
 from kernels.judge.timing import decide
 from kernels.judge.track import Track, Truths
-from kernels.judge.verdict import Comparison, Reason, Refusal
+from kernels.judge.verdict import Comparison, LeftOut, Reason, Refusal
 from kernels.problem import Case, Inputs, Problem
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ _RESULTS = frozenset(
 )
 
 
+_HELPER = re.compile(r"memcpy|memset|copy|fill|arange", re.IGNORECASE)
+"""GPU work of the helpers that an own kernel may ask torch for (see `kernels.judge.examine`)."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What to do with a candidate. pace None: correctness only. promote: run compute-sanitizer as well."""
@@ -56,6 +62,7 @@ class Request:
     promote: bool = False
     cases: tuple[Case, ...] = ()  # timed cases; empty: all of the problem's that the candidate admits
     search: bool = False  # only the timed cases are examined, and values come from the judge's pool: no certificate
+    gradients: bool = True  # race the training step too, where candidate and problem are differentiable
 
 
 @dataclass
@@ -70,6 +77,8 @@ class Trial:
     stages: list[str] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    launched: set[str] = field(default_factory=set)  # names of the kernels that recorded calls launched
     layers: Mapping[str, str] = field(default_factory=dict)
     timed: tuple[Case, ...] = ()
     binaries: tuple[str, ...] = ()
@@ -90,6 +99,7 @@ class Trial:
             self.layers = dict(runner.process.layers)
             self.stages.append("compile")
             self._examine(runner)
+            self._replay_some(runner)
             if self.request.promote:
                 sanitize(self._exhibits(runner))
                 self.stages.append("sanitizer")
@@ -98,15 +108,91 @@ class Trial:
                 if self.request.pace is None:
                     why = "timing was not asked for"
                 return Reason.passed, why, "integrity"
-            plans = [self.plan(runner, case) for case in self.timed]
-            self.binaries = tuple(dict.fromkeys(b for made in plans if made for b in made.binary_sha256))
-            if all(made is not None for made in plans):
-                stack.close()  # from here on no candidate code runs anywhere
-            for case, made in zip(self.timed, plans, strict=True):
-                self.comparisons += self._race(runner, case, made)
+            self._time(self.problem, runner, stack)
+        if self._differentiates():
+            with contextlib.ExitStack() as stack:
+                host = stack.enter_context(self.judge.start("candidate"))
+                step = training_step(self.problem)
+                order = (self.problem.gradients, input_count(self.problem))
+                runner = HostRunner.load(host, self.candidate, self.problem, order)
+                self._time(step, replace(runner, problem=step), stack)
         self.stages.append("timing")
+        return self._decide()
+
+    def _decide(self) -> tuple[Reason, str, str]:
+        """The word, and over which baselines it is said. "Faster" for promotion needs every baseline that the
+        problem names: where a peer could not run, it is only told, and promotes nobody."""
         reason, text = decide(self.comparisons)
+        raced = sorted({c.baseline for c in self.comparisons})
+        text += f"; raced: {', '.join(raced)}"
+        absent = sorted({f"{x.baseline} ({x.why.splitlines()[0][:80]})" for x in self.left_out if x.missing})
+        if absent:
+            text += f"; NOT raced: {', '.join(absent)}"
+            if reason is Reason.clears_best and self.request.promote:
+                reason = Reason.peer_missing
         return reason, text, "timing"
+
+    def _differentiates(self) -> bool:
+        asked = self.request.gradients and not self.request.search
+        return (
+            asked and self.candidate.differentiable and bool(self.problem.gradients) and not self.candidate.mutates
+        )
+
+    def _time(self, problem: Problem, runner: HostRunner | PlanRunner, stack: contextlib.ExitStack) -> None:
+        """Race every timed case; where all have launch plans, `stack` (with the candidate's process) ends first."""
+        plans = [self.plan(runner, case, problem) for case in self.timed]
+        self.binaries = tuple(dict.fromkeys((*self.binaries, *(b for p in plans if p for b in p.binary_sha256))))
+        if all(made is not None for made in plans):
+            stack.close()  # from here on no candidate code runs anywhere
+        if not self.request.search:
+            self._replay(problem, [(c, p) for c, p in zip(self.timed, plans, strict=True) if p], whole=True)
+        for case, made in zip(self.timed, plans, strict=True):
+            self.comparisons += self._race(problem, runner, case, made)
+
+    def _replay_some(self, runner: HostRunner | PlanRunner) -> None:
+        """Replay the launches of a few secret cases, one a dtype, in a process without candidate code: what a
+        host's Python computed by other means than its launches is missing there."""
+        own = isinstance(runner, HostRunner) and self.candidate.kind != "library"
+        if not own or self.judge.device != "cuda" or self.request.search:
+            return
+        rng = random.Random(self.secret + b"replay")
+        probes = [p for p in self._probes() if p.stage == "sweep" and p.case.layout == "contiguous"]
+        rng.shuffle(probes)
+        by_dtype = {p.case.dtype: p.case for p in probes if self.problem.compulsory_bytes(p.case) > 0}
+        made = [(case, self.plan(runner, case, self.problem)) for case in by_dtype.values()]
+        self._replay(self.problem, [(case, plan) for case, plan in made if plan is not None], whole=False)
+        self.stages.append("replay")
+
+    def _replay(self, problem: Problem, plans: Sequence[tuple[Case, launch_plan.Plan]], whole: bool) -> None:
+        """Examine launch plans like a candidate. `whole`: with every distribution of values, because what was
+        examined in the host need not be what it launched for the recorder."""
+        if not plans:
+            return
+        rng = random.Random(self.secret + b"replays")
+        with self.judge.start("replay") as process:
+            current: list[launch_plan.Plan] = []
+            runner = PlanRunner(process, lambda case, values: current[0])
+            examiner = Examiner(problem, self.candidate, self.judge.device, runner)
+            for case, made in plans:
+                current[:] = [made]
+                a, b = (mix(rng.getrandbits(64)) for _ in range(2))
+                probes = [Probe("integrity", case, "normal", (a, b, a, a + TWIN) if whole else (a,))]
+                if whole:
+                    others = [name for name in problem.distributions if name != "normal"]
+                    probes += [Probe("values", case, name, (mix(rng.getrandbits(64)),)) for name in others]
+                for number, probe in enumerate(probes):
+                    try:
+                        with self.judge.quiet.shared():
+                            examiner.probe(probe)
+                    except Refusal as refusal:
+                        first = number == 0 and examiner.found.calls == 1
+                        if first and refusal.reason in _RESULTS | {Reason.state_kept}:
+                            text = f"its launches, replayed, do not make its outputs: {refusal.detail}"
+                            raise Refusal(Reason.library_call, text, "replay") from refusal
+                        text = f"the recorded launches, replayed: {refusal.detail}"
+                        raise Refusal(refusal.reason, text, "replay") from refusal
+                examiner.found.calls = 0
+            self.errors.update({k: max(v, self.errors.get(k, 0.0)) for k, v in examiner.found.worst.items()})
 
     def _admits(self, case: Case) -> bool:
         return self.problem.constraint(case) and self.candidate.domain.admits(case.sizes, case.dtype, case.layout)
@@ -137,16 +223,28 @@ class Trial:
         examiner = Examiner(self.problem, self.candidate, self.judge.device, runner)
         if self.request.search:
             examiner.truths = self.judge.pool
+        rng = random.Random(self.secret + b"recorded")
         try:
             for number, probe in enumerate(probes):
                 if number and self.stages[-1] != probe.stage:
                     self.stages.append(probes[number - 1].stage)
+                held = self.candidate.kind != "library" and all(probe.case.sizes.values())
+                held = held and (probe.backward or probe.stage == "sweep") and rng.random() < 0.5
+                if isinstance(runner, HostRunner):
+                    runner.record = held
                 try:
                     with self.judge.quiet.shared():
                         examiner.probe(probe)
                 except Refusal as refusal:
                     self._ask_afresh(examiner, probe, refusal)
                     raise
+                finally:
+                    if isinstance(runner, HostRunner):
+                        runner.record = False
+                if held and isinstance(runner, HostRunner):
+                    refused = class_refusal(self.candidate, self.problem, runner.last)
+                    if refused is not None:
+                        raise Refusal(refused.reason, f"{refused.detail} ({probe.case})", probe.stage)
                 if number == 0 and isinstance(runner, HostRunner):
                     self._hold_to_class(runner, examiner, probe)
         finally:
@@ -218,23 +316,29 @@ class Trial:
         if refusal is not None:
             raise refusal
 
-    def plan(self, runner: HostRunner | PlanRunner, case: Case) -> launch_plan.Plan | None:
+    def plan(
+        self, runner: HostRunner | PlanRunner, case: Case, problem: Problem | None = None
+    ) -> launch_plan.Plan | None:
         """The launch plan of one case, or None where only the callable can be timed (tier B)."""
+        problem = problem or self.problem
         if isinstance(runner, PlanRunner):
-            values = self.problem.inputs(case, "normal", 1, self.judge.device)
+            values = problem.inputs(case, "normal", 1, self.judge.device)
             return runner.plan_of(case, values)
         if self.judge.device != "cuda":
             return None
-        examiner = Examiner(self.problem, self.candidate, self.judge.device, runner)
+        examiner = Examiner(problem, self.candidate, self.judge.device, runner)
         probe = Probe("accuracy", case, "normal", (mix(int.from_bytes(self.secret, "little"), 3),))
-        sample = Truths().inputs(self.problem, case, probe.seeds[0], self.judge.device)
+        sample = Truths().inputs(problem, case, probe.seeds[0], self.judge.device)
         examiner.call(probe, probe.seeds[0], sample)  # autotuning and compiling happen here
         _Recording(runner, examiner).call(probe)
-        refusal = class_refusal(self.candidate, self.problem, runner.last)
+        told = runner.last.get("launched")
+        self.launched |= {str(name)[:200] for name in told} if isinstance(told, list) else set()
+        refusal = class_refusal(self.candidate, problem, runner.last)
         if refusal is not None:
-            for passed in self.smoke:  # the case that passed: does it still?
+            smoke = self.smoke if problem is self.problem else ()
+            for passed in smoke:  # the case that passed: does it still?
                 _Recording(runner, examiner).call(passed)
-            if self.smoke and class_refusal(self.candidate, self.problem, runner.last) is not None:
+            if smoke and class_refusal(self.candidate, problem, runner.last) is not None:
                 text = f"it passed for its class at first, and now: {refusal.detail}"
                 raise Refusal(Reason.state_kept, text, "timing") from refusal
             raise refusal
@@ -272,14 +376,18 @@ class Trial:
             )
         return list(made.values())
 
-    def _race(self, runner: HostRunner | PlanRunner, case: Case, made: launch_plan.Plan | None) -> list[Comparison]:
+    def _race(
+        self, problem: Problem, runner: HostRunner | PlanRunner, case: Case, made: launch_plan.Plan | None
+    ) -> list[Comparison]:
         judge, pace = self.judge, self.request.pace
         assert pace is not None
-        solo = judge.solo(self.problem, case)
+        solo = judge.solo(problem, case)
+        label = str(case) if problem is self.problem else f"{case}, training step"
+        self.left_out += solo.left_out(label)
         if made is None:  # tier B uses a slot once a run
             pace = replace(pace, max_slots=32)
-        count = slot_count(self.problem, case, judge.board.l2_bytes, pace) // 2 * 2
-        rng = random.Random(self.secret + str(case).encode())
+        count = slot_count(problem, case, judge.board.l2_bytes, pace) // 2 * 2
+        rng = random.Random(self.secret + label.encode())
         mutates = self.candidate.mutates
         with contextlib.ExitStack() as stack:
             entrant: Replayed | Hosted
@@ -287,23 +395,25 @@ class Trial:
                 process = runner.process
                 if process.descendants():
                     raise Refusal(Reason.process_limit, "other processes of the candidate are alive", "timing")
-                track = Track(process, self.problem, case, mutates, count, judge.device, Truths())
-                entrant, flush = Hosted(track, judge.clock), None
+                track = Track(process, problem, case, mutates, count, judge.device, Truths())
+                entrant, flush = Hosted(track, judge.clock, rng), None
                 entrant.profile(rng)
+                self._hold_to_launches(entrant)
             else:
                 if self.request.search:
-                    track = stack.enter_context(judge.lane(self.problem, case, mutates, count))
+                    track = stack.enter_context(judge.lane(problem, case, mutates, count))
                 else:
                     process = stack.enter_context(judge.start("replay"))
-                    track = Track(process, self.problem, case, mutates, count, judge.device, Truths())
-                entrant, flush = Replayed(track, made, judge.flush_bytes, judge.clock), judge.flush()
+                    track = Track(process, problem, case, mutates, count, judge.device, Truths())
+                blends = not self.request.search
+                entrant, flush = Replayed(track, made, judge.flush_bytes, judge.clock, blends, rng), judge.flush()
             empty: Inputs = ()
             baselines = [
                 Baseline(name, function, [empty] * count, flush, judge.clock)
                 for name, function in solo.near.items()
             ]
             alone = solo.seconds if flush is not None else {}
-            race = Race(entrant, baselines, track, judge.board, pace, rng, judge.nvml, alone)
+            race = Race(entrant, baselines, track, judge.board, pace, rng, judge.nvml, alone, label)
             try:
                 with judge.timing_lock, contextlib.nullcontext() if self.request.search else judge.quiet.alone():
                     return race.run()
@@ -312,6 +422,13 @@ class Trial:
                     text = f"its launches, replayed, do not make its outputs: {refusal.detail}"
                     raise Refusal(Reason.library_call, text, "timing") from refusal
                 raise
+
+    def _hold_to_launches(self, entrant: Hosted) -> None:
+        """Tier B's kernels, as the profiler names them, are those that recorded calls launched, and copies."""
+        strange = [name for name in entrant.kernels if name not in self.launched and not _HELPER.search(name)]
+        if strange:
+            text = f"the profiler sees {strange[0][:120]!r}, which is no launch of its own"
+            raise Refusal(Reason.library_call, text, "timing")
 
 
 class _Recording:

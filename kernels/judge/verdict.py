@@ -65,6 +65,7 @@ class Reason(StrEnum):
     max_ulp = "max_ulp"
     nan_placement = "nan_placement"
     gradient = "gradient"
+    output_aliases = "output_aliases"
     # integrity
     input_mutated = "input_mutated"
     guard_overwritten = "guard_overwritten"
@@ -80,6 +81,7 @@ class Reason(StrEnum):
     baseline_disturbed = "baseline_disturbed"
     rounds_disagree = "rounds_disagree"
     straddles = "straddles"
+    peer_missing = "peer_missing"
     below_baseline = "below_baseline"
     clears_best = "clears_best"
     passed = "passed"
@@ -119,6 +121,7 @@ _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
         Reason.max_ulp,
         Reason.nan_placement,
         Reason.gradient,
+        Reason.output_aliases,
         Reason.guard_overwritten,
         Reason.memcheck,
         Reason.racecheck,
@@ -141,7 +144,7 @@ _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
         Reason.baseline_disturbed,
     ),
     Status.unstable: (Reason.determinism, Reason.rounds_disagree),
-    Status.inconclusive: (Reason.straddles,),
+    Status.inconclusive: (Reason.straddles, Reason.peer_missing),
     Status.slower: (Reason.below_baseline,),
     Status.faster: (Reason.clears_best,),
     Status.correct: (Reason.passed,),
@@ -150,10 +153,25 @@ _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
 STATUS_OF: Mapping[Reason, Status] = {reason: status for status, group in _BY_STATUS.items() for reason in group}
 
 
+_REFUSED = frozenset(
+    {Status.compile_error, Status.timeout, Status.oom, Status.wrong, Status.cheat, Status.unstable}
+)
+SELF_REPORTED = frozenset(
+    reason for status in (Status.compile_error, Status.wrong, Status.oom) for reason in _BY_STATUS[status]
+) | {Reason.process_limit, Reason.disk_limit}
+"""What a candidate's process may say of itself. It shares an address space with hostile code, so any other word
+from it (that it was faster, that the machine broke) is a forgery."""
+
+
 class Refusal(Exception):
-    """A candidate is refused: the reason, the stage that found it and a sentence with the figures."""
+    """A candidate is refused: the reason, the stage that found it and a sentence with the figures.
+
+    Only reasons that speak against a candidate: nothing that is raised can make it fit, or nobody's fault.
+    """
 
     def __init__(self, reason: Reason, detail: str, stage: str = "") -> None:
+        if STATUS_OF[reason] not in _REFUSED:
+            raise ValueError(f"refusal: {reason} refuses nobody")
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
@@ -195,6 +213,17 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A baseline that was not raced on one case. `missing`: it could not run there, or computed something else;
+    otherwise it ran alone and was too slow to matter."""
+
+    case: str
+    baseline: str
+    why: str
+    missing: bool
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the judge found about one candidate on one problem, with everything needed to question it."""
 
@@ -207,6 +236,7 @@ class Verdict:
     stages: tuple[str, ...] = ()  # stages passed, in order
     errors: Mapping[str, float] = field(default_factory=dict)  # worst figure per measure, relative to eager's own
     comparisons: tuple[Comparison, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()  # baselines of the problem that were not raced, and why
     domain: Mapping[str, Any] = field(default_factory=dict)
     binaries: tuple[str, ...] = ()  # SHA-256 of the GPU binaries that were raced (tier A)
     isolation: Mapping[str, str] = field(default_factory=dict)
@@ -228,11 +258,6 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Plain values for canonical JSON: NaN becomes null, enums their words."""
         return {name: _plain(value) for name, value in asdict(self).items()}
-
-
-_REFUSED = frozenset(
-    {Status.compile_error, Status.timeout, Status.oom, Status.wrong, Status.cheat, Status.unstable}
-)
 
 
 def _plain(value: Any) -> Any:

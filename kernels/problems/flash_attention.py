@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.draw import Draw
 from kernels.problem import Axis, Case, Inputs, Problem
@@ -12,6 +13,18 @@ from kernels.problem import Axis, Case, Inputs, Problem
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """q, k, v: (b, h, s, d) → (b, h, s, d), scale 1/sqrt(d); query i sees keys 0…i."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same by cuDNN; RuntimeError where it refuses the shape."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same by FlashAttention, whatever torch would choose."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -50,4 +63,5 @@ FLASH_ATTENTION = Problem(
     distributions=("normal", "large_mean", "ties", "near_constant", "tiny"),
     layouts=("contiguous", "padded", "transposed"),  # torch's own kernels fault on 2-byte aligned addresses
     gradients=(0, 1, 2),
+    libraries={"cudnn": cudnn, "flash": flash},
 )

@@ -42,6 +42,12 @@ def _liger(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
     return liger_rms_norm(x, weight, eps, in_place=False)
 
 
+def _liger_residual(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+    from liger_kernel.transformers.functional import liger_fused_add_rms_norm
+
+    return liger_fused_add_rms_norm(x, residual, weight, eps, in_place=False)
+
+
 _AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 16384))
 
 RMSNORM = Problem(
@@ -69,5 +75,6 @@ RMSNORM_RESIDUAL = Problem(
     compulsory_bytes=lambda case: (4 * case["m"] + 1) * case["n"] * case.element_bytes,
     flops=lambda case: 5 * case["m"] * case["n"],
     gradients=(0, 1, 2),
+    libraries={"liger": _liger_residual},
     row_inputs=(0, 1),
 )

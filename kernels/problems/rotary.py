@@ -50,7 +50,7 @@ def make_half(case: Case, draw: Draw) -> Inputs:
 
 
 def _liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-    """Liger's rotary writes into q and k, so it is timed in place; its outputs are its inputs."""
+    """Liger (0.8.5) rotates in place where q and k lie as (b, s, h, d); as ours do not, it copies them first."""
     from liger_kernel.transformers.functional import liger_rope
 
     return liger_rope(q, k, cos.unsqueeze(0), sin.unsqueeze(0))
