@@ -103,9 +103,9 @@ def race_itself(judge: Judge, case: Case, pairs: int, rounds: int) -> dict[str, 
         entrants = []
         for process in (one, two):
             track = Track(process, problem, case, (), count, judge.device, judge.pool)
+            entrants.append(Replayed(track, made, judge.flush_bytes, rng=rng))
             for slot in range(count):
                 track.refresh(slot, judge.pool.seed(rng))
-            entrants.append(Replayed(track, made, judge.flush_bytes))
         took = [entrant.seconds([0, 1, 0]) for entrant in entrants]
         start = time.time()
         for _ in range(pairs):
@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--configurations", type=int, default=256)
     parser.add_argument("--threads", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--verdicts", nargs="*", default=["softmax_row", "rmsnorm_row", "copy_rows"])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels_judge.json")
     options = parser.parse_args()
@@ -229,7 +230,10 @@ def main() -> None:
         if options.configurations:
             keep("throughput", throughput(judge, options.configurations, options.threads))
         if options.pairs:
-            keep("same_against_same", [race_itself(judge, case, options.pairs // 2, 15) for case in (CASE, SMALL)])
+            keep(
+                "same_against_same",
+                [race_itself(judge, case, options.pairs // 2, options.rounds) for case in (CASE, SMALL)],
+            )
         if options.verdicts:
             keep("full", verdicts(judge, options.verdicts))
 

@@ -236,6 +236,41 @@ class Launch:
             raise CudaError("cuLaunchKernelEx", code, (name.value or b"?").decode())
 
 
+def tensor_map(
+    address: int,
+    element: int,
+    sizes: Sequence[int],
+    strides_bytes: Sequence[int],
+    box: Sequence[int],
+    swizzle: int,
+    nan_fill: bool,
+) -> Any:
+    """A CUtensorMap (128 bytes, aligned to 64) as Triton encodes its own: no interleave, L2 promotion of 128 bytes.
+
+    Raises CudaError where the driver refuses the form.
+    """
+    raw = (ctypes.c_char * 192)()
+    start = -ctypes.addressof(raw) % 64
+    made = (ctypes.c_char * 128).from_buffer(raw, start)
+    rank = len(sizes)
+    _check(
+        "cuTensorMapEncodeTiled",
+        made,
+        ctypes.c_int(element),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * rank)(*strides_bytes),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*([1] * rank)),
+        ctypes.c_int(0),
+        ctypes.c_int(swizzle),
+        ctypes.c_int(2),
+        ctypes.c_int(int(nan_fill)),
+    )
+    return made
+
+
 def memset(pointer: int, size_bytes: int, stream: int = 0) -> None:
     """Zero bytes in stream order."""
     _check("cuMemsetD8Async", ctypes.c_uint64(pointer), 0, ctypes.c_size_t(size_bytes), ctypes.c_void_p(stream))

@@ -258,10 +258,11 @@ class Examiner:
         self._settle()
         self.found.calls += 1
         self.runner.run(case, views, outs, probe, seed_views)
+        outputs = self._collect(probe, views, outs, pristine, sizes)
         if self.runner.aliases and not probe.backward and not _aliases(self.problem.eager(inputs), inputs):
             text = f"output {self.runner.aliases[0]} lies in an input's memory ({case}); eager's does not"
             raise Refusal(Reason.output_aliases, text, probe.stage)
-        return self._collect(probe, views, outs, pristine, sizes)
+        return outputs
 
     def _collect(
         self,
@@ -378,5 +379,7 @@ def _unwritten(want: Expected, outputs: Outputs, prefill: int) -> int:
         other = (eager.contiguous().view(torch.uint8).reshape(-1, output.itemsize) != fill).any(dim=1)
         if output.is_floating_point() and prefill == 0xFF:
             other &= ~torch.isnan(eager).reshape(-1)
-        count += int((same & other).sum())
+        found = int((same & other).sum())
+        if prefill == 0xFF or found * 256 > output.numel():  # a few wrong values may equal a finite prefill
+            count += found
     return count

@@ -3,7 +3,9 @@
 A judge is trusted on a machine because it has refused every known cheat there, for a right reason and also with the
 static read switched off, and has accepted every known-good kernel. The files are candidates like any other
 (`kernels.candidate_file`) with notes in their headers: `class` (the kind of cheat), `refused` (the reasons that are
-right), `needs_cuda`, `timed` (the cheat is against the clock), `interpreter` (the dtypes for Triton's).
+right), `neutralised` (further reasons that are right because the cheat came to nothing: a slow kernel stayed slow),
+`needs_cuda`, `timed` (the cheat is against the clock), `huge` (it takes more than 2³¹ elements to show),
+`interpreter` (the dtypes for Triton's).
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ _SANITIZER = frozenset({Reason.memcheck, Reason.racecheck, Reason.initcheck, Rea
 
 @dataclass(frozen=True)
 class Piece:
-    """One file. `refused` is empty for a candidate that must be accepted."""
+    """One file. `refused` and `neutralised` are empty for a candidate that must be accepted."""
 
     name: str
     file: CandidateFile
     cheat: str
     refused: frozenset[Reason]
+    neutralised: frozenset[Reason]
     needs_cuda: bool
     timed: bool
+    huge: bool
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Showing:
             "class": self.cheat,
             "static": self.static,
             "right": self.right,
+            "refused": v.refused,
             "status": v.status.value,
             "reason": v.reason.value,
             "stage": v.stage,
@@ -77,9 +82,20 @@ def read_gallery(folder: Path, device: str) -> list[Piece]:
         if device != "cuda" and "interpreter" in notes:
             domain = replace(file.candidate.domain, dtypes=tuple(notes["interpreter"].split()))
             file = replace(file, candidate=replace(file.candidate, domain=domain))
-        refused = frozenset(Reason(word) for word in notes.get("refused", "").split())
+        refused, neutralised = (
+            frozenset(Reason(word) for word in notes.get(note, "").split()) for note in ("refused", "neutralised")
+        )
         pieces.append(
-            Piece(path.stem, file, notes.get("class", ""), refused, needs_cuda, notes.get("timed") == "yes")
+            Piece(
+                path.stem,
+                file,
+                notes.get("class", ""),
+                refused,
+                neutralised,
+                needs_cuda,
+                notes.get("timed") == "yes",
+                notes.get("huge") == "yes",
+            )
         )
     return pieces
 
@@ -90,15 +106,16 @@ def show(
     """Judge one piece. It is raced only where its cheat is against the clock."""
     problem = named(piece.file.problem)
     request = Request(
-        scope=scope,
+        scope=replace(scope, huge=piece.huge),
         pace=pace if piece.timed else None,
         static=static,
         promote=judge.device == "cuda" and bool(piece.refused & _SANITIZER),
         cases=problem.cases[:1],
+        gradients=False,
     )
     verdict = judge.verdict(piece.file.candidate, problem, request, secret)
     if piece.refused:
-        allowed = piece.refused | (STATIC_REASONS if static else frozenset())
+        allowed = piece.refused | piece.neutralised | (STATIC_REASONS if static else frozenset())
         right = verdict.reason in allowed
     else:
         right = not verdict.refused and verdict.stage != "machine"

@@ -93,8 +93,9 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         """Octaves from the wanted bytes; where rows are dear, few of them count for as much as the right bytes."""
         octaves = abs(math.log2((problem.compulsory_bytes(case) + 1) / scope.base_bytes))
         empty = any(case[axis.name] == 0 for axis in problem.axes)
+        single = sum(case[axis.name] == 1 for axis in problem.axes)  # one row hides what is wrong between rows
         rows = math.log2(1 + _rows(problem, case.sizes)) if scope.max_rows < 1 << 20 else 0.0
-        return octaves + rows + (100.0 if empty else 0.0)
+        return octaves + rows + 6.0 * single + (100.0 if empty else 0.0)
 
     base = min(admitted, key=unfit)
     plain = base.with_(layout="contiguous")
@@ -116,7 +117,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     if scope.huge:
         large = [case for case in problem.huge if _admits(problem, candidate, case)]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), rows=64) for case in large]
-    for case in bases:
+    others = [case for case in admitted if all(case[axis.name] > 1 for axis in problem.axes)]
+    for case in [*bases, *rng.sample(others, min(1, len(others)))]:
         a, b, c = _seed(rng), _seed(rng), _seed(rng)
         probes.append(Probe("integrity", case, "normal", (a, b, a, c, b, b + TWIN, b, a + TWIN)))
     return tuple(probes)

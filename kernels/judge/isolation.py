@@ -52,6 +52,7 @@ class Policy:
     readable: tuple[Path, ...]
     executable: tuple[Path, ...]
     devices: tuple[Path, ...]
+    listed: tuple[Path, ...] = ()  # folders whose names may be read, but not the files below them
     cpu_s: int = 300
     file_bytes: int = 512 << 20
     scratch_bytes: int = 1 << 30
@@ -244,6 +245,7 @@ def _landlock(policy: Policy) -> str:
         rules: list[tuple[Iterable[Path], int]] = [
             ([policy.scratch], everything),
             (policy.readable, _READ),
+            (policy.listed, _FS["read_dir"]),
             (policy.executable, _READ | _FS["execute"]),
             # CUDA names its threads through /proc/self/task/*/comm and fails where it may not
             ((*policy.devices, Path("/proc/self")), _READ | _FS["write_file"] | _FS["truncate"] | _FS["ioctl_dev"]),

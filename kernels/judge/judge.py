@@ -27,7 +27,7 @@ from kernels.judge.contestants import Baseline, compile_modes
 from kernels.judge.correctness import compare, expected
 from kernels.judge.environment import Environment, Nvml, environment
 from kernels.judge.inputs import Probe
-from kernels.judge.process import JudgeBroken, Limits, Process, Zygote
+from kernels.judge.process import JudgeBroken, Limits, Process, Role, Zygote
 from kernels.judge.quiet import Quiet
 from kernels.judge.timing import Board
 from kernels.judge.track import Pool, Track
@@ -168,9 +168,9 @@ class Judge:
             raise Refusal(Reason.no_plan, "only the callable can be timed", "timing")
         return made
 
-    def start(self, role: Any) -> Process:
-        """A fresh confined process under this judge's limits."""
-        process = self._zygote.start(role, self.limits)
+    def start(self, role: Role, peers: bool = False) -> Process:
+        """A fresh confined process under this judge's limits; `peers`: it may read other libraries of kernels."""
+        process = self._zygote.start(role, self.limits, peers=peers)
         if self._nvml is not None:
             process.watch_vram(self._nvml.used_bytes, self._nvml.free_bytes)
         if role == "replay":

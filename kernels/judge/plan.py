@@ -58,7 +58,24 @@ class Scalar:
     value: int
 
 
-Argument = Pointer | Scalar
+@dataclass(frozen=True)
+class TensorMap:
+    """A tile descriptor for Hopper's bulk copy engine, encoded anew for the buffer that it is replayed on.
+
+    Fields are those of cuTensorMapEncodeTiled (CUDA driver API), innermost dimension first; strides in bytes, one
+    fewer than sizes.
+    """
+
+    pointer: Pointer
+    element: int
+    sizes: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    nan_fill: bool
+
+
+Argument = Pointer | Scalar | TensorMap
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,10 @@ def _step_json(step: Fire | Clear) -> list[Any]:
 def _argument_json(argument: Argument) -> list[Any]:
     if isinstance(argument, Pointer):
         return [argument.room, argument.index, argument.offset_bytes]
+    if isinstance(argument, TensorMap):
+        shape = [list(argument.sizes), list(argument.strides_bytes), list(argument.box)]
+        how = [argument.element, argument.swizzle, argument.nan_fill]
+        return ["map", _argument_json(argument.pointer), shape, how]
     return [argument.kind, str(argument.value)]
 
 
@@ -162,6 +183,15 @@ def _argument(item: Any) -> Argument:
     match item:
         case ["in" | "out" | "tmp" as room, int() as index, int() as offset] if index >= 0 and offset >= 0:
             return Pointer(room, index, offset)
+        case ["map", [*base], [[*sizes], [*strides], [*box]], [int() as element, int() as swizzle, nan_fill]]:
+            pointer = _argument(base)
+            numbers = [*sizes, *strides, *box, element, swizzle]
+            ranks = 1 <= len(sizes) <= 5 and len(box) == len(sizes) == len(strides) + 1
+            if not isinstance(pointer, Pointer) or not ranks:
+                raise PlanError(f"plan: tensor map {item!r}")
+            if any(not isinstance(n, int) or not 0 <= n < 1 << 40 for n in numbers):
+                raise PlanError(f"plan: tensor map {item!r}")
+            return TensorMap(pointer, element, tuple(sizes), tuple(strides), tuple(box), swizzle, bool(nan_fill))
         case [str() as kind, str() as value] if kind in _SCALARS:
             return Scalar(kind, int(value))
         case _:
@@ -244,23 +274,43 @@ def prepare(
             address, size = resolve(step.pointer), step.size_bytes
             actions.append(partial(cuda.memset, address, size))
             continue
-        parameters: list[Any] = [
-            ctypes.c_uint64(resolve(argument)) if isinstance(argument, Pointer) else storage(argument)
-            for argument in step.arguments
-        ]
+        parameters = [_parameter(argument, resolve) for argument in step.arguments]
         function = functions(step.binary, step.name, step.shape.shared_bytes)
         actions.append(cuda.Launch(function, step.shape, parameters))
     return actions
+
+
+def _parameter(argument: Argument, resolve: Resolve) -> Any:
+    if isinstance(argument, Pointer):
+        return ctypes.c_uint64(resolve(argument))
+    return tensor_map(argument, resolve(argument.pointer)) if isinstance(argument, TensorMap) else storage(argument)
+
+
+def tensor_map(argument: TensorMap, address: int) -> Any:
+    """The descriptor as the bytes that a kernel's parameter is copied from."""
+    return cuda.tensor_map(
+        address,
+        argument.element,
+        argument.sizes,
+        argument.strides_bytes,
+        argument.box,
+        argument.swizzle,
+        argument.nan_fill,
+    )
+
+
+def _pointers(step: Fire | Clear) -> list[Pointer]:
+    if isinstance(step, Clear):
+        return [step.pointer]
+    found = [a.pointer if isinstance(a, TensorMap) else a for a in step.arguments]
+    return [pointer for pointer in found if isinstance(pointer, Pointer)]
 
 
 def check_reach(plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Every pointer lies inside its buffer (bytes by index; 0 where an input is a number). Raises PlanError."""
     rooms: Mapping[str, Sequence[int]] = {"in": inputs, "out": outputs, "tmp": plan.scratch_bytes}
     for number, step in enumerate(plan.steps):
-        pointers = (
-            [step.pointer] if isinstance(step, Clear) else [a for a in step.arguments if isinstance(a, Pointer)]
-        )
-        for pointer in pointers:
+        for pointer in _pointers(step):
             sizes = rooms[pointer.room]
             extra = step.size_bytes if isinstance(step, Clear) else 0
             if pointer.index >= len(sizes) or pointer.offset_bytes + extra > sizes[pointer.index]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,14 +93,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if step[0] == "clear":
                 steps.append(plan.Clear(_locate(places, step[1]), step[2]))
             else:
-                arguments = tuple(
-                    (_locate(places, value) if value else plan.Scalar("u64", 0))
-                    if kind.startswith("*")
-                    else plan.scalar(kind, value)
-                    for kind, value in step[4]
-                )
+                arguments = tuple(_argument(places, kind, value) for kind, value in step[4])
                 steps.append(plan.Fire(step[1], step[2], step[3], arguments))
         return plan.Plan(tuple(self._binaries), tuple(steps), tuple(scratch))
+
+
+def _argument(places: Sequence[tuple[plan.Pointer, int, int]], kind: str, value: Any) -> plan.Argument:
+    if isinstance(value, _Tile):
+        return replace(value.form, pointer=_locate(places, value.base.data_ptr()))
+    if kind.startswith("*"):
+        return _locate(places, value) if value else plan.Scalar("u64", 0)
+    return plan.scalar(kind, value)
 
 
 def _locate(places: Sequence[tuple[plan.Pointer, int, int]], address: int) -> plan.Pointer:
@@ -135,17 +139,19 @@ class PlanLauncher:
     binaries: dict[int, tuple[str, bytes]] = {}  # function handle → (kernel name, cubin)  # noqa: RUF012
 
     def __init__(self, src: Any, metadata: Any) -> None:
-        self._types = _flatten(src.signature.values())
+        self._types = list(src.signature.values())
         self._metadata = metadata
+        self._maps: list[Any] = list(getattr(metadata, "tensordesc_meta", None) or [])
         self._functions: dict[int, ctypes.c_void_p] = {}
 
     def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: int, *rest: Any) -> None:
-        metadata, values = self._metadata, _flatten(rest[4:])
+        metadata = self._metadata
+        types, values = _expand(self._types, rest[4:], self._maps)
         scratch_bytes = metadata.global_scratch_size * grid_x * grid_y * grid_z * metadata.num_ctas
         scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device="cuda") if scratch_bytes else None
         typed = [
             (kind, _address(value) if kind.startswith("*") else value)
-            for kind, value in zip(self._types, values, strict=True)
+            for kind, value in zip(types, values, strict=True)
             if kind != "constexpr"
         ]
         typed += [("*i8", scratch.data_ptr() if scratch is not None else 0), ("*i8", 0)]
@@ -157,22 +163,74 @@ class PlanLauncher:
             bool(metadata.launch_cooperative_grid),
             bool(metadata.launch_pdl),
         )
-        parameters = [
-            ctypes.c_uint64(value) if kind.startswith("*") else plan.storage(plan.scalar(kind, value))
-            for kind, value in typed
-        ]
+        parameters = [_parameter(kind, value) for kind, value in typed]
         cuda.enter()
         cuda.Launch(ctypes.c_void_p(function), shape, parameters)(stream)
         if _current:
             name, binary = self.binaries[function]
-            _current[-1].fire(binary, name, shape, typed, [*values, scratch])
+            kept = [value.base if isinstance(value, _Tile) else value for value in values]
+            _current[-1].fire(binary, name, shape, typed, [*kept, scratch])
 
 
-def _flatten(items: Any) -> list[Any]:
-    out: list[Any] = []
-    for item in items:
-        out += _flatten(item) if isinstance(item, tuple) else [item]
-    return out
+@dataclass(frozen=True)
+class _Tile:
+    """A host-side tensor descriptor that became a CUtensorMap: its tensor, and its form, whose pointer is unset."""
+
+    base: torch.Tensor
+    form: plan.TensorMap
+
+
+def _parameter(kind: str, value: Any) -> Any:
+    if isinstance(value, _Tile):
+        return plan.tensor_map(value.form, value.base.data_ptr())
+    return ctypes.c_uint64(value) if kind.startswith("*") else plan.storage(plan.scalar(kind, value))
+
+
+_HOST_ELEMENT = {8: 10, 9: 8, 10: 9}
+"""Triton's element types as CUtensorMapDataType, where they differ (triton/backends/nvidia/driver.py, 3.6)."""
+
+
+def _expand(types: Any, values: Any, maps: Sequence[Any]) -> tuple[list[str], list[Any]]:
+    """The signature as the compiled kernel has it, with descriptors taken apart as Triton's own launcher does: a
+    CUtensorMap (or base, shape and strides, where the kernel was lowered without), then shape and strides."""
+    kinds: list[str] = []
+    found: list[Any] = []
+    rest = list(maps)
+    for kind, value in zip(types, values, strict=True):
+        if isinstance(kind, tuple):
+            inner_kinds, inner = _expand(kind, value, ())
+            kinds += inner_kinds
+            found += inner
+        elif isinstance(kind, str) and kind.startswith("tensordesc"):
+            shape, strides = [int(n) for n in value.shape], [int(n) for n in value.strides]
+            rank, meta = len(shape), rest.pop(0) if rest else None
+            if meta is None:
+                kinds += ["*i8", *["i64"] * (2 * rank), "i1"]
+                found += [value.base, *shape, *strides, value.padding == "nan"]
+            else:
+                kinds.append("map")
+                found.append(_tile(value, meta, shape, strides))
+            kinds += ["i32"] * rank + ["i64"] * rank
+            found += [*shape, *strides]
+        else:
+            kinds.append(kind)
+            found.append(value)
+    return kinds, found
+
+
+def _tile(value: Any, meta: Any, shape: list[int], strides: list[int]) -> _Tile:
+    sizes = [*shape[:-1], shape[-1] * (2 if meta["fp4_padded"] else 1)]
+    size_bytes = int(meta["elem_size"])
+    form = plan.TensorMap(
+        plan.Pointer("in", 0),
+        _HOST_ELEMENT.get(int(meta["elem_type"]), int(meta["elem_type"])),
+        tuple(reversed(sizes)),
+        tuple(size_bytes * stride for stride in reversed(strides[:-1])),
+        tuple(int(n) for n in reversed(meta["block_size"])),
+        int(meta["swizzle"]),
+        value.padding == "nan",
+    )
+    return _Tile(value.base, form)
 
 
 def _address(value: Any) -> int:

@@ -198,7 +198,7 @@ class Trial:
         return self.problem.constraint(case) and self.candidate.domain.admits(case.sizes, case.dtype, case.layout)
 
     def compile(self, stack: contextlib.ExitStack) -> HostRunner | PlanRunner:
-        host = stack.enter_context(self.judge.start("candidate"))
+        host = stack.enter_context(self.judge.start("candidate", peers=self.candidate.kind == "library"))
         if self.candidate.language != "cuda":
             return HostRunner.load(host, self.candidate, self.problem)
         if self.judge.device != "cuda":
@@ -223,13 +223,16 @@ class Trial:
         examiner = Examiner(self.problem, self.candidate, self.judge.device, runner)
         if self.request.search:
             examiner.truths = self.judge.pool
-        rng = random.Random(self.secret + b"recorded")
+        rng, looked = random.Random(self.secret + b"recorded"), set[str]()
         try:
             for number, probe in enumerate(probes):
                 if number and self.stages[-1] != probe.stage:
                     self.stages.append(probes[number - 1].stage)
                 held = self.candidate.kind != "library" and all(probe.case.sizes.values())
-                held = held and (probe.backward or probe.stage == "sweep") and rng.random() < 0.5
+                new = {probe.case.dtype, probe.case.layout} - looked
+                sweeping = probe.stage == "sweep" and (bool(new) or rng.random() < 0.5)
+                held = held and (probe.backward or sweeping)
+                looked |= new if held else set()
                 if isinstance(runner, HostRunner):
                     runner.record = held
                 try:

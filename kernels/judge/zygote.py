@@ -32,8 +32,8 @@ _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36
 def policy_of(order: Mapping[str, Any]) -> isolation.Policy:
     """The limits that an order carries."""
     limits = dict(order["limits"])
-    for name in ("readable", "executable", "devices"):
-        limits[name] = tuple(Path(path) for path in limits[name])
+    for name in ("readable", "listed", "executable", "devices"):
+        limits[name] = tuple(Path(path) for path in limits.get(name, ()))
     return isolation.Policy(scratch=Path(order["scratch"]), **limits)
 
 

@@ -1,0 +1,163 @@
+"""What the judge does on hardware beside refusing and racing: training steps, tier B, peers, huge tensors, re-runs.
+
+    python -m benchmarks.kernels_hardware [--parts …] [--out FILE]
+
+training: known-good kernels with a backward pass, raced as training steps. tier_b: a kernel without a launch plan
+and one with, on the same work. peers: which baselines were raced on each problem's first case, and why not the others.
+huge: kernels with right and wrong indices beyond 2^31 elements. l2: what asking L2 to hold lines gains under the
+judge's clock. rerun: a certificate issued here, verified with --rerun, and again with a drifted environment.
+Needs a CUDA GPU. Writes benchmarks/results/kernels_hardware.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from collectors.seal import Signer
+from kernels.candidate import Candidate
+from kernels.candidate_file import CandidateFile, read_candidate
+from kernels.certificate import issue, verify
+from kernels.judge import inputs
+from kernels.judge.contest import FULL
+from kernels.judge.judge import Judge, Request
+from kernels.judge.verdict import Verdict
+from kernels.problems import ALL, named
+
+ROOT = Path(__file__).resolve().parents[1]
+GALLERY = ROOT / "tests" / "kernels"
+
+
+def _file(folder: str, name: str) -> CandidateFile:
+    return read_candidate(next((GALLERY / folder).glob(f"{name}.*")))
+
+
+def _row(name: str, verdict: Verdict) -> dict[str, Any]:
+    record = verdict.to_json()
+    kept = ("status", "reason", "detail", "stage", "stages", "comparisons", "left_out", "took_s")
+    return {"name": name, **{key: record[key] for key in kept}}
+
+
+def _quick(judge: Judge, file: CandidateFile, **changes: Any) -> Verdict:
+    problem = named(file.problem)
+    request = Request(
+        inputs.QUICK_GPU, replace(FULL, energy_s=0.0, max_rounds=30), cases=problem.cases[:1], **changes
+    )
+    return judge.verdict(file.candidate, problem, request)
+
+
+def training(judge: Judge) -> list[dict[str, Any]]:
+    names = ("softmax_backward", "rmsnorm_backward", "layernorm_backward", "swiglu_backward")
+    return [_row(name, _quick(judge, _file("good", name))) for name in names]
+
+
+def tier_b(judge: Judge) -> list[dict[str, Any]]:
+    """The same kernel with a clone before it, which no plan holds; and the plain one."""
+    file = _file("good", "softmax_row")
+    cloned = replace(file.candidate, source=file.candidate.source.replace("def entry(x):", "def plain(x):", 1))
+    cloned = replace(cloned, source=cloned.source + "\n\ndef entry(x):\n    return plain(x.clone())\n")
+    rows = [_row("softmax_row, tier A", _quick(judge, file, gradients=False))]
+    return [*rows, _row("softmax_row behind a clone, tier B", _quick(judge, replace(file, candidate=cloned)))]
+
+
+def peers(judge: Judge) -> list[dict[str, Any]]:
+    rows = []
+    for problem in ALL:
+        case = problem.cases[0]
+        start = time.time()
+        solo = judge.solo(problem, case)
+        told = [vars(entry) for entry in solo.left_out(str(case))]
+        times = {name: s * 1e6 for name, s in solo.seconds.items()}
+        row = {"problem": problem.name, "case": str(case), "microseconds": times, "left_out": told}
+        rows.append({**row, "took_s": round(time.time() - start, 1)})
+        print(problem.name, {n: round(t, 1) for n, t in times.items()}, solo.missing, flush=True)
+    return rows
+
+
+def huge(judge: Judge) -> list[dict[str, Any]]:
+    scope = replace(inputs.QUICK_GPU, huge=True, sweep_random=0)
+    rows = []
+    for folder, name in (("good", "copy_rows"), ("good", "softmax_row"), ("exploits", "overflows_past_2_31")):
+        file = _file(folder, name)
+        rows.append(_row(name, judge.verdict(file.candidate, named(file.problem), Request(scope, None))))
+    return rows
+
+
+def l2(judge: Judge) -> list[dict[str, Any]]:
+    """A kernel whose input fits in L2, without and with evict_last."""
+    file = _file("good", "softmax_row")
+    source = file.candidate.source.replace(
+        'other=-float("inf")', 'other=-float("inf"), eviction_policy="evict_last"'
+    )
+    held: Candidate = replace(file.candidate, source=source)
+    rows = [_row("plain", _quick(judge, file, gradients=False))]
+    return [*rows, _row("evict_last", _quick(judge, replace(file, candidate=held), gradients=False))]
+
+
+def rerun(judge: Judge) -> dict[str, Any]:
+    """Issue, verify by the command line with --rerun, then with another driver noted: stale."""
+    from kernels.cli import app
+
+    file = _file("good", "reduce_sum_row")
+    problem = named(file.problem)
+    verdict = judge.verdict(file.candidate, problem, Request(inputs.FULL_GPU, FULL, promote=True))
+    signer = Signer.generate()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        runner = CliRunner()
+        runner.invoke(app, ["keygen", str(folder / "key"), str(folder / "pub")], catch_exceptions=False)
+        signer = Signer.from_bytes(bytes.fromhex((folder / "key").read_text().strip()))
+        made = issue(verdict, file.candidate, problem, signer, "2026-11-21T00:00:00+00:00", "benchmark")
+        (folder / "cert").write_text(json.dumps(made))
+        told = runner.invoke(app, ["verify", str(folder / "cert"), "--key", str(folder / "pub"), "--rerun"])
+        drifted = replace(verdict, environment={**verdict.environment, "driver": "570.00", "triton": "3.5.0"})
+        made = issue(drifted, file.candidate, problem, signer, "2026-11-21T00:00:00+00:00", "benchmark")
+        found = verify(made, {signer.key_id: signer.public}, named, judge.environment)
+    checks = [f"{check.state} {check.name}: {check.detail}" for check in found.checks]
+    return {
+        "first": _row(file.candidate.sha256[:12], verdict),
+        "exit_code": told.exit_code,
+        "said": told.output.splitlines(),
+        "drifted": {"stale": found.stale, "valid": found.valid, "checks": checks},
+    }
+
+
+PARTS: dict[str, Callable[[Judge], Any]] = {
+    "l2": l2,
+    "tier_b": tier_b,
+    "huge": huge,
+    "rerun": rerun,
+    "training": training,
+    "peers": peers,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels_hardware.json")
+    options = parser.parse_args()
+    record: dict[str, Any] = {}
+    with Judge("cuda") as judge:
+        record["environment"] = judge.environment.to_json()
+        for name in options.parts:
+            start = time.time()
+            record[name] = PARTS[name](judge)
+            record.setdefault("took_s", {})[name] = round(time.time() - start, 1)
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
+            print(name, record["took_s"][name], "s", flush=True)
+            for row in record[name] if isinstance(record[name], list) else []:
+                if "status" in row:
+                    print(" ", row["name"], row["status"], row["reason"], row["detail"][:300], flush=True)
+
+
+if __name__ == "__main__":
+    main()
