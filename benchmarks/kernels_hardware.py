@@ -3,7 +3,7 @@
     python -m benchmarks.kernels_hardware [--parts …] [--out FILE]
 
 training: known-good kernels with a backward pass, raced as training steps. tier_b: a kernel without a launch plan
-and one with, on the same work. peers: which baselines were raced on each problem's first case, and why not the others.
+and one with, on the same work. peers: which baselines were raced on a problem, and why not the others.
 huge: kernels with right and wrong indices beyond 2^31 elements. l2: what asking L2 to hold lines gains under the
 judge's clock. rerun: a certificate issued here, verified with --rerun, and again with a drifted environment.
 Needs a CUDA GPU. Writes benchmarks/results/kernels_hardware.json.
