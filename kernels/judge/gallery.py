@@ -10,7 +10,7 @@ right), `neutralised` (further reasons that are right because the cheat came to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,8 +123,20 @@ def show(
 
 
 def show_all(
-    judge: Judge, pieces: Iterable[Piece], scope: Scope, static: bool, pace: Pace | None, threads: int = 1
+    judge: Judge,
+    pieces: Iterable[Piece],
+    scope: Scope,
+    static: bool,
+    pace: Pace | None,
+    threads: int = 1,
+    tell: Callable[[Showing], None] = lambda shown: None,
 ) -> list[Showing]:
-    """All pieces, `threads` at a time, in their order."""
+    """All pieces, `threads` at a time, in their order; `tell` hears of each as soon as it is known."""
+
+    def one(piece: Piece) -> Showing:
+        shown = show(judge, piece, scope, static, pace)
+        tell(shown)
+        return shown
+
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda piece: show(judge, piece, scope, static, pace), pieces))
+        return list(pool.map(one, pieces))
