@@ -44,7 +44,7 @@ class CadvisorCollector(PageCollector):
         super().__init__(settings, rows, clock)
         self._workload = settings.workload
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
         entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
         relations: set[Relation] = set()
         rejected: Counter[Reason] = Counter()

@@ -13,11 +13,11 @@ import numpy as np
 from pydantic import BaseModel
 
 from collectors.base import Collector
-from collectors.metrics import METRICS
+from collectors.metrics import BY_NAME
 from collectors.subject import Inventory, SubjectKind
 from collectors.tick import Batch
 
-_KNOWN = {metric.name for metric in METRICS}
+_KNOWN = set(BY_NAME)
 GRACE_S = 1.0
 """A collector may finish what it holds; it may not wait."""
 

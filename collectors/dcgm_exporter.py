@@ -26,6 +26,8 @@ from collectors.subject import Subject, SubjectKind
 from collectors.workload import WorkloadRule, pod_subject
 
 _LANE = re.compile(r"(DCGM_FI_DEV_NVLINK_[A-Z_]+)_L(\d{1,2})")
+NODE_TIME = "nightshift_node_time_seconds"
+"""What `nightshift node` adds to its page: its clock when it answered."""
 KINDS = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.LINK)
 
 
@@ -46,7 +48,7 @@ class DcgmExporterCollector(PageCollector):
         super().__init__(settings, gpu_rows(settings.forget_after_s), clock)
         self._workload = settings.workload
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
         columns = {kind: rows.column for kind, rows in self._rows.items()}
         return plan_of(layout, columns, self._workload, node, host)
 
@@ -108,7 +110,9 @@ def plan_of(
     _place(holders, workload, relations)
     nodes = tuple(sorted({parent for _, parent in relations if parent.kind is SubjectKind.NODE}))
     placed: list[Cells] = [cells(kind, found) for kind, found in entries.items()]
-    return Plan(layout, placed, frozenset(relations), facts, nodes, dict(rejected))
+    at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
+    clock = (nodes[0], at) if len(nodes) == 1 else None
+    return Plan(layout, placed, frozenset(relations), facts, nodes, dict(rejected), clock)
 
 
 def _metrics_of(kind: SubjectKind) -> SubjectKind:
@@ -148,6 +152,7 @@ def _describe(
         "index": index,
         "slot": index,
         "model": labels.get("modelName") or labels.get("model_name") or "",
+        "driver": labels.get("DCGM_FI_DRIVER_VERSION", ""),
         PCI_FACT: canonical_pci(labels.get("pci_bus_id", "")) or "",
     }
     facts.setdefault(gpu, {}).update({key: value[:200] for key, value in known.items() if value})

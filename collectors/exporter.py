@@ -1,6 +1,7 @@
 """The node's own page: what NVML and the kernel log say, served as dcgm-exporter and `node_log` expect it.
 
-    GET /metrics                 dcgm-exporter's series and labels: a cluster without DCGM needs nothing else
+    GET /metrics                 dcgm-exporter's series and labels: a cluster without DCGM needs nothing else; and
+                                 the node's clock, by which the daemon measures it
     GET /kernel-log?after=N      JSON lines {"cursor", "t_s", "text"} after a cursor, oldest first
     GET /healthz                 200 while samples are fresh
 
@@ -23,6 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from collectors.dcgm_exporter import NODE_TIME
 from collectors.frame import Frame
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.metrics import METRICS, MetricType
@@ -148,7 +150,8 @@ class NodeExporter:
         parts = urlsplit(target)
         match parts.path:
             case "/metrics":
-                return 200, "text/plain; version=0.0.4; charset=utf-8", self._page
+                clock = f"# TYPE {NODE_TIME} gauge\n{NODE_TIME} {self._now_s():.6f}\n".encode()
+                return 200, "text/plain; version=0.0.4; charset=utf-8", self._page + clock
             case "/kernel-log":
                 text = parse_qs(parts.query).get("after", ["-1"])[0]
                 if not text.lstrip("-").isdecimal() or len(text) > 20:

@@ -72,16 +72,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer. `date_s` is the server's clock (Unix s, whole seconds; NaN where it did not say)."""
+    """A complete answer. `date_s` is the server's clock (Unix s, whole seconds; NaN where it did not say),
+    `sent_s` our own when the request was sent (Unix s), `took_s` until the answer was complete."""
 
     body: bytes
     content_type: str
     took_s: float
     date_s: float
+    sent_s: float = math.nan
 
 
 class Fetcher:
-    """Keeps connections between ticks. `timer` measures durations (s)."""
+    """Keeps connections between ticks. `timer` measures durations (s), `wall` is this machine's clock (Unix s)."""
 
     def __init__(
         self,
@@ -92,7 +94,9 @@ class Fetcher:
         compress: bool = True,
         parallel: int = _PARALLEL,
         timer: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self._wall = wall
         self._settings = settings
         self._max_bytes = max_bytes
         self._accept = accept
@@ -155,7 +159,7 @@ class Fetcher:
 
     async def _fetch_one(self, request: Request, headers: Mapping[str, str]) -> Answer:
         assert self._client is not None
-        started = self._timer()
+        started, sent_s = self._timer(), self._wall()
         method = "GET" if request.form is None else "POST"
         async with self._client.stream(method, request.url, data=request.form, headers=headers) as response:
             if response.status_code in (401, 403):
@@ -170,6 +174,7 @@ class Fetcher:
                 response.headers.get("content-type", ""),
                 self._timer() - started,
                 _date_s(response.headers.get("date")),
+                sent_s,
             )
 
     async def _read(self, response: httpx.Response) -> bytes:

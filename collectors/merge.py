@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from collectors.derive import Deriver
 from collectors.frame import Frame, SeriesIndex, SourceStatus
 from collectors.kernel_event import KernelEvent
 from collectors.pci import gpu_at
@@ -21,9 +22,10 @@ from collectors.tick import Batch, Tick
 
 
 class Merger:
-    """Keeps the joined indices between ticks; otherwise without state."""
+    """Keeps the joined indices between ticks, and the counters' last values, of which rates are worked out."""
 
     def __init__(self) -> None:
+        self._deriver = Deriver()
         self._joined: dict[tuple[int, ...], tuple[tuple[SeriesIndex, ...], SeriesIndex]] = {}
 
     def merge(self, batches: Sequence[Batch], at_s: float, inventory: Inventory | None = None) -> Tick:
@@ -40,7 +42,8 @@ class Merger:
         live = set()
         frames = {}
         for kind, parts in by_kind.items():
-            frames[kind], key = self._join(parts, at_s)
+            joined, key = self._join(parts, at_s)
+            frames[kind] = self._deriver.extend(joined)
             live.add(key)
         self._joined = {key: joined for key, joined in self._joined.items() if key in live}
         return Tick(
@@ -50,6 +53,9 @@ class Merger:
             tuple(record for batch in batches for record in batch.logs),
             tuple(sorted(events, key=lambda event: event.record.at.t_s)),
             _one_status_each([status for batch in batches for status in batch.sources]),
+            tuple(offset for batch in batches for offset in batch.clocks),
+            tuple(alert for batch in batches for alert in batch.alerts),
+            tuple(silence for batch in batches for silence in batch.silences),
         )
 
     def _join(self, parts: Sequence[Frame], at_s: float) -> tuple[Frame, tuple[int, ...]]:

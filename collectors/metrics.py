@@ -1,43 +1,20 @@
-"""Canonical metric names with units, and what DCGM, NVML, cAdvisor and node-exporter call them.
+"""Canonical metric names with units, and what DCGM, NVML and other exporters call them.
 
-Sources: DCGM field identifiers (docs.nvidia.com/datacenter/dcgm, dcgm_fields.h), NVML API reference, cAdvisor's
-and node-exporter's metric documentation.
+GPUs and links stand here, hosts in `host_metrics`, inference servers in `server_metrics`. Sources: DCGM field
+identifiers (docs.nvidia.com/datacenter/dcgm, dcgm_fields.h), NVML API reference.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
+from collectors.host_metrics import HOST_DERIVED, HOST_METRICS
+from collectors.metric import Derived, Metric, MetricType
+from collectors.server_metrics import SERVER_DERIVED, SERVER_METRICS
 from collectors.subject import SubjectKind
 
-
-class MetricType(StrEnum):
-    GAUGE = "gauge"
-    COUNTER = "counter"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """`value [unit] = exported × scale`, where `exported` is the series named in `dcgm` or `exported_as`."""
-
-    name: str
-    kind: SubjectKind
-    unit: str
-    type: MetricType
-    help: str
-    exported_as: str
-    scale: float = 1.0
-    low: float = 0.0
-    high: float = 1e18
-    """Values outside cannot be: they are refused, never shown as health."""
-    zero_is_missing: bool = False
-    """Where the exporter writes 0 for "none"."""
-
+__all__ = ["Derived", "Metric", "MetricType"]
 
 _G, _C = MetricType.GAUGE, MetricType.COUNTER
 _GPU, _LINK = SubjectKind.GPU, SubjectKind.LINK
-_BOX, _NODE = SubjectKind.CONTAINER, SubjectKind.NODE
 _MIB = float(2**20)
 
 METRICS: tuple[Metric, ...] = (
@@ -127,28 +104,8 @@ METRICS: tuple[Metric, ...] = (
         "Recoveries of one NVLink",
         "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT",
     ),
-    Metric(
-        "container_memory_working_set_bytes",
-        _BOX,
-        "bytes",
-        _G,
-        "Memory that cannot be evicted",
-        "container_memory_working_set_bytes",
-    ),
-    Metric("container_memory_anonymous_bytes", _BOX, "bytes", _G, "Anonymous memory", "container_memory_rss"),
-    Metric("container_memory_cache_bytes", _BOX, "bytes", _G, "Page cache", "container_memory_cache"),
-    Metric(
-        "container_memory_limit_bytes",
-        _BOX,
-        "bytes",
-        _G,
-        "Memory limit",
-        "container_spec_memory_limit_bytes",
-        zero_is_missing=True,
-    ),
-    Metric("container_oom_events_total", _BOX, "events", _C, "OOM kills", "container_oom_events_total"),
-    Metric("node_memory_total_bytes", _NODE, "bytes", _G, "Host memory", "node_memory_MemTotal_bytes"),
-    Metric("node_memory_available_bytes", _NODE, "bytes", _G, "Host memory left", "node_memory_MemAvailable_bytes"),
+    *HOST_METRICS,
+    *SERVER_METRICS,
 )
 
 
@@ -181,13 +138,31 @@ NVML = {
 """Where `collectors.nvml` reads a metric: an NVML function, a field identifier, or a GPM metric (in percent)."""
 
 
+DERIVED: tuple[Derived, ...] = (
+    Derived("gpu_mean_power_w", _GPU, "W", "Draw averaged between two looks", "gpu_energy_j"),
+    Derived("gpu_ecc_sbe_per_s", _GPU, "errors/s", "Corrected errors", "gpu_ecc_sbe_total"),
+    Derived("gpu_pcie_replays_per_s", _GPU, "events/s", "PCIe replays", "gpu_pcie_replay_total"),
+    Derived("gpu_nvlink_crc_errors_per_s", _GPU, "errors/s", "NVLink CRC errors", "gpu_nvlink_crc_errors_total"),
+    Derived("link_crc_errors_per_s", _LINK, "errors/s", "Flit CRC errors of one NVLink", "link_crc_errors_total"),
+    Derived("link_replay_errors_per_s", _LINK, "errors/s", "Retries of one NVLink", "link_replay_errors_total"),
+    *HOST_DERIVED,
+    *SERVER_DERIVED,
+)
+"""What `collectors.derive` adds to a frame that has the counters."""
+
+
 def of_kind(kind: SubjectKind) -> tuple[Metric, ...]:
     """The metrics of one kind of subject, in table order: the columns of its frames."""
     return tuple(metric for metric in METRICS if metric.kind is kind)
 
 
-BY_NAME = {metric.name: metric for metric in METRICS}
-BY_EXPORTED = {metric.exported_as: metric for metric in METRICS}
+def derived_of_kind(kind: SubjectKind) -> tuple[Derived, ...]:
+    """What is worked out of the counters of one kind of subject."""
+    return tuple(derived for derived in DERIVED if derived.kind is kind)
+
+
+BY_NAME: dict[str, Metric | Derived] = {m.name: m for m in METRICS} | {d.name: d for d in DERIVED}
+BY_EXPORTED = {name: metric for metric in METRICS for name in (metric.exported_as, *metric.aliases)}
 
 
 def table() -> str:
@@ -196,10 +171,12 @@ def table() -> str:
         "# Telemetry",
         "",
         "What collectors read, in our names and units: value [unit] = exported × scale. A value out of range",
-        "is refused and reads as missing; so do DCGM's blanks. MIG instances have the GPU's metrics.",
+        "is refused and reads as missing; so do DCGM's blanks. MIG instances have the GPU's metrics. A rate is",
+        "missing over a restart of its counter, a reboot, a gap of over five minutes, and at the first look.",
     ]
     for kind in dict.fromkeys(metric.kind for metric in METRICS):
-        lines += ["", f"## {str(kind).upper() if kind is _GPU else str(kind).capitalize()}", ""]
+        title = str(kind).upper() if kind in (_GPU, SubjectKind.NIC) else str(kind).capitalize()
+        lines += ["", f"## {title}", ""]
         lines += [
             "| metric | unit | type | what | exported as | scale | NVML | range |",
             "|---|---|---|---|---|---|---|---|",
@@ -207,8 +184,12 @@ def table() -> str:
         for m in of_kind(kind):
             scale = "2^20" if m.scale == _MIB else f"{m.scale:g}"
             high = "∞" if m.high >= 1e18 else f"{m.high:g}"
+            names = ", ".join(f"`{name}`" for name in (m.exported_as, *m.aliases))
             lines.append(
-                f"| `{m.name}` | {m.unit} | {m.type} | {m.help} | `{m.exported_as}` | {scale} | "
+                f"| `{m.name}` | {m.unit} | {m.type} | {m.help} | {names} | {scale} | "
                 f"{NVML.get(m.name, '')} | {m.low:g} to {high} |"
             )
+        if derived := derived_of_kind(kind):
+            lines += ["", "| worked out | unit | what | from |", "|---|---|---|---|"]
+            lines += [f"| `{d.name}` | {d.unit} | {d.help} | `{d.formula}` |" for d in derived]
     return "\n".join(lines) + "\n"

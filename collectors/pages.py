@@ -5,6 +5,7 @@ The placing is worked out once per layout of a page (a `Plan`) and again only wh
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from collectors.base import Permanent
+from collectors.clocks import ClockOffset, measured
 from collectors.exposition import Layout, Page, PageParser
-from collectors.frame import Frame, Reason, SourceStatus
+from collectors.frame import Floats, Frame, Reason, SourceStatus
 from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
 from collectors.rows import Cells, Rows
 from collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
@@ -24,6 +26,8 @@ from collectors.tick import Batch
 
 ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5"
 Relation = tuple[Subject, Subject]
+BOOT_JITTER_S = 30.0
+"""The kernel works its boot time out of two clocks, so it wanders by a little without a reboot."""
 
 
 class PageSettings(BaseModel):
@@ -60,6 +64,10 @@ class Plan:
     facts: Mapping[Subject, Mapping[str, str]] = field(default_factory=dict)
     nodes: tuple[Subject, ...] = ()
     rejected: Mapping[Reason, int] = field(default_factory=dict)
+    clock: tuple[Subject, int | None] | None = None
+    """The node whose clock stamped this page, and the sample that tells its time, if one does."""
+    boot: tuple[tuple[Subject, ...], int] | None = None
+    """Whose counters began at the time that this sample tells."""
 
 
 @dataclass
@@ -71,6 +79,7 @@ class _Source:
     openmetrics: PageParser = field(default_factory=lambda: PageParser(openmetrics=True))
     plan: Plan | None = None
     told: Inventory | None = None
+    booted_s: float = math.nan
 
 
 class PageCollector(ABC):
@@ -84,6 +93,7 @@ class PageCollector(ABC):
     ) -> None:
         self._rows = rows
         self._timer = timer
+        self._clocks: list[ClockOffset] = []
         self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, accept=ACCEPT, timer=timer)
         self._sources = [
             _Source(url, source_subject(self.plugin, url), settings.nodes.get(url)) for url in settings.urls
@@ -94,8 +104,9 @@ class PageCollector(ABC):
         return self.plugin
 
     @abstractmethod
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None) -> Plan:
-        """Says where the samples of a new layout belong. `node` is the configured name, `host` the address's."""
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+        """Says where the samples of a new layout belong. `node` is the configured name, `host` and `place`
+        (`host:port`) are the address's."""
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         answers = self._fetcher.fetch([Request(source.url) for source in self._sources], timeout_s)
@@ -104,7 +115,12 @@ class PageCollector(ABC):
             for source, answer in zip(self._sources, answers, strict=True)
         ]
         frames = [rows.frame(now_s) for rows in self._rows.values()]
-        return Batch(statuses, [frame for frame in frames if isinstance(frame, Frame)])
+        clocks, self._clocks = self._clocks, []
+        return Batch(statuses, [frame for frame in frames if isinstance(frame, Frame)], clocks=clocks)
+
+    def shaped(self, plan: Plan, page: Page, now_s: float) -> tuple[Floats, Floats]:
+        """Values and times (Unix s) that the plan's cells stand in; a subclass may join samples here."""
+        return page.values, page.times_s
 
     def close(self) -> None:
         self._fetcher.close()
@@ -124,17 +140,23 @@ class PageCollector(ABC):
         page = (source.openmetrics if openmetrics else source.parser).parse(body)
         plan = source.plan
         if plan is None or plan.layout is not page.layout:
-            plan = self.plan(page.layout, page, urlsplit(source.url).hostname or "", source.node)
+            address = urlsplit(source.url)
+            plan = self.plan(page.layout, page, address.hostname or "", source.node, address.netloc)
         if plan is not source.plan or source.told is not inventory:
             tell(inventory, source.plan if source.told is inventory else None, plan, now_s)
+            if source.plan is not None:
+                for rows in self._rows.values():
+                    rows.renew(_with_other_driver(source.plan, plan))
             source.plan, source.told = plan, inventory
         rejected = dict(page.rejected)
         _add(rejected, plan.rejected)
+        self._look_at_clocks(source, plan, page, answer)
+        values, times_s = self.shaped(plan, page, now_s)
         used = 0
         for where in plan.cells:
             used += len(where.position)
             rows = self._rows[where.kind]
-            _add(rejected, rows.put(where, page.values, page.times_s, now_s, blanks=self.blanks))
+            _add(rejected, rows.put(where, values, times_s, now_s, blanks=self.blanks))
         reason, detail = None, ""
         if not whole:
             reason, detail = Reason.TRUNCATED, f"the page ends inside a line after {len(answer.body)} bytes"
@@ -154,9 +176,31 @@ class PageCollector(ABC):
             covers=plan.nodes or covers,
         )
 
+    def _look_at_clocks(self, source: _Source, plan: Plan, page: Page, answer: Answer) -> None:
+        """Measures the node's clock, and notes a reboot."""
+        if plan.clock is not None:
+            node, at = plan.clock
+            told_s = math.nan if at is None else float(page.values[at])
+            offset = measured(node.name, answer.sent_s, answer.took_s, told_s, answer.date_s)
+            if offset is not None:
+                self._clocks.append(offset)
+        if plan.boot is not None:
+            subjects, at = plan.boot
+            booted_s = float(page.values[at])
+            if abs(booted_s - source.booted_s) > BOOT_JITTER_S:
+                for rows in self._rows.values():
+                    rows.renew(subjects)
+            source.booted_s = source.booted_s if math.isnan(booted_s) else booted_s
+
 
 def source_subject(plugin: str, place: str) -> Subject:
     return Subject(SubjectKind.SOURCE, f"{plugin} {place}"[:MAX_NAME_CHARS])
+
+
+def _with_other_driver(before: Plan, now: Plan) -> list[Subject]:
+    """The GPUs whose driver was replaced: it counts anew."""
+    drivers = {gpu: facts["driver"] for gpu, facts in before.facts.items() if "driver" in facts}
+    return [gpu for gpu, facts in now.facts.items() if facts.get("driver", "") not in (drivers.get(gpu), "")]
 
 
 def _add(total: dict[Reason, int], more: Mapping[Reason, int]) -> None:

@@ -7,8 +7,10 @@ from typing import Final
 from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
 from collectors.kineto import KinetoCollector
+from collectors.inference import InferenceCollector
 from collectors.kubernetes import KubernetesCollector
 from collectors.local_kernel_log import LocalKernelLogCollector
+from collectors.node_exporter import NodeExporterCollector
 from collectors.node_log import NodeLogCollector
 from collectors.nvml import NvmlCollector
 from collectors.prometheus import PrometheusCollector
@@ -22,6 +24,8 @@ ALL: Final = (
     LocalKernelLogCollector,
     DcgmExporterCollector,
     CadvisorCollector,
+    NodeExporterCollector,
+    InferenceCollector,
     NodeLogCollector,
     TrainingLogsCollector,
     KinetoCollector,

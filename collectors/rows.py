@@ -76,7 +76,9 @@ class Rows:
     def __init__(self, kind: SubjectKind, metrics: Sequence[Metric], forget_after_s: float = 3600.0) -> None:
         self.kind = kind
         self.metrics = tuple(metric.name for metric in metrics)
-        self.column = {metric.exported_as: number for number, metric in enumerate(metrics)}
+        self.column = {
+            name: number for number, metric in enumerate(metrics) for name in (metric.exported_as, *metric.aliases)
+        }
         self._low = np.array([metric.low for metric in metrics])
         self._high = np.array([metric.high for metric in metrics])
         self._zero_is_missing = np.array([metric.zero_is_missing for metric in metrics])
@@ -102,7 +104,7 @@ class Rows:
         rejected: dict[Reason, int] = {}
         raw = sample_values[where.position]
         values = (without_blanks(raw) if blanks else raw) * where.scale
-        values[(values == 0) & self._zero_is_missing[where.column]] = np.nan
+        values[(values <= 0) & self._zero_is_missing[where.column]] = np.nan
         wrong = ~np.isnan(values) & ~((values >= self._low[where.column]) & (values <= self._high[where.column]))
         _refuse(values, wrong, Reason.MALFORMED, rejected)
         times: Floats | float = float(at_s)
@@ -116,6 +118,14 @@ class Rows:
             _agree(values, times, first, later, rejected)
         self._parts.append((where, values, times))
         return rejected
+
+    def renew(self, subjects: Iterable[Subject]) -> None:
+        """The counters of these began anew (a reboot, another driver), whatever their values say."""
+        for subject in subjects:
+            row = self._index.rows.get(subject)
+            if row is not None:
+                self._epoch[row] += 1
+                self._last[row] = np.nan
 
     def frame(self, at_s: float) -> Frame | None:
         """The frame of what was put since the last one; None where no subject is known."""

@@ -25,10 +25,16 @@ class SubjectKind(StrEnum):
     GPU = "gpu"
     MIG = "mig"
     LINK = "link"
+    NIC = "nic"
+    """A network interface or an InfiniBand port."""
+    DISK = "disk"
+    """A block device or a mounted filesystem."""
     POD = "pod"
     CONTAINER = "container"
     JOB = "job"
     RANK = "rank"
+    SERVER = "server"
+    """A model that an inference server serves."""
     SOURCE = "source"
 
 
@@ -37,7 +43,8 @@ class Subject:
     """An identity, unique within its kind in one cluster.
 
     Names: GPU its UUID; node its name; pod `namespace/pod`; container `namespace/pod/container`; job
-    `namespace/job`; rank `namespace/job#3`; MIG the instance's UUID; link `<GPU UUID>/link3`; source the
+    `namespace/job`; rank `namespace/job#3`; MIG the instance's UUID; link `<GPU UUID>/link3`; NIC
+    `node/eth0` or `node/mlx5_0:1`; disk `node/nvme0n1` or `node:/data`; server `host:port/model`; source the
     collector's name and place, such as `dcgm_exporter http://n1:9400/metrics`.
     """
 

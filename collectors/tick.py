@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from collectors.alert import Alert, Silence
+from collectors.clocks import ClockOffset
 from collectors.frame import Frame, LogRecord, SourceStatus, StepSeries
 from collectors.kernel_event import KernelEvent
 from collectors.subject import SubjectKind
@@ -19,6 +21,9 @@ class Batch:
     steps: Sequence[StepSeries] = ()
     logs: Sequence[LogRecord] = ()
     events: Sequence[KernelEvent] = ()
+    clocks: Sequence[ClockOffset] = ()
+    alerts: Sequence[Alert] = ()
+    silences: Sequence[Silence] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,3 +36,7 @@ class Tick:
     logs: Sequence[LogRecord] = ()
     events: Sequence[KernelEvent] = ()
     sources: Sequence[SourceStatus] = ()
+    clocks: Sequence[ClockOffset] = ()
+    alerts: Sequence[Alert] = ()
+    """What an Alertmanager holds to be firing, silenced ones too."""
+    silences: Sequence[Silence] = ()

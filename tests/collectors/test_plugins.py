@@ -16,6 +16,8 @@ from collectors.subject import Inventory
 AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dcgm_exporter": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "cadvisor": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
+    "node_exporter": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
+    "inference": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "node_log": lambda _: {"urls": ["http://127.0.0.1:9/kernel-log"]},
     "prometheus": lambda _: {"url": "http://127.0.0.1:9"},
     "kernel_log": lambda folder: {"source": "kmsg", "path": folder / "absent"},

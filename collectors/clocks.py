@@ -1,0 +1,115 @@
+"""How far nodes' clocks are from ours, and what "first" means between two of them.
+
+A node that tells its time in an answer told it between our sending and our receiving: its offset is that time less
+the middle of the two, within half the round trip (Cristian 1989, doi:10.1007/BF01784024). An HTTP Date header says
+the same to the second. A measurement loses worth as clocks drift: its uncertainty grows by `DRIFT` of its age.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from threading import Lock
+
+from collectors.frame import Instant, Order
+from collectors.subject import Inventory, Subject, SubjectKind
+
+DRIFT = 1e-4
+"""s/s: twice the tolerance of common quartz (±50 ppm), and within what NTP lets a clock be off (RFC 5905: 15 ppm
+frequency tolerance, slewed by at most 500 ppm)."""
+UNMEASURED_S = 2.0
+"""Half width that is assumed of a clock that nobody measured: NTP would have stepped it beyond 0.128 s, but
+nothing says that it runs."""
+MAX_OFFSET_S = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """`clock` was `offset_s` ahead of ours at `at_s` (Unix s), give or take `uncertainty_s`."""
+
+    clock: str
+    offset_s: float
+    uncertainty_s: float
+    at_s: float
+
+    def half_width_s(self, at_s: float) -> float:
+        """The uncertainty at another time."""
+        return self.uncertainty_s + DRIFT * abs(at_s - self.at_s)
+
+
+def measured(
+    clock: str, sent_s: float, took_s: float, told_s: float = math.nan, date_s: float = math.nan
+) -> ClockOffset | None:
+    """The clock's offset by an answer that was asked for at `sent_s` (our clock, Unix s) and complete `took_s`
+    later: by the time that it tells (`told_s`), else by its Date header; None where it says neither."""
+    half_s = took_s / 2
+    if math.isnan(told_s):
+        told_s, half_s = date_s + 0.5, half_s + 0.5  # Date is cut to whole seconds
+    offset_s = told_s - (sent_s + took_s / 2)
+    if not math.isfinite(offset_s) or abs(offset_s) > MAX_OFFSET_S:
+        return None
+    return ClockOffset(clock, offset_s, half_s, sent_s + took_s / 2)
+
+
+class Clocks:
+    """The best measurement of every clock. Safe to read from other threads while measurements are added."""
+
+    def __init__(self, offsets: Iterable[ClockOffset] = (), max_clocks: int = 100_000) -> None:
+        self._best: dict[str, ClockOffset] = {}
+        self._lock = Lock()
+        self._max = max_clocks
+        self.add(offsets)
+
+    def add(self, offsets: Iterable[ClockOffset]) -> None:
+        """Takes measurements. A coarser one is taken once the finer one has aged, or where the two contradict."""
+        with self._lock:
+            for new in offsets:
+                known = self._best.get(new.clock)
+                if known is None and len(self._best) >= self._max:
+                    continue
+                if known is None or self._is_better(new, known):
+                    self._best[new.clock] = new
+
+    @staticmethod
+    def _is_better(new: ClockOffset, known: ClockOffset) -> bool:
+        aged_s = known.half_width_s(new.at_s)
+        was_stepped = abs(new.offset_s - known.offset_s) > new.uncertainty_s + aged_s
+        return new.at_s >= known.at_s and (was_stepped or new.uncertainty_s <= aged_s)
+
+    def offset(self, clock: str) -> ClockOffset | None:
+        return self._best.get(clock)
+
+    def __len__(self) -> int:
+        return len(self._best)
+
+    def align(self, instant: Instant, inventory: Inventory | None = None) -> Instant:
+        """The instant on our clock, with what is not known of it in its uncertainty. An instant without a clock is
+        on ours. With an inventory, a pod's clock (`namespace/pod`) is that of the node it ran on."""
+        if not instant.clock:
+            return instant
+        known = self._best.get(_node_of(instant, inventory))
+        if known is None:
+            return replace(instant, uncertainty_s=instant.uncertainty_s + UNMEASURED_S, clock="")
+        t_s = instant.t_s - known.offset_s
+        return Instant(t_s, instant.uncertainty_s + known.half_width_s(t_s), "")
+
+    def order(self, one: Instant, other: Instant, inventory: Inventory | None = None) -> Order:
+        """Whether one was before the other: only where their intervals on our clock do not touch. Of one and the
+        same clock only the instants' own uncertainty counts."""
+        same = _node_of(one, inventory) == _node_of(other, inventory)
+        if not same:
+            one, other = self.align(one, inventory), self.align(other, inventory)
+        margin_s = one.uncertainty_s + other.uncertainty_s
+        if one.t_s + margin_s < other.t_s:
+            return Order.BEFORE
+        if other.t_s + margin_s < one.t_s:
+            return Order.AFTER
+        return Order.CONCURRENT
+
+
+def _node_of(instant: Instant, inventory: Inventory | None) -> str:
+    if inventory is None or "/" not in instant.clock:
+        return instant.clock
+    node = inventory.above(Subject(SubjectKind.POD, instant.clock), SubjectKind.NODE, instant.t_s)
+    return instant.clock if node is None else node.name
