@@ -6,8 +6,8 @@ from typing import Final
 
 from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
-from collectors.kineto import KinetoCollector
 from collectors.inference import InferenceCollector
+from collectors.kineto import KinetoCollector
 from collectors.kubernetes import KubernetesCollector
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.node_exporter import NodeExporterCollector
