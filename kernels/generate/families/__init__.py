@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
-from kernels.generate.families import softmax
+from kernels.generate.families import (
+    copy,
+    cross_entropy,
+    embedding_gradient,
+    flash_attention,
+    flat,
+    fused_mlp,
+    gated,
+    layernorm,
+    matmul,
+    particle_weights,
+    quantise,
+    reduce,
+    rmsnorm,
+    rotary,
+    softmax,
+    stencil,
+    stencil_cuda,
+)
 from kernels.generate.template import Family
 
-ALL: tuple[Family, ...] = (softmax.Softmax(),)
+ALL: tuple[Family, ...] = (
+    copy.Copy(),
+    cross_entropy.CrossEntropy(),
+    embedding_gradient.EmbeddingGradient(),
+    flash_attention.FlashAttention(),
+    flat.Flat(),
+    fused_mlp.FusedMlp(),
+    gated.Gated(),
+    layernorm.LayerNorm(),
+    matmul.Matmul(),
+    particle_weights.ParticleWeights(),
+    quantise.Quantise(),
+    reduce.Reduce(),
+    rmsnorm.RmsNorm(),
+    rotary.Rotary(),
+    softmax.Softmax(),
+    stencil.Stencil(),
+    stencil_cuda.StencilCuda(),
+)
 
 
 def families_of(problem: str) -> tuple[Family, ...]:

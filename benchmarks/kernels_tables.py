@@ -1,0 +1,407 @@
+"""Exhaustive measurements of the parametric kernels: every configuration of a space, timed on one GPU each.
+
+    python -m benchmarks.kernels_tables [--only softmax rotary_half] [--limit 400] [--seconds 300] [--out FOLDER]
+
+These are quick looks, not verdicts: a configuration is checked once against the reference's own error, then timed
+by CUDA events with L2 flushed (the median of a few calls), in one process of trust. They rank configurations, feed
+warm starts and learned generators, and let a search be tested by replay without a GPU. What it finds is judged.
+All CPU cores compile into one cache; each GPU times one table after the other. Writes a file per table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import math
+import multiprocessing as mp
+import os
+import queue
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.candidate import Candidate
+from kernels.generate.base import Config
+from kernels.generate.families import ALL
+from kernels.generate.template import Family, candidate
+from kernels.judge import cuda, plan, record
+from kernels.judge.replay import timed
+from kernels.problem import Case, Inputs, Problem, as_outputs
+from kernels.problems import named
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "benchmarks" / "results" / "kernels_tables"
+NEIGHBOURS = {
+    "softmax": (Case.of("bfloat16", m=8192, n=8192),),
+    "rmsnorm": (Case.of("bfloat16", m=8192, n=8192),),
+    "layernorm": (Case.of("bfloat16", m=8192, n=8192),),
+    "rotary_interleaved": (Case.of("bfloat16", b=1, h=32, s=4096, d=128),),
+    "stencil_5x5": (Case.of("float32", c=8, h=4096, w=4096, k=5),),
+}
+"""Shapes beside the benchmarked ones, to measure what a configuration loses when it is carried over."""
+FLUSH_BYTES = 128 << 20
+CHUNK = 6
+
+
+def tasks(only: Sequence[str]) -> Iterator[tuple[Family, str, Case]]:
+    for family in ALL:
+        for name in family.problems:
+            if only and name not in only:
+                continue
+            for case in (*named(name).cases, *NEIGHBOURS.get(name, ())):
+                yield family, name, case
+
+
+def chosen(family: Family, name: str, case: Case, limit: int) -> list[Config]:
+    """The whole space, or a fixed random part of it where that is larger than `limit`."""
+    space: list[Config] = list(family.space(name, case))
+    return space if len(space) <= limit else random.Random(name + str(case)).sample(space, limit)
+
+
+def load(made: Candidate, folder: str) -> Callable[..., Any]:
+    path = Path(folder) / f"c{made.source_sha256[:24]}.py"
+    if not path.exists():
+        path.write_text(made.source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    entry: Callable[..., Any] = getattr(module, made.entry)
+    return entry
+
+
+def like(problem: Problem, case: Case) -> Inputs:
+    """Inputs without values: what a kernel is specialised for is their types, sizes and alignment."""
+    try:
+        return problem.inputs(case, "normal", 1, "meta")
+    except NotImplementedError:
+        small = problem.inputs(case.with_(s=64), "normal", 1, "cpu")
+        return tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in small)
+
+
+class _NoDevice:
+    """A Triton driver that only knows its target, so that processes without a GPU context can compile."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def start_compiler(capability: int, folder: str) -> None:
+    """A compiling process: kernels are only warmed, whatever an entry launches."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)  # compilers say a lot about configurations that they refuse
+    torch.set_num_threads(1)
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(_NoDevice(capability))
+    run = JITFunction.run
+
+    def warm(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **named_: Any) -> Any:
+        with contextlib.suppress(Exception):  # a refused configuration is found again, and told, where it is timed
+            run(self, *args, grid=grid, warmup=True, **named_)
+
+    JITFunction.run = warm
+
+
+def compile_all(capability: int, folder: str, todo: Any, told: Any, me: int) -> None:
+    """A compiling process: takes parts of tables from a queue until it gets None, and says when it begins and ends.
+
+    It warms Triton's cache; for CUDA C++ it tells the cubins' paths, or "" where NVRTC refused.
+    """
+    start_compiler(capability, folder)
+    arch = f"sm_{capability}"
+    while (item := todo.get()) is not None:
+        number, place, family, name, case, configs = item
+        told.put((me, "begin", number, place, []))
+        found = next(f for f in ALL if f.name == family)
+        values = like(named(name), case)
+        made = []
+        for config in configs:
+            written = candidate(found, name, case, config)
+            path = Path(folder) / f"{written.source_sha256[:24]}.cubin"
+            with contextlib.suppress(
+                Exception
+            ):  # what does not compile is found again, and told, where it is timed
+                if written.language == "cuda":
+                    path.write_bytes(cuda.compile_source(written.source, arch))
+                else:
+                    load(written, folder)(*values)
+            made.append(str(path) if path.exists() else "")
+        told.put((me, "end", number, place, made))
+
+
+class Bench:
+    """One problem's inputs, its truth and its clock, on this process's GPU."""
+
+    def __init__(self, problem: Problem, case: Case) -> None:
+        self.problem, self.case = problem, case
+        self.values = problem.inputs(case, "normal", 1, "cuda")
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self.eager = problem.eager(self.values)
+        self.truth = tuple(x.double() for x in problem.truth(self.values))
+        self.error = [self._rms(e, t) for e, t in zip(self.eager, self.truth, strict=True)]
+
+    @staticmethod
+    def _rms(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float((a.double() - b).square().mean().sqrt())
+
+    def look(self, call: Callable[[], Any], written: Candidate, work: Inputs) -> tuple[float, float]:
+        """(microseconds, RMSE over eager's own)."""
+        for source, target in zip(self.values, work, strict=True):
+            if isinstance(target, torch.Tensor) and written.mutates:
+                target.copy_(source)
+        made = call()
+        outputs = tuple(work[i] for i in written.mutates) if written.mutates else as_outputs(made)
+        worst = max(
+            self._rms(o, t) / max(e, 1e-12 * float(t.abs().max()) + 1e-30)
+            for o, t, e in zip(outputs, self.truth, self.error, strict=True)
+        )
+        if not worst < 4.0:
+            return math.nan, worst
+        first = statistics.median(timed([call] * 4, self.flush))
+        count = max(5, min(15, int(4e-3 / max(first, 1e-5))))
+        return statistics.median(timed([call] * count, self.flush)) * 1e6, worst
+
+    def call_of(self, written: Candidate, cubin: str, folder: str, work: Inputs) -> Callable[[], Any]:
+        if written.language != "cuda":
+            entry = load(written, folder)
+            return lambda: entry(*work)
+        numbers = {i: float(x) for i, x in enumerate(work) if isinstance(x, int | float)}
+        data = Path(cubin).read_bytes()
+        made = plan.cuda_plan(written, data, self.case.sizes, numbers)
+        outputs = tuple(torch.empty_like(x) for x in self.eager)
+        scratch = [torch.empty(max(1, n), dtype=torch.uint8, device="cuda") for n in made.scratch_bytes]
+        rooms: dict[str, Any] = {"in": work, "out": outputs, "tmp": scratch}
+        module = cuda.Module(data)
+        actions = plan.prepare(
+            made, lambda _, name, shared: module.function(name, shared), lambda p: rooms[p.room][p.index].data_ptr()
+        )
+
+        def call() -> Any:
+            for action in actions:
+                action(torch.cuda.current_stream().cuda_stream)
+            return outputs
+
+        return call
+
+
+def measure(gpu: int, todo: Any, told: Any, folder: str) -> None:
+    """A timing process: takes tables from a queue until it gets None, and tells every figure as it comes."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.empty(1, device="cuda")
+    record.replace_launcher()
+    cuda.enter()
+    while (item := todo.get()) is not None:
+        number, family, name, case, configs, cubins, start = item
+        told.put((gpu, number, "begin", start, None))
+        found = next(f for f in ALL if f.name == family)
+        bench = Bench(named(name), case)
+        for position in range(start, len(configs)):
+            told.put((gpu, number, "begin", position, None))
+            micro, worst, why = math.nan, math.nan, ""
+            try:
+                written = candidate(found, name, case, configs[position])
+                if written.language == "cuda" and not cubins[position]:
+                    raise RuntimeError("nvrtc refused it")
+                work = tuple(
+                    x.clone() if isinstance(x, torch.Tensor) and written.mutates else x for x in bench.values
+                )
+                call = bench.call_of(written, cubins[position], folder, work)
+                micro, worst = bench.look(call, written, work)
+                why = "wrong" if math.isnan(micro) else ""
+            except Exception as error:  # noqa: BLE001  a table keeps what failed, with its reason
+                why = f"{type(error).__name__}: {error}"[:200]
+            told.put((gpu, number, "figure", position, (micro, worst, why)))
+            if any(word in why for word in ("illegal", "misaligned", "LAUNCH_FAILED", "unspecified launch")):
+                os._exit(1)  # this context is lost; another process goes on with the next configuration
+        del bench
+        torch.cuda.empty_cache()
+        told.put((gpu, number, "end", 0, None))
+
+
+def table_json(family: Family, name: str, case: Case, configs: Sequence[Config], found: dict[int, Any]) -> Any:
+    """Compact: dimensions once, a row of value positions for each configuration, microseconds beside them."""
+    space = family.space(name, case)
+    rows = [[d.values.index(c[d.name]) for d in space.dimensions] for c in configs]
+    problem = named(name)
+    return {
+        "problem": name,
+        "family": family.name,
+        "case": case.to_json(),
+        "compulsory_bytes": problem.compulsory_bytes(case),
+        "flops": problem.flops(case),
+        "space": len(space),
+        "dimensions": {d.name: list(d.values) for d in space.dimensions},
+        "configs": rows,
+        "microseconds": [
+            round(found[i][0], 3) if i in found and math.isfinite(found[i][0]) else None for i in range(len(rows))
+        ],
+        "failures": {str(i): found[i][2] for i in found if found[i][2]},
+    }
+
+
+class Sweep:
+    """All tables of one run: who compiles and times what, and what came of it."""
+
+    def __init__(self, only: Sequence[str], limit: int, single: bool, out: Path) -> None:
+        self.began_s = time.time()
+        self.out, self.single = out, single
+        out.mkdir(parents=True, exist_ok=True)
+        self.folder = tempfile.mkdtemp(prefix="tables-")
+        os.environ["TRITON_CACHE_DIR"] = str(Path(self.folder) / "cache")
+        self._context = mp.get_context("spawn")
+        major, minor = torch.cuda.get_device_capability(0)
+        self._capability = 10 * major + minor
+        self.gpus = torch.cuda.device_count()
+        self.environment = {
+            "gpu": torch.cuda.get_device_name(0),
+            "torch": torch.__version__,
+            "triton": importlib.import_module("triton").__version__,
+        }
+        self.work = list(tasks(only))
+        self.configs = [chosen(family, name, case, limit) for family, name, case in self.work]
+        self.cubins = [[""] * len(c) for c in self.configs]
+        self.found: list[dict[int, Any]] = [{} for _ in self.work]
+        self.uncompiled = [set(range(0, len(c), CHUNK)) for c in self.configs]
+        self.sent: set[int] = set()
+        self.finished: set[int] = set()
+        self._parts, self._compiled, self._tables, self._told = (self._context.Queue() for _ in range(4))
+        self._compilers: dict[int, Any] = {}
+        self._timers: dict[int, Any] = {}
+        self._compiling: dict[int, tuple[int, int]] = {}
+        self._timing: dict[int, tuple[int, int]] = {}
+
+    def run(self, limit_s: float) -> None:
+        """Until every table is done or the time is over; what there is by then is written."""
+        for gpu in range(self.gpus):
+            self._start_timer(gpu)
+        for number in range(max(2, (os.cpu_count() or 4) - self.gpus - 1)):
+            self._start_compiler(number)
+        for number, ((family, name, case), configs) in enumerate(zip(self.work, self.configs, strict=True)):
+            for place in range(0, len(configs), CHUNK):
+                self._parts.put((number, place, family.name, name, case, configs[place : place + CHUNK]))
+        while len(self.finished) < len(self.work) and time.time() - self.began_s < limit_s:
+            self._hear_compilers()
+            self._hear_timers()
+        for number in range(len(self.work)):
+            if number not in self.finished and self.found[number]:
+                self.write(number)
+        for process in (*self._compilers.values(), *self._timers.values()):
+            process.kill()
+        print(f"{time.time() - self.began_s:.1f} s, {len(self.finished)} of {len(self.work)} tables", flush=True)
+
+    def _start_compiler(self, me: int) -> None:
+        arguments = (self._capability, self.folder, self._parts, self._compiled, me)
+        self._compilers[me] = self._context.Process(target=compile_all, args=arguments, daemon=True)
+        self._compilers[me].start()
+
+    def _start_timer(self, gpu: int) -> None:
+        arguments = (gpu, self._tables, self._told, self.folder)
+        self._timers[gpu] = self._context.Process(target=measure, args=arguments, daemon=True)
+        self._timers[gpu].start()
+
+    def _hear_compilers(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                me, word, number, place, made = self._compiled.get_nowait()
+                if word == "begin":
+                    self._compiling[me] = (number, place)
+                    continue
+                self._compiling.pop(me, None)
+                self.cubins[number][place : place + len(made)] = made
+                self._part_done(number, place)
+        for me, process in list(self._compilers.items()):
+            if not process.is_alive():  # a compiler that aborts takes its process along
+                if me in self._compiling:
+                    self._part_done(*self._compiling.pop(me))
+                self._start_compiler(me)
+
+    def _part_done(self, number: int, place: int) -> None:
+        self.uncompiled[number].discard(place)
+        if not self.uncompiled[number] and number not in self.sent:
+            self.sent.add(number)
+            self._send(number, 0)
+
+    def _send(self, number: int, start: int) -> None:
+        family, name, case = self.work[number]
+        self._tables.put((number, family.name, name, case, self.configs[number], self.cubins[number], start))
+
+    def _hear_timers(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                gpu, number, word, position, value = self._told.get(timeout=0.02)
+                if word == "begin":
+                    self._timing[gpu] = (number, position)
+                elif word == "figure":
+                    self.found[number][position] = value
+                else:
+                    self._timing.pop(gpu, None)
+                    self.finished.add(number)
+                    self.write(number)
+        for gpu, process in list(self._timers.items()):
+            if not process.is_alive():
+                if gpu in self._timing:
+                    number, position = self._timing.pop(gpu)
+                    self.found[number].setdefault(position, (math.nan, math.nan, "ended its process"))
+                    self._send(number, position + 1)
+                self._start_timer(gpu)
+
+    def write(self, number: int) -> None:
+        family, name, case = self.work[number]
+        figures = self.found[number]
+        made = {**table_json(family, name, case, self.configs[number], figures), "environment": self.environment}
+        label = "-".join([family.name, name, *(f"{k}{v}" for k, v in case.params), case.dtype])
+        if self.single:
+            with (self.out / "tables.jsonl").open("a") as file:
+                file.write(json.dumps({"label": label, **made}, separators=(",", ":")) + "\n")
+        else:
+            (self.out / f"{label}.json").write_text(json.dumps(made, separators=(",", ":")) + "\n")
+        ran = [x[0] for x in figures.values() if math.isfinite(x[0])]
+        best = min(ran, default=math.nan)
+        rate = named(name).compulsory_bytes(case) / best / 1e3
+        config = next((self.configs[number][i] for i, x in figures.items() if x[0] == best), {})
+        failed = sorted({x[2][:50] for x in figures.values() if x[2]})[:2]
+        told = " ".join(f"{k}={v}" for k, v in config.items())
+        since = time.time() - self.began_s
+        print(
+            f"{since:5.0f} {label} {len(ran)}/{len(figures)}: {best:.2f} us {rate:.0f} GB/s {told} {failed}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="problems; default: all")
+    parser.add_argument("--limit", type=int, default=1000, help="largest table; larger spaces are sampled")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--single", action="store_true", help="one file of lines instead of one file a table")
+    options = parser.parse_args()
+    Sweep(options.only, options.limit, options.single, options.out).run(options.seconds)
+
+
+if __name__ == "__main__":
+    main()

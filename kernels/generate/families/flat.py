@@ -1,0 +1,99 @@
+"""Long vectors: an AdamW step in place, and dropout with a residual addition."""
+
+from __future__ import annotations
+
+from kernels.generate.base import Config
+from kernels.generate.rows import POLICIES
+from kernels.generate.space import Space
+from kernels.generate.template import render
+from kernels.problem import Case
+
+ADAMW = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def step_kernel(
+    parameter, gradient, first, second, n, rest1, beta2, rest2, eps, shrink, scale, root, BLOCK: tl.constexpr
+):
+    start = tl.program_id(0).to(tl.int64) * (BLOCK * $steps)
+    for turn in tl.static_range($steps):
+        i = start + turn * BLOCK + tl.arange(0, BLOCK)
+        inside = i < n
+        p = tl.load(parameter + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        g = tl.load(gradient + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        mean = tl.load(first + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        square = tl.load(second + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        mean = mean + (g - mean) * rest1
+        square = square * beta2 + g * g * rest2
+        p = p * shrink - scale * mean / (tl.sqrt(square) / root + eps)
+        tl.store(parameter + i, p.to(parameter.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(first + i, mean.to(first.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(second + i, square.to(second.dtype.element_ty), mask=inside, eviction_policy="$store")
+
+
+def entry(parameter, gradient, first, second, rate, beta1, beta2, eps, decay, step):
+    n = parameter.numel()
+    if n:
+        shrink, scale, root = 1.0 - rate * decay, rate / (1.0 - beta1**step), (1.0 - beta2**step) ** 0.5
+        rest1, rest2 = 1.0 - beta1, 1.0 - beta2  # in double precision: 1 - 0.9 in float32 is off by 2 ULP
+        step_kernel[(triton.cdiv(n, $block * $steps),)](
+            parameter, gradient, first, second, n, rest1, beta2, rest2, eps, shrink, scale, root, BLOCK=$block,
+            num_warps=$warps,
+        )
+"""
+
+DROPOUT = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def dropout_add(x, residual, out, count, p, rest, seed, BLOCK: tl.constexpr):
+    start = tl.program_id(0) * (BLOCK * $steps)
+    for turn in tl.static_range($steps):
+        i = start + turn * BLOCK + tl.arange(0, BLOCK)
+        inside = i < count
+        v = tl.load(x + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        r = tl.load(residual + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        y = tl.where(tl.rand(seed, i) > p, v / rest, 0.0) + r
+        tl.store(out + i, y.to(out.dtype.element_ty), mask=inside, eviction_policy="$store")
+
+
+def entry(x, residual, p, seed):
+    out = torch.empty_like(x)
+    count = x.numel()
+    if count:
+        dropout_add[(triton.cdiv(count, $block * $steps),)](
+            x, residual, out, count, p, 1.0 - p, seed, BLOCK=$block, num_warps=$warps
+        )
+    return out
+"""
+
+
+class Flat:
+    name = "flat"
+    problems = ("adamw", "dropout_add")
+
+    def space(self, problem: str, case: Case) -> Space:
+        def admits(config: Config) -> bool:
+            block, warps, steps = (int(config[k]) for k in ("block", "warps", "steps"))
+            return 2 <= block / (32 * warps) <= 16 and steps * block / (32 * warps) <= 32
+
+        return Space.of(
+            admits,
+            block=(256, 512, 1024, 2048, 4096),
+            warps=(1, 2, 4, 8),
+            steps=(1, 2, 4),
+            load=POLICIES,
+            store=POLICIES,
+        )
+
+    def source(self, problem: str, case: Case, config: Config) -> str:
+        if problem == "adamw":
+            keys = {"mutates": "0 2 3"}
+            return render(problem, ADAMW, config, kind="in_place", layouts="contiguous offset", keys=keys)
+        keys = {"bounds": "m 0..131072, n 1..8192"}
+        return render(problem, DROPOUT, config, layouts="contiguous offset", keys=keys)

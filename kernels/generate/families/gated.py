@@ -1,0 +1,58 @@
+"""SwiGLU and GEGLU over contiguous tensors as one long vector."""
+
+from __future__ import annotations
+
+from kernels.generate.base import Config
+from kernels.generate.rows import POLICIES
+from kernels.generate.space import Space
+from kernels.generate.template import render
+from kernels.problem import Case
+
+BODY = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gated(gate, up, out, count, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCK * $steps)
+    for step in tl.static_range($steps):
+        at = first + step * BLOCK + tl.arange(0, BLOCK)
+        g = tl.load(gate + at, mask=at < count, other=0.0, eviction_policy="$load").to(tl.float32)
+        u = tl.load(up + at, mask=at < count, other=0.0, eviction_policy="$load").to(tl.float32)
+        z = $inner
+        y = g / (1.0 + tl.exp(-z)) * u
+        tl.store(out + at, y.to(out.dtype.element_ty), mask=at < count, eviction_policy="$store")
+
+
+def entry(gate, up):
+    out = torch.empty_like(gate)
+    count = gate.numel()
+    if count:
+        gated[(triton.cdiv(count, $block * $steps),)](gate, up, out, count, BLOCK=$block, num_warps=$warps)
+    return out
+"""
+INNER = {"swiglu": "g", "geglu": "1.5957691216057308 * (g + 0.044715 * g * g * g)"}
+
+
+class Gated:
+    name = "gated"
+    problems = ("swiglu", "geglu")
+
+    def space(self, problem: str, case: Case) -> Space:
+        def admits(config: Config) -> bool:
+            block, warps, steps = (int(config[k]) for k in ("block", "warps", "steps"))
+            return 4 <= block / (32 * warps) <= 32 and steps * block / (32 * warps) <= 64
+
+        return Space.of(
+            admits,
+            block=(512, 1024, 2048, 4096, 8192),
+            warps=(1, 2, 4, 8, 16),
+            steps=(1, 2, 4),
+            load=POLICIES,
+            store=POLICIES,
+        )
+
+    def source(self, problem: str, case: Case, config: Config) -> str:
+        return render(problem, BODY, {**config, "inner": INNER[problem]}, layouts="contiguous offset")

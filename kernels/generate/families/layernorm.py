@@ -1,0 +1,55 @@
+"""Layer normalisation with weight and bias: whole rows in registers, the variance from centred values."""
+
+from __future__ import annotations
+
+from kernels.generate.base import Config
+from kernels.generate.rows import row_space, row_values
+from kernels.generate.space import Space
+from kernels.generate.template import render
+from kernels.problem import Case
+
+BODY = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def layernorm(
+    x, weight, bias, out, m, n, eps, x_row, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
+    column = tl.arange(0, BLOCK)[None, :]
+    w = tl.load(weight + column, mask=column < n, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)
+    for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        inside = (row < m) & (column < n)
+        v = tl.load(x + row * x_row + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        centred = tl.where(column < n, v - (tl.sum(v, 1) / n)[:, None], 0.0)
+        scale = tl.rsqrt(tl.sum(centred * centred, 1) / n + eps)
+        y = centred * scale[:, None] * w + b
+        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside, eviction_policy="$store")
+
+
+def entry(x, weight, bias, eps):
+    m, n = x.shape
+    out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    if m:
+        $grid
+        layernorm[(programs,)](
+            x, weight, bias, out, m, n, eps, x.stride(0), ROWS=$rows, BLOCK=triton.next_power_of_2(n),
+            STAGES=$stages, num_warps=$warps,
+        )
+    return out
+"""
+
+
+class LayerNorm:
+    name = "layernorm"
+    problems = ("layernorm",)
+
+    def space(self, problem: str, case: Case) -> Space:
+        return row_space(case)
+
+    def source(self, problem: str, case: Case, config: Config) -> str:
+        return render(problem, BODY, row_values(config), keys={"bounds": "n 1..32768"})

@@ -1,0 +1,152 @@
+"""Matrix products on the tensor cores: tiles by pointers or by TMA descriptors, one tile a program or persistent.
+
+Descriptors live in a scratch buffer that Triton asks the host for (`triton.set_allocator`). float32 inputs are
+multiplied in IEEE float32, not TF32.
+"""
+
+from __future__ import annotations
+
+from kernels.generate.base import Config
+from kernels.generate.space import Space
+from kernels.generate.template import render
+from kernels.problem import Case
+
+POINTERS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def matmul(
+    a, b, c, m, n, k, a_row, a_column, b_row, b_column,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr,
+):
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    number = tl.program_id(0)
+    first = number // (GROUP * tiles_n) * GROUP
+    high = min(tiles_m - first, GROUP)
+    at_m = first + number % (GROUP * tiles_n) % high
+    at_n = number % (GROUP * tiles_n) // high
+    i = at_m * BM + tl.arange(0, BM)
+    j = at_n * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BK)
+    left = a + (i % m).to(tl.int64)[:, None] * a_row + depth[None, :] * a_column
+    right = b + depth.to(tl.int64)[:, None] * b_row + (j % n)[None, :] * b_column
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, k, BK):
+        if FULL:
+            x, y = tl.load(left), tl.load(right)
+        else:
+            x = tl.load(left, mask=depth[None, :] < k - start, other=0.0)
+            y = tl.load(right, mask=depth[:, None] < k - start, other=0.0)
+        total = tl.dot(x, y, total, input_precision="ieee")
+        left += BK * a_column
+        right += BK * b_row
+    out = c + i.to(tl.int64)[:, None] * n + j[None, :]
+    tl.store(out, total.to(c.dtype.element_ty), mask=(i[:, None] < m) & (j[None, :] < n))
+
+
+def entry(a, b):
+    m, k = a.shape
+    n = b.shape[1]
+    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    if m and n:
+        matmul[(triton.cdiv(m, $bm) * triton.cdiv(n, $bn),)](
+            a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1),
+            BM=$bm, BN=$bn, BK=$bk, GROUP=$group, FULL=k % $bk == 0, num_warps=$warps, num_stages=$stages,
+        )
+    return c
+"""
+
+DESCRIPTORS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def matmul(
+    a, b, c, m, n, k, programs, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    SPLIT: tl.constexpr, SPECIALISED: tl.constexpr, FLAT: tl.constexpr,
+):
+    left = tl.make_tensor_descriptor(a, shape=[m, k], strides=[k, 1], block_shape=[BM, BK])
+    right = tl.make_tensor_descriptor(b, shape=[k, n], strides=[n, 1], block_shape=[BK, BN])
+    out = tl.make_tensor_descriptor(c, shape=[m, n], strides=[n, 1], block_shape=[BM, BN // SPLIT])
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    turns = tl.cdiv(k, BK)
+    for number in tl.range(
+        tl.program_id(0), tiles_m * tiles_n, programs, flatten=FLAT, warp_specialize=SPECIALISED
+    ):
+        first = number // (GROUP * tiles_n) * GROUP
+        high = min(tiles_m - first, GROUP)
+        i = (first + number % (GROUP * tiles_n) % high) * BM
+        j = number % (GROUP * tiles_n) // high * BN
+        total = tl.zeros((BM, BN), tl.float32)
+        for turn in range(turns):
+            total = tl.dot(left.load([i, turn * BK]), right.load([turn * BK, j]), total)
+        if SPLIT == 2:
+            halves = tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1))
+            low, up = tl.split(halves)
+            out.store([i, j], low.to(c.dtype.element_ty))
+            out.store([i, j + BN // 2], up.to(c.dtype.element_ty))
+        else:
+            out.store([i, j], total.to(c.dtype.element_ty))
+
+
+def room(size, alignment, stream):
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def entry(a, b):
+    m, k = a.shape
+    n = b.shape[1]
+    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    if m and n:
+        triton.set_allocator(room)
+        tiles = triton.cdiv(m, $bm) * triton.cdiv(n, $bn)
+        units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 2
+        programs = min(tiles, units) if $persistent else tiles
+        matmul[(programs,)](
+            a, b, c, m, n, k, programs, BM=$bm, BN=$bn, BK=$bk, GROUP=$group, SPLIT=$split,
+            SPECIALISED=bool($specialised), FLAT=bool($persistent), num_warps=$warps, num_stages=$stages,
+        )
+    return c
+"""
+
+
+class Matmul:
+    name = "matmul"
+    problems = ("matmul",)
+
+    def space(self, problem: str, case: Case) -> Space:
+        wide = case.element_bytes
+
+        def admits(config: Config) -> bool:
+            bm, bn, bk, stages, warps = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps"))
+            tma = config["way"] == "tma"
+            room = stages * bk * (bm + bn) * wide + (bm * bn * wide // int(config["split"]) if tma else 0)
+            held = bm * bn / (32 * warps)
+            fits = room <= 227 << 10 and 32 <= held <= 128
+            whole = tma or (config["persistent"] == 0 and config["split"] == 1 and config["specialised"] == 0)
+            return fits and whole and not (config["specialised"] and not config["persistent"])
+
+        return Space.of(
+            admits,
+            way=("pointers", "tma"),
+            bm=(64, 128, 256),
+            bn=(64, 128, 256),
+            bk=(32, 64, 128),
+            stages=(2, 3, 4, 5),
+            warps=(4, 8),
+            group=(4, 8, 16),
+            persistent=(0, 1),
+            split=(1, 2),
+            specialised=(0, 1),
+        )
+
+    def source(self, problem: str, case: Case, config: Config) -> str:
+        if config["way"] == "pointers":
+            return render(problem, POINTERS, config, layouts="contiguous padded transposed offset")
+        keys = {"dtypes": "float16 bfloat16", "bounds": "m 1.., n 8.. /8, k 8.. /8"}
+        return render(problem, DESCRIPTORS, config, layouts="contiguous", keys=keys)

@@ -1,0 +1,91 @@
+"""Symmetric int8 quantisation by row, and its inverse."""
+
+from __future__ import annotations
+
+from kernels.generate.base import Config
+from kernels.generate.rows import row_space, row_values
+from kernels.generate.space import Space
+from kernels.generate.template import render
+from kernels.problem import Case
+
+QUANTISE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def quantise(
+    x, code, scales, m, n, x_row, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
+    column = tl.arange(0, BLOCK)[None, :]
+    for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):
+        line = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        row = line[:, None]
+        inside = (row < m) & (column < n)
+        v = tl.load(x + row * x_row + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        scale = tl.div_rn(tl.maximum(tl.max(tl.abs(v), 1), 1e-10), 127.0)
+        ratio = tl.div_rn(v, scale[:, None] + tl.zeros_like(v))
+        even = (ratio + 12582912.0) - 12582912.0  # adding 1.5 * 2^23 rounds half to even
+        even = tl.minimum(tl.maximum(even, -127.0), 127.0)
+        tl.store(code + row * n + column, even.to(tl.int8), mask=inside, eviction_policy="$store")
+        tl.store(scales + line, scale, mask=line < m)
+
+
+def entry(x):
+    m, n = x.shape
+    code = torch.empty((m, n), dtype=torch.int8, device=x.device)
+    scales = torch.empty((m,), dtype=torch.float32, device=x.device)
+    if m:
+        $grid
+        quantise[(programs,)](
+            x, code, scales, m, n, x.stride(0), ROWS=$rows, BLOCK=triton.next_power_of_2(n), STAGES=$stages,
+            num_warps=$warps,
+        )
+    return code, scales
+"""
+
+DEQUANTISE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def dequantise(
+    code, scales, out, m, n, c_row, s_step, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
+    column = tl.arange(0, BLOCK)[None, :]
+    for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):
+        line = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        row = line[:, None]
+        inside = (row < m) & (column < n)
+        c = tl.load(code + row * c_row + column, mask=inside, other=0, eviction_policy="$load").to(tl.float32)
+        s = tl.load(scales + line * s_step, mask=line < m, other=0.0).to(tl.float32)
+        y = (c * s[:, None]).to(out.dtype.element_ty)
+        tl.store(out + row * n + column, y, mask=inside, eviction_policy="$store")
+
+
+def entry(x, scales):
+    m, n = x.shape
+    out = torch.empty((m, n), dtype=scales.dtype, device=x.device)
+    if m:
+        $grid
+        dequantise[(programs,)](
+            x, scales, out, m, n, x.stride(0), scales.stride(0), ROWS=$rows,
+            BLOCK=triton.next_power_of_2(n), STAGES=$stages, num_warps=$warps,
+        )
+    return out
+"""
+
+
+class Quantise:
+    name = "quantise"
+    problems = ("quantise", "dequantise")
+
+    def space(self, problem: str, case: Case) -> Space:
+        return row_space(case)
+
+    def source(self, problem: str, case: Case, config: Config) -> str:
+        body = QUANTISE if problem == "quantise" else DEQUANTISE
+        return render(problem, body, row_values(config), keys={"bounds": "n 1..32768"})

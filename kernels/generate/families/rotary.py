@@ -1,0 +1,135 @@
+"""Rotary embedding: positions in tiles whose cosines and sines are read once for several heads.
+
+Interleaved pairs lie in one thread's vector, so they are parted and joined in registers. Halves are two coalesced
+vectors. The rotation of q and k is one launch; it may write into its inputs ("in_place"), as Liger's does.
+"""
+
+from __future__ import annotations
+
+from kernels.generate.base import Config
+from kernels.generate.rows import POLICIES
+from kernels.generate.space import Space
+from kernels.generate.template import render
+from kernels.problem import Case
+
+PAIRS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rotate(x, cos, sin, out, s, half, heads, TILE: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr):
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
+    pair = tl.arange(0, HALF)[None, :]
+    column = tl.arange(0, 2 * HALF)[None, :]
+    known = (place < s) & (pair < half)
+    inside = (place < s) & (column < 2 * half)
+    c = tl.load(cos + place * half + pair, mask=known, other=0.0).to(tl.float32)
+    d = tl.load(sin + place * half + pair, mask=known, other=0.0).to(tl.float32)
+    for turn in tl.static_range(HEADS):
+        head = tl.program_id(1) * HEADS + turn
+        at = (head.to(tl.int64) * s + place) * (2 * half) + column
+        live = inside & (head + 0 * place < heads)
+        v = tl.load(x + at, mask=live, other=0.0, eviction_policy="$load").to(tl.float32)
+        even, odd = tl.split(tl.reshape(v, (TILE, HALF, 2)))
+        y = tl.join(even * c - odd * d, even * d + odd * c)
+        y = tl.reshape(y, (TILE, 2 * HALF)).to(out.dtype.element_ty)
+        tl.store(out + at, y, mask=live, eviction_policy="$store")
+
+
+def entry(x, cos, sin):
+    b, h, s, d = x.shape
+    out = torch.empty((b, h, s, d), dtype=x.dtype, device=x.device)
+    if out.numel():
+        half = triton.next_power_of_2(d // 2)
+        grid = (triton.cdiv(s, $tile), triton.cdiv(b * h, $heads))
+        rotate[grid](
+            x, cos, sin, out, s, d // 2, b * h, TILE=$tile, HALF=half, HEADS=$heads, num_warps=$warps
+        )
+    return out
+"""
+
+HALVES = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rotate(
+    q, k, cos, sin, q_out, k_out, s, half, q_heads, heads,
+    TILE: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
+):
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
+    column = tl.arange(0, HALF)[None, :]
+    inside = (place < s) & (column < half)
+    low = place * (2 * half) + column
+    c0 = tl.load(cos + low, mask=inside, other=0.0).to(tl.float32)
+    c1 = tl.load(cos + low + half, mask=inside, other=0.0).to(tl.float32)
+    d0 = tl.load(sin + low, mask=inside, other=0.0).to(tl.float32)
+    d1 = tl.load(sin + low + half, mask=inside, other=0.0).to(tl.float32)
+    for turn in tl.static_range(HEADS):
+        head = tl.program_id(1) * HEADS + turn
+        queries = head < q_heads
+        x = q if queries else k
+        out = q_out if queries else k_out
+        number = head if queries else head - q_heads
+        at = number.to(tl.int64) * s * (2 * half) + low
+        live = inside & (head + 0 * place < heads)
+        a = tl.load(x + at, mask=live, other=0.0, eviction_policy="$load").to(tl.float32)
+        b = tl.load(x + at + half, mask=live, other=0.0, eviction_policy="$load").to(tl.float32)
+        first = (a * c0 - b * d0).to(out.dtype.element_ty)
+        second = (b * c1 + a * d1).to(out.dtype.element_ty)
+        tl.store(out + at, first, mask=live, eviction_policy="$store")
+        tl.store(out + at + half, second, mask=live, eviction_policy="$store")
+
+
+def entry(q, k, cos, sin):
+    b, h, s, d = q.shape
+    g = k.shape[1]
+    $outputs
+    if s:
+        grid = (triton.cdiv(s, $tile), triton.cdiv(b * (h + g), $heads))
+        rotate[grid](
+            q, k, cos, sin, q_out, k_out, s, d // 2, b * h, b * (h + g),
+            TILE=$tile, HALF=triton.next_power_of_2(d // 2), HEADS=$heads, num_warps=$warps,
+        )
+    $result
+"""
+NEW = "q_out, k_out = torch.empty_like(q), torch.empty_like(k)"
+
+
+class Rotary:
+    name = "rotary"
+    problems = ("rotary_interleaved", "rotary_half")
+
+    def space(self, problem: str, case: Case) -> Space:
+        width = case["d"] if problem == "rotary_interleaved" else case["d"] // 2
+
+        def admits(config: Config) -> bool:
+            held = int(config["tile"]) * width / (32 * int(config["warps"]))
+            return 2 <= held <= 32
+
+        places = ("new",) if problem == "rotary_interleaved" else ("new", "in_place")
+        return Space.of(
+            admits,
+            tile=(1, 2, 4, 8, 16, 32, 64),
+            heads=(1, 2, 4, 8),
+            warps=(1, 2, 4, 8),
+            load=POLICIES,
+            store=POLICIES,
+            place=places,
+        )
+
+    def source(self, problem: str, case: Case, config: Config) -> str:
+        values = dict(config)
+        keys = {"bounds": "d 2..512 /2"}
+        if problem == "rotary_interleaved":
+            return render(problem, PAIRS, values, layouts="contiguous offset", keys=keys)
+        written = config["place"] == "in_place"
+        values["outputs"] = "q_out, k_out = q, k" if written else NEW
+        values["result"] = "" if written else "return q_out, k_out"
+        kind = "in_place" if written else "own_kernel"
+        keys["mutates"] = "0 1" if written else ""
+        return render(problem, HALVES, values, kind=kind, layouts="contiguous offset", keys=keys)

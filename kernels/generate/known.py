@@ -1,0 +1,84 @@
+"""Configurations that did well before, by GPU, problem and case: where a search of a new shape begins.
+
+`known.json` is written from measurements (`python -m benchmarks.kernels_best`), never by hand. Neighbours are the
+cases of the same problem whose sizes are nearest, in octaves; another dtype counts as one octave.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernels.generate.base import Config
+from kernels.generate.families import families_of
+from kernels.generate.template import Template, Warm
+from kernels.problem import Case
+
+_FILE = Path(__file__).with_name("known.json")
+_NEAR = 6
+
+
+@dataclass(frozen=True)
+class Known:
+    """One measured configuration. seconds: its median time then."""
+
+    gpu: str
+    problem: str
+    case: Case
+    family: str
+    config: Config
+    seconds: float
+
+
+@cache
+def known() -> tuple[Known, ...]:
+    """All of the file, best first within a case."""
+    found = []
+    for item in json.loads(_FILE.read_text()):
+        case = Case.of(item["case"]["dtype"], item["case"]["layout"], **item["case"]["params"])
+        found.append(
+            Known(item["gpu"], item["problem"], case, item["family"], dict(item["config"]), item["seconds"])
+        )
+    return tuple(sorted(found, key=lambda k: k.seconds))
+
+
+def octaves(a: Case, b: Case) -> float:
+    """How far apart two cases of one problem are."""
+    sizes, others = a.sizes, b.sizes
+    apart = sum(abs(math.log2((1 + sizes[k]) / (1 + others[k]))) for k in sizes if k in others)
+    return apart + (a.dtype != b.dtype)
+
+
+def neighbours(gpu: str, problem: str, case: Case, family: str = "") -> list[Known]:
+    """The nearest cases' best configurations first; those of the same GPU before others."""
+    fitting = [k for k in known() if k.problem == problem and family in ("", k.family)]
+    return sorted(fitting, key=lambda k: (k.gpu != gpu, octaves(k.case, case), k.seconds))
+
+
+def templates(gpu: str, problem: str, case: Case, seed: int = 0, warm: bool = True) -> Sequence[Template]:
+    """All parametric authors for a problem, each begun from what is known of neighbouring shapes."""
+    made = []
+    for family in families_of(problem):
+        near = neighbours(gpu, problem, case, family.name)[:_NEAR] if warm else []
+        made.append(Template(family, seed, Warm(tuple(k.config for k in near))))
+    return made
+
+
+def to_json(items: Sequence[Known]) -> list[dict[str, Any]]:
+    """The inverse of `known`, for the file."""
+    return [
+        {
+            "gpu": k.gpu,
+            "problem": k.problem,
+            "case": k.case.to_json(),
+            "family": k.family,
+            "config": dict(k.config),
+            "seconds": k.seconds,
+        }
+        for k in items
+    ]
