@@ -8,6 +8,7 @@ from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
 from collectors.inference import InferenceCollector
 from collectors.kineto import KinetoCollector
+from collectors.kube_events import KubernetesEventsCollector
 from collectors.kubernetes import KubernetesCollector
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.node_exporter import NodeExporterCollector
@@ -20,6 +21,7 @@ from collectors.training_logs import TrainingLogsCollector
 ALL: Final = (
     PrometheusCollector,
     KubernetesCollector,
+    KubernetesEventsCollector,
     NvmlCollector,
     LocalKernelLogCollector,
     DcgmExporterCollector,

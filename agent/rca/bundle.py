@@ -38,7 +38,7 @@ class Limits(BaseModel):
 class Bundle:
     """An incident's evidence. `tags` says what each item is, by id: `finding`, `exhibit`, `signal`, `peers`,
     `kernel_log`, `log_state`, `job_log`, `condensed`, `first_lines`, `order`, `events`, `changes`, `topology`,
-    `checkpoints`, `past`, `looked_up`, with the episode, metric or subject."""
+    `checkpoints`, `departure`, `past`, `looked_up`, with the episode, metric or subject."""
 
     items: tuple[Evidence, ...]
     tags: Mapping[str, tuple[str, str]]

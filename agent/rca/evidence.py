@@ -15,10 +15,12 @@ import numpy as np
 
 from agent.kinship import Kin, Places, first_cause, kin_of, onset_key
 from agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
+from agent.rca.departure import first_to_leave
 from agent.rca.joblogs import condensed, first_lines, sources_of
 from collectors.frame import LogRecord
 from collectors.history import History
 from collectors.kernel_event import KernelEventKind
+from collectors.kube_events import CHANGES, EVENTS
 from collectors.metrics import BY_NAME
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Finding, LogExhibit, SeriesExhibit
@@ -26,8 +28,6 @@ from detectors.base import Finding, LogExhibit, SeriesExhibit
 _K = SubjectKind
 KERNEL_LOGS = ("node_log", "kernel_log")
 """Collectors whose lines are a node's kernel log."""
-EVENTS, CHANGES = "kubernetes_events", "kubernetes_changes"
-"""Sources of lines that the API server told: its events, and what of its objects was changed."""
 CHANGES_BEFORE_S = 86_400.0
 _STEP_SIGNALS = ("loss", "grad_norm", "learning_rate", "step_time_s")
 
@@ -78,6 +78,8 @@ class _Gatherer:
         self._job_logs(cause)
         self._topology(ordered)
         self._checkpoints()
+        if kin_of(cause) is Kin.LOSS:
+            self._departure(cause)
         similar = list(past)[: ledger.limits.max_past]
         if similar:
             body = {
@@ -196,6 +198,32 @@ class _Gatherer:
             jobs = sorted({str(found["job"]) for found in body.values()})
             told = {"containers": body, "jobs": " ".join(jobs), "count": len(jobs)}
             self.ledger.facts(("victims", ""), "history", f"{metric} on {cause.subject.name}", title, told)
+
+    def _departure(self, cause: Finding) -> None:
+        """Which rank of the job left its peers first, where ranks log values of their own."""
+        jobs = self._kind(_K.JOB)
+        if len(jobs) != 1:
+            return
+        stepping = set(self.history.step_subjects())
+        ranks = [r for r in sorted(self.inventory.below(jobs[0], _K.RANK, cause.since.t_s)) if r in stepping]
+        found = first_to_leave(self.history, ranks[: self.ledger.limits.max_ranks], cause.since.t_s)
+        if found is None:
+            return
+        pod = self.inventory.above(found.rank, _K.POD, found.t_s)
+        gpus = self.inventory.gpus(pod if pod is not None else found.rank, found.t_s)
+        body = {
+            "rank": str(found.rank),
+            "gpu": str(gpus[0]) if len(gpus) == 1 else "",
+            "signal": found.signal,
+            "step": found.step,
+            "t_s": found.t_s,
+            "value": found.value,
+            "peers_median": found.peers,
+            "lead_steps": found.lead_steps,
+            "ranks": found.ranks,
+        }
+        title = "which rank left its peers first"
+        self.ledger.facts(("departure", str(found.rank)), "training log", str(jobs[0]), title, body)
 
     def _steppers(self) -> list[Subject]:
         """Whose training steps were read: the subject's own rank first, then its job."""

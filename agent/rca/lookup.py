@@ -16,9 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
 from agent.rca.diagnosis import SERIES, Evidence
-from agent.rca.evidence import CHANGES, CHANGES_BEFORE_S, EVENTS
+from agent.rca.evidence import CHANGES_BEFORE_S
 from collectors.base import Permanent, Temporary
 from collectors.history import History
+from collectors.kube_events import CHANGES, EVENTS
 from collectors.prometheus_api import Matrix
 from collectors.subject import Inventory, Subject, SubjectKind
 

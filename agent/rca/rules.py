@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
 from agent.rca.bundle import Bundle
-from agent.rca.claims import Case, Where, draft
+from agent.rca.case import Case, Where
+from agent.rca.claims import draft
 from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Predicate
 from agent.rca.grounding import ground
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -157,7 +158,18 @@ def _headline(case: Case, fault: Fault, held: Sequence[Claim]) -> str:
             what += ", silent corruption possible, not shown"
         else:
             what += ", silent corruption suspected, not proven"
-    return f"{what} · {case.where.sentence(case.cause.subject)}"
+    suspect = suspect_of(case.bundle)
+    named = f", suspect rank {suspect[0].rpartition('#')[2]}" if suspect and not _jumped(held) else ""
+    return f"{what} · {case.where.sentence(case.cause.subject)}{named}"
+
+
+def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
+    """(rank, GPU or empty) that left its peers before the damage reached all, where the evidence names one."""
+    item = bundle.one("departure")
+    if item is None:
+        return None
+    told = json.loads(item.content)
+    return str(told["rank"]).partition(":")[2], str(told["gpu"]).partition(":")[2]
 
 
 def _jumped(held: Sequence[Claim]) -> bool:
@@ -189,6 +201,8 @@ def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
     kin = kin_of(case.cause)
     if kin is Kin.LOSS and not _jumped(held) and not case.fact("hardware_events") > 0:
         found.append(SILENT)
+    if kin is Kin.LOSS and case.bundle.one("departure") is None and len(case.where.ranks) != 1:
+        found.append("whose fault it was is not seen: the ranks' own values are not logged, or left together")
     if _jumped(held):
         found.append(
             "resumed with the same schedule it may diverge again: the owner should look at the learning rate"
@@ -242,6 +256,9 @@ def _facts(case: Case, inventory: Inventory) -> dict[str, str | float]:
         facts["job_gpus"] = float(len(inventory.gpus(job, cause.since.t_s) or inventory.gpus(job, cause.at.t_s)))
         owner = inventory.fact(job, "owner")
         facts |= {"owner": owner} if owner else {}
+    suspect = suspect_of(case.bundle)
+    if suspect is not None and kin_of(cause) is Kin.LOSS:
+        facts |= {"suspect_rank": suspect[0]} | ({"suspect_gpu": suspect[1]} if suspect[1] else {})
     known = {"onset_step": "onset_step", "eta_s": "eta_s", "lost_share": "lost_fraction"}
     facts |= {to: case.fact(name) for name, to in known.items() if math.isfinite(case.fact(name))}
     codes = codes_of(case.findings)
@@ -270,6 +287,11 @@ def _checkpoints(case: Case) -> dict[str, str | float]:
     step, at_s = pairs[-1]
     facts: dict[str, str | float] = {"checkpoint_step": float(step), "checkpoint_s": float(at_s)}
     onset_step, onset_s = case.fact("onset_step"), case.cause.since.t_s
+    left = case.bundle.one("departure")
+    if left is not None:  # the rank that left first was damaged already
+        told = json.loads(left.content)
+        onset_s = min(onset_s, float(told["t_s"]))
+        onset_step = min(onset_step, float(told["step"])) if math.isfinite(onset_step) else float(told["step"])
     safe = [(s, t) for s, t in pairs if t < onset_s and not s >= onset_step]
     if safe:
         facts |= {"safe_checkpoint_step": float(safe[-1][0]), "safe_checkpoint_s": float(safe[-1][1])}

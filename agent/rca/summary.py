@@ -65,6 +65,7 @@ def summarise(incident: Incident, now_s: float) -> list[Line]:
         lines.append(Line("Why", incident.findings[0].finding.summary + " (diagnosis under way)"))
     else:
         lines += _runs(diagnosis)
+        lines += _suspect(diagnosis)
         lines += _why(diagnosis)
         if diagnosis.cause in _DAMAGED:
             lines += _warning(diagnosis)
@@ -103,6 +104,17 @@ def _runs(diagnosis: Diagnosis) -> list[Line]:
         said.append(f"node {facts['node']}")
     said.append(f"owner {facts['owner']}" if "owner" in facts else "owner not known")
     return [Line("Runs", " · ".join(said))]
+
+
+def _suspect(diagnosis: Diagnosis) -> list[Line]:
+    """The rank whose own values left first: named, and said to be no more than a suspect."""
+    if "suspect_rank" not in diagnosis.facts:
+        return []
+    gpu = f" on {diagnosis.facts['suspect_gpu']}" if "suspect_gpu" in diagnosis.facts else ""
+    said = (
+        f"rank {diagnosis.facts['suspect_rank']}{gpu}: it left its peers first, which suggests its hardware or data"
+    )
+    return [Line("Suspect", said)]
 
 
 def _why(diagnosis: Diagnosis) -> list[Line]:

@@ -37,6 +37,13 @@ STEP_S, CHECKPOINT_STEPS, DOWN_S, LIMIT = 1.0, 60, 15.0, 40 * GIB
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _BUSES = ("0f", "2d", "44", "5b", "89")
 _K, _A = SubjectKind, ActionKind
+COMPUTE = 0.7
+"""Share of a step that a rank computes by itself; the rest is spent with the others."""
+FOLLOWS = (
+    "[rank{rank}]:[E ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout:"
+    " ERROR peer closed, aborting the process group"
+)
+_OF_A_GPU = frozenset({"ce", "xids", "aer", "held", "nvlink_errors", "pcie_replays", "vanish"})
 
 
 def gpu_name(node: str, index: int) -> str:
@@ -105,11 +112,15 @@ class Job:
     extra_gpu: list[float] = field(default_factory=list)
     extra_host: list[float] = field(default_factory=list)
     loss_added: float = 0.0
+    runs_away: int = -1
+    """The rank whose gradient alone has left the others'."""
     stalled_until_s: float = 0.0
     evaluates_until_s: float = 0.0
     stuck: bool = False
     stays_down: bool = False
     learning_rate: float = 3e-4
+    slow: dict[int, float] = field(default_factory=dict)
+    """By rank: how many times longer its own work takes."""
     started_s: float = START_S - 7200.0
     last_step_s: float = START_S
 
@@ -137,6 +148,12 @@ class World:
         self.gone: set[str] = set()
         self.dark: dict[str, float] = {}
         self.owner_acts: list[tuple[float, str]] = []
+        self.held: dict[str, tuple[int, int]] = {}
+        """By GPU: the clock that it is held to (MHz) and the reason's bit (NVML's clocks event reasons)."""
+        self.replays: dict[str, float] = {}
+        self.crc: dict[str, float] = {}
+        self.load: dict[str, float] = {}
+        """By job: share of the time that its GPUs are busy."""
         self.moving: dict[str, tuple[str, int]] = {}
         self._todo = sorted(case["events"], key=lambda e: float(e["at_s"]))
         self._counters: dict[str, list[int]] = {
@@ -235,7 +252,16 @@ class World:
         self._job(t).loss_added = min(6.0, self._job(t).loss_added + 0.8)
 
     def _on_bit_flip(self, t: Trouble) -> None:
-        self._job(t).loss_added = float(t.event.get("to", 4.0))
+        """At once everywhere; with `shows`, the rank's own gradient runs away some steps before."""
+        if not t.event.get("shows"):
+            self._job(t).loss_added = float(t.event.get("to", 4.0))
+
+    def _go_bit_flip(self, t: Trouble) -> None:
+        job = self._job(t)
+        if t.event.get("shows") and "at_step" in t.event:
+            job.runs_away = int(t["rank"])
+            if job.step >= t.event["at_step"] + int(t["shows"]):
+                job.loss_added, job.runs_away = float(t.event.get("to", 4.0)), -1
 
     def _on_nan(self, t: Trouble) -> None:
         self._job(t).loss_added = math.nan
@@ -286,7 +312,7 @@ class World:
             self.gone.add(gpu_name(*place))
         holder = next((job for job in self.jobs.values() if place in job.gpus), None)
         if holder is not None and t.event.get("crash"):
-            self.crash(holder, str(t.event.get("says", "RuntimeError: CUDA error")))
+            self.crash(holder, str(t.event.get("says", "RuntimeError: CUDA error")), place)
             holder.stays_down = bool(t.event.get("stays_down"))
         if not t.event.get("lasts"):
             t.over, t.over_s = "an event", self.now_s
@@ -311,6 +337,48 @@ class World:
 
     def _on_dark(self, t: Trouble) -> None:
         self.dark[t["node"]] = self.now_s + float(t["for_s"])
+
+    def _on_vanish(self, t: Trouble) -> None:
+        """The GPU is no longer enumerated, and the kernel log says nothing."""
+        place = self._place(t)
+        self.gone.add(gpu_name(*place))
+        holder = next((job for job in self.jobs.values() if place in job.gpus), None)
+        if holder is not None:
+            self.crash(holder, "RuntimeError: CUDA error: no CUDA-capable device is detected", place)
+
+    def _go_held(self, t: Trouble) -> None:
+        """The clock is held down from outside the work (heat, power brake), or by the power cap (a decoy)."""
+        gpu = gpu_name(*self._place(t))
+        over = self.now_s - t.since_s >= float(t.event.get("for_s", math.inf))
+        self.held[gpu] = (1980, 0) if over else (int(t["mhz"]), int(t["reason"]))
+
+    def _go_nvlink_errors(self, t: Trouble) -> None:
+        self._count(self.crc, t)
+
+    def _go_pcie_replays(self, t: Trouble) -> None:
+        self._count(self.replays, t)
+
+    def _count(self, errors: dict[str, float], t: Trouble) -> None:
+        gpu = gpu_name(*self._place(t))
+        more = float(t["per_min"]) * TICK_S / 60 * self.rng.uniform(0.8, 1.2)
+        errors[gpu] = errors.get(gpu, 0.0) + more
+
+    def _go_slow_rank(self, t: Trouble) -> None:
+        """One rank's own work takes longer on whatever it runs on: a slow core, a bad loader, a sick GPU."""
+        over = self.now_s - t.since_s >= float(t.event.get("for_s", math.inf))
+        self._job(t).slow[int(t["rank"])] = 1.0 if over else float(t["times"])
+
+    def _go_noisy(self, t: Trouble) -> None:
+        """A neighbour whose load goes up and down all the time."""
+        over = self.now_s - t.since_s >= float(t["for_s"])
+        self.load[t["job"]] = 1.0 if over or int(self.now_s / float(t["period_s"])) % 2 else 0.3
+
+    def _go_sawtooth(self, t: Trouble) -> None:
+        """Host memory that grows and is given back by the garbage collector, again and again."""
+        job = self._job(t)
+        phase = (self.now_s - t.since_s) % float(t["period_s"]) / float(t["period_s"])
+        for rank in range(len(job.gpus)):
+            job.extra_host[rank] = phase * float(t["gib"]) * GIB
 
     def _on_user_restart(self, t: Trouble) -> None:
         self.restart(self._job(t), "the user")
@@ -370,17 +438,22 @@ class World:
 
     def _end_gpu(self, gpu: str, by: str) -> None:
         for trouble in self.troubles:
-            if trouble["do"] in ("ce", "xids", "aer") and trouble.active and gpu_name(*self._place(trouble)) == gpu:
+            if trouble["do"] in _OF_A_GPU and trouble.active and gpu_name(*self._place(trouble)) == gpu:
                 trouble.over, trouble.over_s = by, self.now_s
 
     def _end_node(self, node: str, by: str) -> None:
         for trouble in self.troubles:
-            if trouble["do"] in ("aer", "xids") and trouble.active and self._place(trouble)[0] == node:
+            if trouble["do"] in _OF_A_GPU - {"ce"} and trouble.active and self._place(trouble)[0] == node:
                 trouble.over, trouble.over_s = by, self.now_s
 
-    def crash(self, job: Job, says: str) -> None:
+    def crash(self, job: Job, says: str, place: tuple[str, int] | None = None) -> None:
+        """Ends the job's processes; with a place, the rank there speaks first and the others of the lost peer."""
+        culprit = job.gpus.index(place) if place in job.gpus else None
         for rank in range(len(job.gpus)):
-            self._write(job, rank, f"{'ERROR' if 'rror' in says else 'INFO'} {says}")
+            mine = culprit in (None, rank)
+            late_s = 0.0 if mine else 0.3 + 0.1 * rank
+            text = says if mine else FOLLOWS.format(rank=rank)
+            self._write(job, rank, f"{'ERROR' if 'rror' in text else 'INFO'} {text}", self.now_s + late_s - 1.0)
         job.up, job.back_s = False, self.now_s + DOWN_S
         job.extra_gpu, job.extra_host = ([0.0] * len(job.gpus) for _ in range(2))
 
@@ -400,7 +473,7 @@ class World:
             elif trouble["do"] not in ("gpu_leak", "host_leak", "stall", "hang"):
                 continue
             trouble.over, trouble.over_s = by, self.now_s
-        job.stuck, job.stalled_until_s = False, 0.0
+        job.stuck, job.stalled_until_s, job.runs_away = False, 0.0, -1
 
     def _holder(self, gpu: str) -> Job | None:
         return next((j for j in self.jobs.values() if any(gpu_name(*p) == gpu for p in j.gpus)), None)
@@ -418,9 +491,12 @@ class World:
                 trouble.event = {**trouble.event, "at_step": job.step}
         if job.stuck or self.now_s < max(job.stalled_until_s, job.evaluates_until_s):
             return
-        job.fraction += TICK_S / STEP_S
+        paces = [job.slow.get(rank, 1.0) / (self._clock(place) / 1980) for rank, place in enumerate(job.gpus)]
+        job.fraction += TICK_S / (STEP_S * (COMPUTE * max(paces) + 1 - COMPUTE))
         count = int(job.fraction)
         job.fraction -= count
+        if not count:
+            return
         for number in range(count):
             job.step += 1
             t_s = self.now_s - TICK_S + (number + 1) * TICK_S / count
@@ -428,13 +504,17 @@ class World:
             level = 2.2 + 0.8 * math.exp(-(job.step - 5000) / 4000)
             gradient = 1.0 + abs(self.rng.gauss(0, 0.1)) + (3.0 * job.loss_added if job.loss_added > 0 else 0.0)
             for rank in range(len(job.gpus)):
+                n = self.rng.randint(10, 19)
+                own = gradient * self.rng.gauss(1, 0.02) * (8.0 if rank == job.runs_away else 1.0)
                 loss = level + self.rng.gauss(0, 0.03) + job.loss_added
                 shown = "nan" if math.isnan(loss) else f"{loss:.4f}"
                 self._write(
                     job,
                     rank,
-                    f"INFO rank={rank} step={job.step} loss={shown} grad_norm={gradient:.4f}"
-                    f" lr={job.learning_rate:.3e} step_time={took_s:.3f}s",
+                    f"INFO rank={rank} step={job.step} loss={shown} grad_norm={own:.4f}"
+                    f" lr={job.learning_rate:.3e} step_time={took_s:.3f}s"
+                    f" compute_time={STEP_S * COMPUTE * paces[rank] * self.rng.gauss(1, 0.01):.4f}s"
+                    f" data_time=0.0{n}s",
                     t_s,
                 )
             if job.step % CHECKPOINT_STEPS == 0:
@@ -495,23 +575,32 @@ class World:
             t["do"] == "hang" and t.active and t["job"] == job.name and int(t.event.get("rank", 0)) == rank
             for t in self.troubles
         ))  # fmt: skip
-        util = 0.0 if idle else 99.0
-        power = 115.0 if idle else (330.0 if hung else 620.0)
+        busy = self.load.get(job.name, 1.0) if job is not None else 1.0
+        util = 0.0 if idle else 99.0 * busy
+        mhz, reason = self.held.get(uuid, (1980, 0))
+        power = 115.0 if idle else (330.0 if hung else 620.0 * (0.4 + 0.6 * busy) * mhz / 1980)
         power += self.rng.gauss(0, 4)
         self._energy[uuid] += power * TICK_S * 1e3
         memory = 4 * MIB if job is None else 40 * GIB + job.extra_gpu[rank] + self.rng.gauss(0, MIB)
         memory = min(memory, DEVICE_BYTES - RESERVED_BYTES)
-        active = 0.0 if idle else 0.85
+        active = 0.0 if idle else 0.85 * busy
         cell = Cell(
             memory_added_bytes=0.0, process_added_bytes=0.0, power_w=power, temperature_c=35 + 0.05 * power,
-            sm_clock_mhz=1980, memory_clock_mhz=3201, throttle_reasons=0, utilization_percent=util,
+            sm_clock_mhz=345 if idle else mhz, memory_clock_mhz=3201,
+            throttle_reasons=reason | (1 if idle else 0), utilization_percent=util,
             memory_utilization_percent=util * 0.5, engine_active_ratio=active, sm_active_ratio=active * 0.9,
             tensor_active_ratio=active * 0.4, dram_active_ratio=active * 0.5, steps=(),
         )  # fmt: skip
         plan = GpuPlan(node, index, uuid, _BUSES[index], 1.0, 0.0)
         sbe, dbe, remapped, lost, pending, last = self._counters[uuid]
         pod = None if job is None else ("ml", f"{job.name}-{rank}")
-        return GpuView(plan, cell, memory, self._energy[uuid], sbe, dbe, remapped, lost, bool(pending), last, pod)
+        return GpuView(
+            plan, cell, memory, self._energy[uuid], sbe, dbe, remapped, lost, bool(pending), last, pod,
+            int(self.replays.get(uuid, 0.0)), int(self.crc.get(uuid, 0.0)),
+        )  # fmt: skip
+
+    def _clock(self, place: tuple[str, int]) -> float:
+        return float(self.held.get(gpu_name(*place), (1980, 0))[0])
 
     def _box(self, job: Job, rank: int) -> ContainerView:
         anonymous = 12 * GIB + job.extra_host[rank] + self.rng.gauss(0, 2 * MIB)

@@ -32,6 +32,8 @@ class GpuView:
     last_xid: int
     pod: tuple[str, str] | None
     """Namespace and pod that holds it."""
+    pcie_replays: int = 0
+    nvlink_crc: int = 0
 
 
 _Value = Callable[[GpuView], float | int]
@@ -48,7 +50,7 @@ _ROWS: tuple[tuple[str, str, str, _Value], ...] = (
         "Total energy consumption since boot (in mJ).",
         lambda g: int(g.energy_mj),
     ),
-    ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "Total number of PCIe retries.", lambda g: 0),
+    ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "Total number of PCIe retries.", lambda g: g.pcie_replays),
     ("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilization (in %).", lambda g: int(g.cell.utilization_percent)),
     (
         "DCGM_FI_DEV_MEM_COPY_UTIL",
@@ -116,7 +118,7 @@ _ROWS: tuple[tuple[str, str, str, _Value], ...] = (
         "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
         "counter",
         "Total number of NVLink flow-control CRC errors.",
-        lambda g: 0,
+        lambda g: g.nvlink_crc,
     ),
     (
         "DCGM_FI_PROF_GR_ENGINE_ACTIVE",

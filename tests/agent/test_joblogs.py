@@ -7,10 +7,11 @@ import json
 import pytest
 
 from agent.rca.bundle import Bundle, Limits
-from agent.rca.evidence import CHANGES, EVENTS, gather
+from agent.rca.evidence import gather
 from agent.rca.redact import Redactor
 from collectors.frame import Instant, LogRecord
 from collectors.history import History
+from collectors.kube_events import CHANGES, EVENTS
 from collectors.subject import Subject
 from collectors.tick import Tick
 from tests.agent.rooted import INVENTORY, JOB, NODE, NOW_S, ONSET_S, RANKS, diverged, history

@@ -23,6 +23,7 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "kernel_log": lambda folder: {"source": "kmsg", "path": folder / "absent"},
     "kineto": lambda folder: {"path": folder / "absent"},
     "kubernetes": lambda folder: {"kubeconfig": folder / "absent"},
+    "kubernetes_events": lambda folder: {"kubeconfig": folder / "absent"},
     "nvml": lambda _: {"node": "n1"},
     "recording": lambda folder: {"path": folder / "absent"},
     "training_logs": lambda folder: {"directory": str(folder / "absent")},

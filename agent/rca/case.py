@@ -1,0 +1,132 @@
+"""An incident as its rules see it, and the pieces of which a claim is drafted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from agent.rca.bundle import Bundle
+from agent.rca.diagnosis import Claim, Evidence, Predicate, Quote
+from agent.rca.grounding import Ungrounded, series_of
+from collectors.subject import Subject, SubjectKind
+from detectors.base import Finding
+
+GIB = float(2**30)
+_P = Predicate
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a fault sits, as the inventory knew it at the onset; empty where it is not known."""
+
+    gpus: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    whole_job: bool = False
+    """Several ranks of the job show it alike, so that no one rank can be named."""
+
+    def sentence(self, subject: Subject) -> str:
+        """Such as `rank 3 of ml/a (GPU-1f3c…, node n1)`."""
+        if self.whole_job and len(self.jobs) == 1:
+            return f"job {self.jobs[0]} ({len(self.gpus)} GPUs on {', '.join(self.nodes[:4])})"
+        inside = []
+        if len(self.ranks) == 1:
+            head = f"rank {self.ranks[0].rpartition('#')[2]} of {self.ranks[0].rpartition('#')[0]}"
+        elif subject.kind in (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.GPU, SubjectKind.SOURCE):
+            head = (
+                f"{subject.kind} {short(subject.name)}" if subject.kind is not SubjectKind.SOURCE else subject.name
+            )
+        else:
+            head = f"{subject.kind} {subject.name}"
+            inside += [f"job {job}" for job in self.jobs[:1]]
+        if (len(self.gpus) == 1 and subject.kind is not SubjectKind.GPU) or (len(self.ranks) == 1 and self.gpus):
+            inside.append(short(self.gpus[0]))
+        if len(self.nodes) == 1 and subject.kind is not SubjectKind.NODE:
+            inside.append(f"node {self.nodes[0]}")
+        return f"{head} ({', '.join(inside)})" if inside else head
+
+
+def short(name: str) -> str:
+    """A GPU's UUID as people say it."""
+    return f"{name[:12]}…" if name.startswith("GPU-") and len(name) > 16 else name
+
+
+@dataclass(frozen=True)
+class Case:
+    """An incident as its rules see it: its first cause, everything found, the evidence, and where it sits."""
+
+    cause: Finding
+    findings: tuple[Finding, ...]
+    bundle: Bundle
+    where: Where
+
+    def said(self, finding: Finding | None = None) -> Evidence | None:
+        return self.bundle.one("finding", (finding or self.cause).episode)
+
+    def fact(self, name: str, finding: Finding | None = None) -> float:
+        value = (finding or self.cause).facts.get(name, math.nan)
+        return float(value) if isinstance(value, int | float) and math.isfinite(float(value)) else math.nan
+
+
+Drafts = Iterator[Claim | None]
+
+
+def claim(
+    predicate: Predicate,
+    sentence: str,
+    *items: Evidence | None,
+    quotes: tuple[Quote, ...] = (),
+    **arguments: object,
+) -> Claim | None:
+    if any(item is None for item in items):
+        return None
+    plain = {k: v if isinstance(v, str) else float(v) for k, v in arguments.items()}  # type: ignore[arg-type]
+    return Claim(sentence, predicate, tuple(i.id for i in items if i is not None), quotes, plain)
+
+
+def equals(case: Case, name: str, sentence: str, finding: Finding | None = None) -> Claim | None:
+    finding = finding or case.cause
+    value = finding.facts.get(name)
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return claim(_P.EQUALS, sentence, case.said(finding), path=f"facts.{name}", value=value)
+
+
+def rise(case: Case, tag: str, about: str, split_s: float, least: float, sentence: str) -> Claim | None:
+    """A rise in the first such series that reaches to both sides of the split."""
+    for item in case.bundle.of(tag, about):
+        try:
+            times = [t for t, _ in series_of(item)]
+        except Ungrounded:
+            continue
+        if times[0] <= split_s < times[-1]:
+            return claim(_P.ROSE, sentence, item, split_s=split_s, at_least=least)
+        if times[0] < times[-1] and tag == "exhibit":
+            return claim(_P.ROSE, sentence, item, split_s=times[0], at_least=least)
+    return None
+
+
+def clock(t_s: float) -> str:
+    return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%S")
+
+
+def span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def size(value: float) -> str:
+    return f"{value / GIB:.2f} GiB" if abs(value) >= GIB / 10 else f"{value / 2**20:.0f} MiB"
+
+
+def sides(item: Evidence, split_s: float) -> tuple[list[float], list[float]]:
+    try:
+        pairs = series_of(item)
+    except Ungrounded:
+        return [], []
+    return [v for t, v in pairs if t <= split_s], [v for t, v in pairs if t > split_s]
