@@ -42,8 +42,14 @@ _JOBS = frozenset(
 ) | _rights("get list patch", "workloads", "kueue.x-k8s.io")
 """Whole jobs, of every kind; a kind without its operator is asked for too, and answers 404 rather than 403."""
 
-OBSERVE = _rights("list watch", "nodes") | _rights("list watch", "pods")
-"""What following the cluster takes (`collectors.kubernetes`); no action among it."""
+OBSERVE = (
+    _rights("list watch", "nodes")
+    | _rights("list watch", "pods")
+    | _rights("list watch", "events")
+    | _rights("list watch", "deployments", "apps")
+    | _rights("list watch", "daemonsets", "apps")
+)
+"""What following the cluster takes (`collectors.kubernetes`, `collectors.kube_events`); no action among it."""
 
 RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
     ActionKind.CORDON: _rights("get patch", "nodes"),
