@@ -31,7 +31,7 @@ from agent.policy import rule_for
 from agent.rca.diagnosis import Diagnosis
 from agent.store import Move, Store, number_of
 from collectors.base import Permanent, Temporary
-from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, Proposal
+from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, Proposal, UnderWay
 from controllers.guard import Commitment, Ruling
 
 _S, _C, _O = IncidentState, Cause, OutcomeStatus
@@ -72,6 +72,11 @@ class LifecycleSettings(BaseModel):
     )
     confirm_timeout_s: float = Field(
         default=1800.0, gt=0, description="After an action, how long to wait for recovery before undoing it."
+    )
+    act_timeout_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="A drain, restart or reboot that is still under way after this is given to a person.",
     )
     max_plans: int = Field(default=5, ge=1, description="Plans for one incident before a person has to take over.")
     max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
@@ -218,17 +223,23 @@ class Stages:
             incident = self._store.incident(incident.id)
         else:
             outcome = actuator.read(action)  # the intent is older than this run: did it happen?
-            if outcome.status is not _O.NOT_DONE:
+            if outcome.status not in (_O.NOT_DONE, _O.UNDER_WAY):
                 self._conclude(incident, action, outcome)
                 return
-            if not self._still_right(incident, action, actuator):
+            # what has begun is carried on: its own effects break its preconditions, and half of it is worse
+            if outcome.status is _O.NOT_DONE and not self._still_right(incident, action, actuator):
                 return
         self._stop_unless_allowed()
         try:
             outcome = actuator.execute(action)
+        except UnderWay as error:
+            waited_s, most_s = self._now() - incident.entered_s, self._parts.settings.act_timeout_s
+            if waited_s < most_s:
+                raise Later(str(error), self._now() + (error.retry_after_s or 0.0)) from error
+            outcome = Outcome(_O.UNKNOWN, f"still under way after {waited_s:.0f} s: {error}", self._now())
         except Temporary:
             outcome = actuator.read(action)  # the answer was lost, or nothing was done
-            if outcome.status is _O.NOT_DONE:
+            if outcome.status in (_O.NOT_DONE, _O.UNDER_WAY):
                 raise
         except Permanent as error:
             outcome = Outcome(_O.REFUSED, str(error), self._now())

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+from collectors.base import Temporary
 from collectors.seal import fingerprint
 from collectors.subject import Inventory, Subject
 from detectors.base import Fault, Finding
@@ -106,10 +107,16 @@ class OutcomeStatus(StrEnum):
     DONE = "done"
     ALREADY_DONE = "already_done"
     NOT_DONE = "not_done"
+    UNDER_WAY = "under_way"
+    """Begun and not done, as read back: it has to be carried on, whatever the preconditions say now."""
     UNKNOWN = "unknown"
     """The world cannot tell whether it happened: a person must look."""
     REFUSED = "refused"
     FAILED = "failed"
+
+
+class UnderWay(Temporary):
+    """The action has begun and goes on by itself; asking again finds out how far it is, and is no failed try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,8 @@ class Outcome:
 class Actuator(Protocol):
     """Changes the world. Only classes of `controllers.actuators` fulfil this.
 
-    Every method may raise `collectors.base.Temporary` (the caller retries) or `Permanent` (said to a person).
+    Every method may raise `collectors.base.Temporary` (the caller retries) or `Permanent` (said to a person);
+    `execute` raises `UnderWay` while what it began goes on.
     """
 
     @property
@@ -145,7 +153,7 @@ class Actuator(Protocol):
         ...
 
     def read(self, action: Action) -> Outcome:
-        """Reads whether the action has happened: DONE, NOT_DONE or UNKNOWN. Changes nothing."""
+        """Reads whether the action has happened: DONE, UNDER_WAY, NOT_DONE or UNKNOWN. Changes nothing."""
         ...
 
     def undo(self, action: Action) -> Outcome:

@@ -7,7 +7,7 @@ doctor asks for it, and a test compares it with the requests that an API server 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from controllers.action import ActionKind
@@ -61,7 +61,19 @@ RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
     ActionKind.QUARANTINE_GPU: _rights("get list patch", "nodes"),
     ActionKind.RESTART_POD: _rights("get patch delete", "pods"),
     ActionKind.RESTART_JOB: _rights("list", "pods") | _JOBS,
+    ActionKind.RESET_GPU: _rights("get patch", "nodes")
+    | _rights("list", "pods")
+    | _rights("create", "pods", subresource="eviction")
+    | _JOBS,
+    ActionKind.REBOOT_NODE: _rights("get patch", "nodes")
+    | _rights("list", "pods")
+    | _rights("create", "pods", subresource="eviction")
+    | _JOBS,
 }
+OWN_RIGHTS: Mapping[ActionKind, frozenset[Right]] = dict.fromkeys(
+    (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE), _rights("get create", "jobs", "batch")
+)
+"""Beside those, in the one namespace where repair Jobs run."""
 
 
 def needed(kinds: Iterable[ActionKind]) -> list[Right]:
@@ -69,17 +81,20 @@ def needed(kinds: Iterable[ActionKind]) -> list[Right]:
     return list(dict.fromkeys(right for kind in kinds for right in sorted(RIGHTS[kind])))
 
 
-def refused(kube: KubeClient, kinds: Iterable[ActionKind]) -> list[str]:
-    """What is not permitted in every namespace, such as `patch nodes`; of jobs only Kubernetes's own kind is asked
-    for, since others need their operator. Raises Temporary or Permanent."""
-    own = ("", KINDS[0].api.split("/")[1])
-    return [str(right) for right in needed(kinds) if right.group in own and not _is_allowed(kube, right)]
+def refused(kube: KubeClient, kinds: Sequence[ActionKind], *, own_namespace: str = "") -> list[str]:
+    """What is not permitted, such as `patch nodes`, in all namespaces and in the own one where repairs run; of
+    jobs only Kubernetes's own kind is asked for, since others need their operator. Raises Temporary or
+    Permanent."""
+    native = ("", KINDS[0].api.split("/")[1])
+    found = [str(right) for right in needed(kinds) if right.group in native and not _is_allowed(kube, right)]
+    own = dict.fromkeys(right for kind in kinds for right in sorted(OWN_RIGHTS.get(kind, frozenset())))
+    return found + [f"{right} in {own_namespace}" for right in own if not _is_allowed(kube, right, own_namespace)]
 
 
-def _is_allowed(kube: KubeClient, right: Right) -> bool:
+def _is_allowed(kube: KubeClient, right: Right, namespace: str = "") -> bool:
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": right._asdict()},
+        "spec": {"resourceAttributes": {**right._asdict(), "namespace": namespace}},
     }
     return bool(kube.request("POST", _REVIEW, body=body)["status"]["allowed"])

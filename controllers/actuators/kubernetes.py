@@ -2,7 +2,7 @@
 
 Each effect leaves a marker with the action's id in the same write that makes it (an annotation of the object), so
 that a repeat, or a reader after a crash, finds its own work. Every patch holds only for the version that was read.
-What takes long (a drain, a job that stops) is done a step a call: `execute` raises Temporary until it is done.
+What takes long (a drain, a job that stops) is done a step a call: `execute` raises UnderWay until it is done.
 
 What is somebody else's stays theirs: a node that a person cordoned is never uncordoned here, and a person who takes
 our cordon back has the last word.
@@ -18,9 +18,9 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.base import Permanent, Temporary
+from collectors.base import Permanent
 from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition
+from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition, UnderWay
 from controllers.actuators import kube_jobs, kube_nodes, kube_rights
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
 
@@ -86,7 +86,8 @@ class KubernetesActuator:
         return self.plugin
 
     def kinds(self) -> frozenset[ActionKind]:
-        return frozenset(self.TARGETS if self._settings.actions is None else self._settings.actions)
+        named = self._settings.actions
+        return frozenset(self.TARGETS if named is None else set(named) & set(self.TARGETS))
 
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""
@@ -175,8 +176,12 @@ class KubernetesActuator:
         self._patch(kube_nodes.path(action.target.name), node, action, change)
         return self._outcome(OutcomeStatus.DONE, f"{action.target} uncordoned")
 
+    def owns_cordon(self, node: Object) -> bool:
+        """Whether a node's cordon is Nightshift's: then it may take it back."""
+        return any(self._marker(node, kind) is not None for kind in (_A.CORDON, _A.DRAIN))
+
     def _drain(self, action: Action) -> Outcome:
-        """Cordons, stops gangs whole and starts them elsewhere, evicts the rest; Temporary until all of it is done.
+        """Cordons, stops gangs whole and starts them elsewhere, evicts the rest; UnderWay until all of it is done.
 
         The node's marker names the gangs before the first of them is stopped, so that none is left stopped when the
         last pod has gone.
@@ -196,7 +201,7 @@ class KubernetesActuator:
         if not waits and not left:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods")
         text = f"drain of {action.target.name}: {len(left)} pods left; " + "; ".join(waits)
-        raise Temporary(text, retry_after_s=POLL_S)
+        raise UnderWay(text, retry_after_s=POLL_S)
 
     def _gangs(self, pods: list[Object]) -> tuple[set[str], list[Object]]:
         """Jobs among the pods' owners that span nodes, and the pods of none of them."""
@@ -248,7 +253,7 @@ class KubernetesActuator:
             pod = self._patch(path, pod, action, {})
         if not meta.get("deletionTimestamp"):
             self._kube.request("DELETE", path, body={"preconditions": {"uid": meta["uid"]}})
-        raise Temporary(f"{action.target} is terminating", retry_after_s=POLL_S)
+        raise UnderWay(f"{action.target} is terminating", retry_after_s=POLL_S)
 
     def _restart_job(self, action: Action) -> Outcome:
         job = kube_jobs.find(self._kube, action.target)
@@ -257,7 +262,7 @@ class KubernetesActuator:
         waiting = self._cycle(job, action)
         if waiting is None:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} stopped whole and started anew")
-        raise Temporary(waiting, retry_after_s=POLL_S)
+        raise UnderWay(waiting, retry_after_s=POLL_S)
 
     def _cycle(self, job: kube_jobs.FoundJob, action: Action) -> str | None:
         """Stops a job, waits until its pods are gone, starts it again; None once it was started again."""
@@ -293,15 +298,17 @@ class KubernetesActuator:
         if action.kind is _A.RESTART_POD:
             pod = self._kube.find(_pod_path(action.target.name))
             if pod is None:
-                return self._outcome(OutcomeStatus.UNKNOWN, f"{action.target} is gone; by whom cannot be told")
-            other = action.params.get("uid") not in (None, pod["metadata"]["uid"])
-            done = other and not self._is_marked(pod, action)
+                return self._outcome(OutcomeStatus.DONE, f"{action.target} is gone; its controller replaces it")
+            if self._is_marked(pod, action):
+                return self._outcome(OutcomeStatus.UNDER_WAY, f"{action.target} is terminating")
+            done = action.params.get("uid") not in (None, pod["metadata"]["uid"])
             status = OutcomeStatus.DONE if done else OutcomeStatus.NOT_DONE
-            return self._outcome(status, f"{action.target} is there")
+            return self._outcome(status, f"{action.target} " + ("has been replaced" if done else "is there"))
         if action.kind is _A.RESTART_JOB:
             job = kube_jobs.find(self._kube, action.target)
             phase = self._phase(job.object, action) if job else None
-            status = OutcomeStatus.DONE if phase == "started" else OutcomeStatus.NOT_DONE
+            steps = {"started": OutcomeStatus.DONE, "stopping": OutcomeStatus.UNDER_WAY}
+            status = steps.get(phase or "", OutcomeStatus.NOT_DONE)
             return self._outcome(status, f"{action.target}: {phase or 'untouched'}")
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name
         node = self._kube.get(kube_nodes.path(name))
@@ -318,6 +325,8 @@ class KubernetesActuator:
                 done = marked and cordoned
         observed = {"cordoned": _word(cordoned), "marked": _word(marked)}
         status = OutcomeStatus.DONE if done else OutcomeStatus.NOT_DONE
+        if action.kind is _A.DRAIN and marked and cordoned and not done:
+            status = OutcomeStatus.UNDER_WAY
         return Outcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
     def _is_started(self, name: str, action: Action) -> bool:

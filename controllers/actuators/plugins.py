@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from controllers.actuators.kube_repair import KubernetesRepairActuator
 from controllers.actuators.kubernetes import KubernetesActuator
 from controllers.actuators.simulated import SimulatedActuator
 
-ALL: tuple[type[SimulatedActuator] | type[KubernetesActuator], ...] = (SimulatedActuator, KubernetesActuator)
+ALL: tuple[type[SimulatedActuator | KubernetesActuator | KubernetesRepairActuator], ...] = (
+    SimulatedActuator,
+    KubernetesActuator,
+    KubernetesRepairActuator,
+)

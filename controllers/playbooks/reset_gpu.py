@@ -30,6 +30,9 @@ class ResetGpu:
         if situation.facts.get("recovery_action") != ActionKind.RESET_GPU.value:
             return Proposal(None, "no Xid calls for a reset")
         jobs = Reach.of(situation, gpu).jobs
+        node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
+        if node is None:
+            return Proposal(None, f"it is not known which node holds {gpu.name}")
         why = str(situation.facts.get("recovery_reason", "its Xid calls for a GPU reset"))
         cost = restart_gpu_hours(situation, self._economy, jobs, number(situation, "checkpoint_s"))
         action = draw_up(
@@ -46,5 +49,6 @@ class ResetGpu:
             note="its job restarts from the newest checkpoint once the GPU is back"
             if jobs
             else "no job runs on it",
+            params={"node": node.name},
         )
         return Proposal(action, why)

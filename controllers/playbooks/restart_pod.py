@@ -29,6 +29,7 @@ class RestartPod:
             if job is not None:
                 return Proposal(None, f"{pod.name} is one rank of {job.name}: the gang restarts together")
         gpus = len(inventory.gpus(pod, at_s))
+        uid = inventory.fact(pod, "uid")
         why = "the fault is inside this one process, and nothing waits for it"
         action = draw_up(
             situation,
@@ -40,6 +41,7 @@ class RestartPod:
             cost_gpu_hours=gpus * self._economy.restart_s / 3600.0,
             waiting_gpu_hours=gpus * (self._economy.response_s + self._economy.restart_s) / 3600.0,
             note=f"pod {pod.name} restarts",
+            params={"uid": uid} if uid else {},
             preconditions=(Precondition(pod, "running", "true"),),
         )
         return Proposal(action, why)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from kubernetes import client, config
 
 from collectors.kube_follow import Follower
 from collectors.subject import Subject, SubjectKind
@@ -14,42 +13,18 @@ from controllers.action import Action, ActionKind, BlastRadius, Precondition, Un
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from tests.controllers.kube_scenes import finished, job, stop_pods
+from tests.controllers.kube_scenes import client_with, finished, job, rules_of, stop_pods
 from tests.kubernetes_api.cluster import Cluster
 
 
 def identity(cluster: Cluster, rules: list[dict[str, list[str]]]) -> KubernetesActuator:
     """An actuator with a service account that has just these rules in the whole cluster."""
-    name = cluster.name("nightshift")
-    cluster.core.create_namespaced_service_account(cluster.namespace, {"metadata": {"name": name}})
-    rbac = client.RbacAuthorizationV1Api(cluster.api)
-    rbac.create_cluster_role({"metadata": {"name": name}, "rules": rules})
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": cluster.namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
-    rbac.create_cluster_role_binding({"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
-    request = {"spec": {"audiences": [], "expirationSeconds": 3600}}
-    token = cluster.core.create_namespaced_service_account_token(name, cluster.namespace, request).status.token
-    kubeconfig = {**cluster.kubeconfig, "users": [{"name": "test", "user": {"token": token}}]}
-    names = [user["name"] for user in cluster.kubeconfig["users"]]
-    kubeconfig["users"][0]["name"] = names[0]
-    api = config.new_client_from_config_dict(kubeconfig)
-    return KubernetesActuator(KubernetesSettings(drain_grace_s=0), KubeClient(api))
+    return KubernetesActuator(KubernetesSettings(drain_grace_s=0), client_with(cluster, rules))
 
 
 def test_an_administrator_lacks_nothing(cluster: Cluster) -> None:
     """The whole list is permitted, so doctor says that it works."""
     assert KubernetesActuator(KubernetesSettings(), KubeClient(cluster.api)).refused() == []
-
-
-def rules_of(rights: frozenset[Right]) -> list[dict[str, list[str]]]:
-    return [
-        {
-            "apiGroups": [right.group],
-            "resources": [right.resource + (f"/{right.subresource}" if right.subresource else "")],
-            "verbs": [right.verb],
-        }
-        for right in sorted(rights)
-    ]
 
 
 def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None]]:
@@ -95,7 +70,7 @@ def scene_action(kind: ActionKind, target: Subject, params: dict[str, str], fact
     )
 
 
-@pytest.mark.parametrize("kind", RIGHTS)
+@pytest.mark.parametrize("kind", KubernetesActuator.TARGETS)
 def test_each_action_needs_just_its_rights(cluster: Cluster, kind: ActionKind) -> None:
     """With nothing but the rights of its kind an action is checked, carried out, read back and taken back; and
     on a server that we can look into, each right was used, save those on operators' kinds of jobs that this

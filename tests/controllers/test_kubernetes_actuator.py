@@ -142,7 +142,7 @@ def test_a_drain_waits_for_a_disruption_budget_and_says_so(cluster: Cluster, act
     action = on_node(ActionKind.DRAIN, node)
     with pytest.raises(Temporary, match="would violate the pod's disruption budget"):
         actuator.execute(action)
-    assert actuator.read(action).status is S.NOT_DONE
+    assert actuator.read(action).status is S.UNDER_WAY
     policy.delete_namespaced_pod_disruption_budget("b", cluster.namespace)
     assert finished(lambda: actuator.execute(action)).status is S.DONE
 
@@ -158,7 +158,7 @@ def test_a_job_is_stopped_whole_and_resumes_from_the_named_step(
         actuator.execute(action)
     with pytest.raises(Temporary, match="2 pods left"):
         actuator.execute(action)
-    assert actuator.read(action).status is S.NOT_DONE
+    assert actuator.read(action).status is S.UNDER_WAY
     assert finished(lambda: actuator.execute(action), stop_pods(cluster, "train")).status is S.DONE
     found = client.BatchV1Api(cluster.api).read_namespaced_job("train", cluster.namespace)
     assert found.spec.suspend is False

@@ -57,6 +57,17 @@ SETS: dict[str, Object] = {
         "actions": ["cordon", "uncordon"],
         "actuatorSettings": {"drain_grace_s": 30},
     },
+    "act, with repairs": {
+        "mode": "act",
+        "actions": ["reset_gpu", "reboot_node", "cordon"],
+        "node": {"enabled": True},
+        "repair": {
+            "image": {"repository": "nvidia/cuda", "tag": "13.0.2-base-ubuntu24.04"},
+            "checkImage": {"registry": "nvcr.io", "repository": "nvidia/cloud-native/dcgm", "tag": "4.4.1"},
+            "checkCommand": ["dcgmi", "diag", "-r", "2"],
+            "settings": {"job_timeout_s": 1200},
+        },
+    },
     "act in two namespaces": {"mode": "act", "rbac": {"namespaces": ["train", "serve"]}},
     "three replicas": {"replicas": 3, **PG},
     "postgresql, one replica": {"store": {"postgresql": {"existingSecret": "db", "key": "dsn"}}},

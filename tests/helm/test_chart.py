@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from agent.settings import load
+from controllers.actuators.kube_repair import AGENT_PAUSED
 from tests.helm.chart import CHART, SETS, containers, helm_python, kubernetes_validate, objects, render
 
 KUBERNETES = "1.36"
@@ -98,6 +99,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "console.existingSecret",
     ),
     "act without actions": ({"mode": "act", "actions": []}, "actions"),
+    "a repair without an image": ({"mode": "act", "actions": ["reset_gpu"]}, "repair.image.repository"),
     "TLS without a Secret": ({"node": {"enabled": True, "tls": {"mode": "secret"}}}, "existingSecret"),
     "TLS without a client": (
         {"node": {"enabled": True, "tls": {"mode": "secret", "existingSecret": "s"}}},
@@ -263,3 +265,24 @@ def test_two_releases_do_not_meet() -> None:
 )
 def test_the_notes_tell_the_next_step(values: dict[str, Any], said: str) -> None:
     assert said in render(values)["NOTES.txt"]
+
+
+def test_repairs_are_configured_with_what_the_values_say() -> None:
+    """The repair actuator gets the images, the release's namespace and the check; the other one the rest."""
+    (config,) = (
+        c for c in objects(SETS["act, with repairs"], "ConfigMap") if c["metadata"]["name"] == "nightshift"
+    )
+    plain, repair = yaml.safe_load(config["data"]["nightshift.yaml"])["actuators"]
+    assert plain == {"type": "kubernetes", "actions": ["cordon"]}
+    assert (repair["namespace"], repair["job_timeout_s"]) == ("ops", 1200)
+    assert repair["image"] == "nvidia/cuda:13.0.2-base-ubuntu24.04"
+    assert repair["check_image"] == "nvcr.io/nvidia/cloud-native/dcgm:4.4.1"
+    assert repair["check_command"] == ["dcgmi", "diag", "-r", "2"]
+
+
+def test_the_node_agent_keeps_away_from_a_node_whose_gpu_is_reset() -> None:
+    """By the label that the repair sets: an open NVML handle would prevent the reset."""
+    (agent,) = objects(SETS["node agent"], "DaemonSet")
+    affinity = agent["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": AGENT_PAUSED, "operator": "DoesNotExist"}]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from controllers.action import ActionKind
-from controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
+from controllers.actuators.kube_rights import OBSERVE, OWN_RIGHTS, RIGHTS, Right
 from tests.helm.chart import objects
 
 KINDS = list(RIGHTS)
+IMAGE = {"image": {"repository": "nvidia/cuda"}}
 
 
 def granted(roles: list[dict[str, Any]]) -> set[Right]:
@@ -28,7 +29,11 @@ def granted(roles: list[dict[str, Any]]) -> set[Right]:
 @pytest.mark.parametrize("kinds", [KINDS, *([kind] for kind in KINDS)], ids=",".join)
 def test_the_roles_grant_what_the_named_actions_need_and_no_more(kinds: list[ActionKind]) -> None:
     """Of every single action, and of all of them."""
-    values = {"mode": "act", "actions": [str(kind) for kind in kinds]}
+    values = {"mode": "act", "actions": [str(kind) for kind in kinds], "repair": IMAGE}
+    own = frozenset[Right]().union(*(OWN_RIGHTS.get(kind, frozenset()) for kind in kinds))
+    roles = objects(values, "Role")
+    assert granted(roles) == own
+    assert {role["metadata"]["namespace"] for role in roles} == ({"ops"} if own else set())
     wanted = OBSERVE.union(*(RIGHTS[kind] for kind in kinds))
     assert granted(objects(values, "ClusterRole")) == wanted
     assert not any("*" in right for right in wanted)
@@ -37,7 +42,8 @@ def test_the_roles_grant_what_the_named_actions_need_and_no_more(kinds: list[Act
 def test_held_to_namespaces_only_nodes_are_written_cluster_wide() -> None:
     """With rbac.namespaces, pods and jobs can be touched there and nowhere else."""
     values = {"mode": "act", "rbac": {"namespaces": ["a", "b"]}}
-    everything = frozenset[Right]().union(*RIGHTS.values())
+    kinds = [kind for kind in KINDS if kind not in OWN_RIGHTS]
+    everything = frozenset[Right]().union(*(RIGHTS[kind] for kind in kinds))
     wide = granted(objects(values, "ClusterRole"))
     assert wide == OBSERVE | {right for right in everything if not right.namespaced}
     roles = objects(values, "Role")

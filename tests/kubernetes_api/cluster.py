@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ class Cluster:
     namespace: str
     server: ApiServer | None
     _nodes: list[str] = field(default_factory=list)
+    _cleanups: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
 
     @property
     def core(self) -> client.CoreV1Api:
@@ -80,7 +81,17 @@ class Cluster:
         """What a kubelet does in the end with a pod that is terminating."""
         self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
 
+    def cleanup(self, delete: Callable[..., Any], *arguments: Any) -> None:
+        """Calls this at the end: what belongs to no namespace does not go with ours."""
+        self._cleanups.append((delete, arguments))
+
     def close(self) -> None:
+        for delete, arguments in self._cleanups:
+            try:
+                delete(*arguments)
+            except ApiException as error:
+                if error.status != 404:
+                    raise
         for name in self._nodes:
             try:
                 self.core.delete_node(name)

@@ -77,7 +77,20 @@ seccompProfile: {type: RuntimeDefault}
 {{- if .Values.console.existingSecret }}{{ $_ := set $console "secrets_dir" "/etc/nightshift/console" }}{{ end -}}
 {{- $config := dict "cluster" .Values.cluster "state_dir" "/var/lib/nightshift" "console" $console "log" .Values.log -}}
 {{- if $sources }}{{ $_ := set $config "sources" $sources }}{{ end -}}
-{{- if include "nightshift.acts" . }}{{ $_ := set $config "actuators" (list (mergeOverwrite (dict "type" "kubernetes" "actions" .Values.actions) .Values.actuatorSettings)) }}{{ end -}}
+{{- if include "nightshift.acts" . }}
+{{- $repairs := list }}{{ $others := list -}}
+{{- range .Values.actions }}{{ if has . (list "reset_gpu" "reboot_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
+{{- $actuators := list -}}
+{{- if $others }}{{ $actuators = append $actuators (mergeOverwrite (dict "type" "kubernetes" "actions" $others) .Values.actuatorSettings) }}{{ end -}}
+{{- if $repairs }}
+{{- $r := .Values.repair -}}
+{{- $own := dict "type" "kubernetes_repair" "actions" $repairs "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $r.image $r.image)) "runtime_class" $r.runtimeClassName "pull_secrets" .Values.global.imagePullSecrets -}}
+{{- if $r.checkImage.repository }}{{ $_ := set $own "check_image" (include "nightshift.image" (list . $r.checkImage $r.checkImage)) }}{{ end -}}
+{{- if $r.checkCommand }}{{ $_ := set $own "check_command" $r.checkCommand }}{{ end -}}
+{{- $actuators = append $actuators (mergeOverwrite $own .Values.actuatorSettings $r.settings) -}}
+{{- end -}}
+{{- $_ := set $config "actuators" $actuators -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
 {{- end }}
 
@@ -92,6 +105,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- if and (eq .Values.mode "act") (not .Values.actions) -}}
 {{- fail "actions: mode is act, but no action is named; take mode: observe" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "act") (or (has "reset_gpu" .Values.actions) (has "reboot_node" .Values.actions)) (not .Values.repair.image.repository) -}}
+{{- fail "repair.image.repository: reset_gpu and reboot_node are Jobs that need an image with nvidia-smi, nsenter and a shell" -}}
 {{- end -}}
 {{- range $name := list "state_dir" "store" "replica" "cluster" "sources" "actuators" "log" -}}
 {{- if hasKey $.Values.config $name -}}

@@ -1,0 +1,371 @@
+"""Repairs a GPU or a node of a Kubernetes cluster with privileged Jobs: reset, reboot, and a check afterwards.
+
+Both go the same way, a step a call, and each step finds out by itself whether it was done before:
+
+    empty     reset: the GPU's own jobs stop whole and start elsewhere, the node takes nothing new;
+              reboot: the node is drained
+    release   reset: whoever holds NVML handles leaves the node: our node agent, and the GPU operator's components
+              by its own convention, a deploy label that is not "true" (mig-manager pauses them so, too)
+    repair    a Job with a name made of the action's id, pinned to the node. The reset refuses while a process holds
+              the GPU, and names it; the reboot happens only under the boot id that was read before, so never twice
+    check     another Job: a DCGM diagnostic, or what you name
+    return    the components come back; the node is uncordoned if the cordon is ours and the check passed
+
+A repair or check that fails leaves the node cordoned, with its components back, and says what its Job said.
+
+Sources: NVIDIA/mig-parted (nvidia-mig-manager, `paused-for-mig-change`), the GPU operator's
+`nvidia.com/gpu.deploy.*` labels, `nvidia-smi --gpu-reset` (its manual: no process may use the GPU), proc(5).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, Field
+
+from collectors.base import Permanent
+from collectors.seal import fingerprint
+from collectors.subject import Subject, SubjectKind
+from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from controllers.actuators import kube_nodes, kube_rights
+from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators.kubernetes import MARKER, POLL_S, KubernetesActuator, KubernetesSettings
+
+_A, _O = ActionKind, OutcomeStatus
+PAUSED = "paused-for-gpu-reset"
+AGENT_PAUSED = "nightshift.dev/node-agent-paused"
+"""Label of a node from which our node agent keeps away; the chart's DaemonSet honours it."""
+_RESET = """\
+held=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader -i "$GPU" | tr '\\n' ';')
+if [ -n "$held" ]; then echo "held by $held" > /dev/termination-log; exit 3; fi
+nvidia-smi --gpu-reset -i "$GPU" > /tmp/said 2>&1 || { tail -c 2000 /tmp/said > /dev/termination-log; exit 4; }
+"""
+_REBOOT = """\
+[ "$(cat /proc/sys/kernel/random/boot_id)" = "$BOOT_ID" ] || exit 0
+nsenter --target 1 --mount --uts --ipc --net --pid -- systemctl reboot
+sleep 600
+"""
+
+
+class RepairSettings(KubernetesSettings):
+    """Resets GPUs and reboots nodes with privileged Jobs."""
+
+    image: str = Field(min_length=1, description="Image with nvidia-smi, nsenter and a shell, from your registry")
+    namespace: str = Field(min_length=1, description="Where the Jobs run; it has to admit privileged pods")
+    pull_secrets: tuple[str, ...] = Field(default=(), description="Secrets with the registry's credentials")
+    runtime_class: str = Field(default="", description="Runtime class that gives a container NVML; empty: none")
+    components: dict[str, str] = Field(
+        default={
+            "nvidia.com/gpu.deploy.device-plugin": "nvidia-device-plugin-daemonset",
+            "nvidia.com/gpu.deploy.gpu-feature-discovery": "gpu-feature-discovery",
+            "nvidia.com/gpu.deploy.dcgm-exporter": "nvidia-dcgm-exporter",
+            "nvidia.com/gpu.deploy.dcgm": "nvidia-dcgm",
+        },
+        description="The GPU operator's components that hold NVML handles: label of the node → `app` of its pods",
+    )
+    check_image: str = Field(default="", description="Image of the check, such as NVIDIA's dcgm; empty: `image`")
+    check_command: tuple[str, ...] = Field(
+        default=("nvidia-smi",),
+        min_length=1,
+        description="Has to succeed before the node takes work again, such as dcgmi, diag, -r, 2",
+    )
+    job_timeout_s: int = Field(default=900, gt=0, description="A Job is given up after this (s)")
+
+
+class KubernetesRepairActuator:
+    """Resets GPUs and reboots nodes. Fulfils `controllers.action.Actuator`."""
+
+    plugin: ClassVar[str] = "kubernetes_repair"
+    Settings: ClassVar[type[BaseModel]] = RepairSettings
+    TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
+        _A.RESET_GPU: SubjectKind.GPU,
+        _A.REBOOT_NODE: SubjectKind.NODE,
+    }
+
+    def __init__(
+        self, settings: RepairSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._settings, self._kube, self._now_s = settings, kube, now_s
+        access = KubernetesSettings(field_manager=settings.field_manager, drain_grace_s=settings.drain_grace_s)
+        self._nodes = KubernetesActuator(access, kube, now_s=now_s)
+
+    @classmethod
+    def from_settings(
+        cls, settings: RepairSettings, now_s: Callable[[], float] = time.time
+    ) -> KubernetesRepairActuator:
+        kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+        return cls(settings, kube, now_s=now_s)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    def kinds(self) -> frozenset[ActionKind]:
+        named = self._settings.actions
+        return frozenset(self.TARGETS if named is None else set(named) & set(self.TARGETS))
+
+    def refused(self) -> list[str]:
+        """What the API server says that this identity may not do; `nightshift doctor` tells it."""
+        kinds = [kind for kind in self.TARGETS if kind in self.kinds()]
+        return kube_rights.refused(self._kube, kinds, own_namespace=self._settings.namespace)
+
+    def changed(self, action: Action) -> list[str]:
+        return self._nodes.changed(action)
+
+    # acting
+
+    def execute(self, action: Action) -> Outcome:
+        node_name = self._node_of(action)
+        mark = self._mark(self._kube.get(kube_nodes.path(node_name)), action)
+        if mark.get("phase") == "done":
+            return self._outcome(_O.ALREADY_DONE, f"{action.id} was done before")
+        if mark.get("phase") == "failed":
+            return self._outcome(_O.FAILED, str(mark.get("why", "the repair failed")))
+        mark = self._begin(action, node_name, mark)
+        self._empty(action, node_name)
+        if action.kind is _A.RESET_GPU:
+            mark = self._release(action, node_name, mark)
+        failure = self._repair(action, node_name, mark) or self._check(action, node_name)
+        return self._bring_back(action, node_name, mark, failure)
+
+    def _begin(self, action: Action, node_name: str, mark: dict[str, Any]) -> dict[str, Any]:
+        """Writes down, once, what has to be known afterwards: the boot id, and whose the cordon is."""
+        if mark:
+            return mark
+        node = self._kube.get(kube_nodes.path(node_name))
+        boot_id = ((node.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
+        if action.kind is _A.REBOOT_NODE and not boot_id:
+            raise Permanent(
+                f"action {action.id}: {node_name} does not say its boot id: a reboot could not be proved"
+            )
+        theirs = kube_nodes.is_cordoned(node) and not self._nodes.owns_cordon(node)
+        mark = {"boot_id": boot_id, "phase": "begun", "theirs": theirs, "labels": {}}
+        self._write(action, node, mark)
+        return mark
+
+    def _empty(self, action: Action, node_name: str) -> None:
+        """Cordons the node and moves what the plan named; UnderWay until it has gone."""
+        node = Subject(SubjectKind.NODE, node_name)
+        if action.kind is _A.REBOOT_NODE:
+            self._finish(replace(action, id=f"{action.id}-drain", kind=_A.DRAIN, target=node))
+            return
+        self._finish(replace(action, id=f"{action.id}-cordon", kind=_A.CORDON, target=node))
+        for number, job in enumerate(action.blast_radius.jobs):
+            subject = Subject(SubjectKind.JOB, job)
+            self._finish(replace(action, id=f"{action.id}-job{number}", kind=_A.RESTART_JOB, target=subject))
+        held = set(action.blast_radius.pods)
+        left = [p for p in kube_nodes.evictable(self._kube, node_name) if _name(p) in held]
+        waits = [kube_nodes.evict(self._kube, pod, self._settings.drain_grace_s) for pod in left]
+        if waits:
+            raise UnderWay("; ".join(waits), retry_after_s=POLL_S)
+
+    def _finish(self, step: Action) -> None:
+        """A step of the plan that another action is; UnderWay until it is done, Permanent where it is refused."""
+        outcome = self._nodes.execute(step)
+        if outcome.status not in (_O.DONE, _O.ALREADY_DONE):
+            raise Permanent(f"{step.kind} of {step.target}: {outcome.detail}")
+
+    def _release(self, action: Action, node_name: str, mark: dict[str, Any]) -> dict[str, Any]:
+        """Pauses the components that hold handles on the GPU; UnderWay until their pods have gone."""
+        node = self._kube.get(kube_nodes.path(node_name))
+        labels = node["metadata"].get("labels") or {}
+        running = {name: labels[name] for name in self._settings.components if labels.get(name) == "true"}
+        if running or AGENT_PAUSED not in labels:
+            mark = {**mark, "labels": {**mark["labels"], **running}, "phase": "releasing"}
+            changes: dict[str, str | None] = {**dict.fromkeys(running, PAUSED), AGENT_PAUSED: "true"}
+            self._write(action, node, mark, changes)
+        left = sorted(_name(pod) for pod in self._holders(node_name))
+        if left:
+            raise UnderWay(f"{', '.join(left)} hold handles on the GPU and leave", retry_after_s=POLL_S)
+        return mark
+
+    def _holders(self, node_name: str) -> list[Object]:
+        apps = set(self._settings.components.values())
+        pods = self._kube.list("/api/v1/pods", fieldSelector=f"spec.nodeName={node_name}")
+        return [pod for pod in pods if _holds(pod["metadata"].get("labels") or {}, apps)]
+
+    def _repair(self, action: Action, node_name: str, mark: dict[str, Any]) -> str | None:
+        """Runs the repair's Job; None once it did its work, else what it said."""
+        if action.kind is _A.RESET_GPU:
+            return self._run(action, node_name, "", self._container(action, _RESET, {"GPU": action.target.name}))
+        node = self._kube.get(kube_nodes.path(node_name))
+        boot_id = ((node.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
+        if boot_id and boot_id != mark["boot_id"]:
+            if not _is_ready(node):
+                raise UnderWay(f"{node_name} has rebooted and is not ready yet", retry_after_s=POLL_S)
+            return None
+        failure = self._run(action, node_name, "", self._container(action, _REBOOT, {"BOOT_ID": mark["boot_id"]}))
+        ordered_s = float(mark.get("ordered_s", 0.0))
+        if not ordered_s:
+            self._write(action, node, {**mark, "phase": "rebooting", "ordered_s": self._now_s()})
+        elif failure is not None and self._now_s() - ordered_s > self._settings.job_timeout_s:
+            return failure
+        # going down, a node ends the very pod that asked for it: its failure alone proves nothing
+        raise UnderWay(f"{node_name} has not come back under another boot id", retry_after_s=POLL_S)
+
+    def _check(self, action: Action, node_name: str) -> str | None:
+        """None where the check passed, else what it said."""
+        container = self._container(action, "", {"GPU": action.target.name})
+        container |= {"command": list(self._settings.check_command)}
+        container |= {"image": self._settings.check_image or self._settings.image}
+        failure = self._run(action, node_name, "-check", container)
+        return None if failure is None else f"the check failed: {failure}"
+
+    def _run(self, action: Action, node_name: str, suffix: str, container: Object) -> str | None:
+        """The Job of a step: made once, waited for; None once it succeeded, else what it said."""
+        path = f"/apis/batch/v1/namespaces/{self._settings.namespace}/jobs"
+        name = job_name(action) + suffix
+        job = self._kube.find(f"{path}/{name}")
+        if job is None:
+            job = self._kube.request("POST", path, body=self._job(action, name, node_name, container))
+        if (job["metadata"].get("annotations") or {}).get("nightshift.dev/action-id") != action.id:
+            raise Permanent(f"Job {self._settings.namespace}/{name} is there and is not ours")
+        conditions = (job.get("status") or {}).get("conditions") or []
+        ended = {c["type"] for c in conditions if c.get("status") == "True"}
+        if "Failed" in ended:
+            return self._said(name) or "its Job failed without a word"
+        if "Complete" in ended:
+            return None
+        if action.kind is _A.REBOOT_NODE and not suffix:
+            return None  # not a success: who asks looks at the boot id
+        raise UnderWay(f"Job {name} works on {node_name}", retry_after_s=POLL_S)
+
+    def _said(self, job: str) -> str:
+        """The last words of the Job's newest pod."""
+        path = f"/api/v1/namespaces/{self._settings.namespace}/pods"
+        for pod in self._kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}"):
+            for container in (pod.get("status") or {}).get("containerStatuses") or []:
+                ended = (container.get("state") or {}).get("terminated") or {}
+                if ended.get("message"):
+                    return str(ended["message"]).strip()
+        return ""
+
+    def _bring_back(self, action: Action, node_name: str, mark: dict[str, Any], failure: str | None) -> Outcome:
+        """Everything that was paused runs again. A node that was not repaired stays out of use."""
+        node = self._kube.get(kube_nodes.path(node_name))
+        labels: dict[str, str | None] = {**mark["labels"], AGENT_PAUSED: None}
+        keep = failure is not None or mark["theirs"]
+        ended = {**mark, "phase": "failed" if failure else "done", "why": failure or ""}
+        self._write(action, node, ended, labels, uncordon=not keep)
+        if failure is not None:
+            return self._outcome(
+                _O.FAILED, f"{action.kind} of {action.target}: {failure}; {node_name} stays cordoned"
+            )
+        back = f"; {node_name} stays cordoned, as somebody else had it" if mark["theirs"] else ""
+        return self._outcome(_O.DONE, f"{action.kind} of {action.target} done{back}")
+
+    # reading back
+
+    def read(self, action: Action) -> Outcome:
+        phase = self._mark(self._kube.get(kube_nodes.path(self._node_of(action))), action).get("phase")
+        if phase in ("done", "failed"):
+            status = _O.DONE if phase == "done" else _O.FAILED
+            return self._outcome(status, f"{action.kind} of {action.target} {phase}")
+        status = _O.NOT_DONE if phase is None else _O.UNDER_WAY
+        return self._outcome(status, f"{action.kind} of {action.target}: {phase or 'untouched'}")
+
+    def undo(self, action: Action) -> Outcome:
+        return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be taken back")
+
+    # the world's side
+
+    def _node_of(self, action: Action) -> str:
+        expected = self.TARGETS.get(action.kind)
+        if expected is None or action.kind not in self.kinds():
+            raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
+        if action.target.kind is not expected:
+            raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")
+        name = action.target.name if action.kind is _A.REBOOT_NODE else str(action.params.get("node", ""))
+        if not name:
+            raise Permanent(f"action {action.id}: params.node is missing: which node holds {action.target}?")
+        return name
+
+    def _mark(self, node: Object, action: Action) -> dict[str, Any]:
+        text = (node["metadata"].get("annotations") or {}).get(MARKER + action.kind)
+        try:
+            mark = json.loads(text) if text else None
+        except ValueError:
+            return {}
+        return mark if isinstance(mark, dict) and mark.get("id") == action.id else {}
+
+    def _write(
+        self,
+        action: Action,
+        node: Object,
+        mark: dict[str, Any],
+        labels: dict[str, str | None] | None = None,
+        *,
+        uncordon: bool = False,
+    ) -> None:
+        text = json.dumps({**mark, "id": action.id, "at_s": self._now_s()})
+        change: Object = {"metadata": {"annotations": {MARKER + action.kind: text}, "labels": labels or {}}}
+        if uncordon:
+            change["spec"] = {"unschedulable": None}
+        version = str(node["metadata"]["resourceVersion"])
+        path = kube_nodes.path(str(node["metadata"]["name"]))
+        self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
+
+    def _container(self, action: Action, script: str, known: dict[str, str]) -> Object:
+        env = {**known, "NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        return {
+            "name": "repair",
+            "image": self._settings.image,
+            "command": ["sh", "-ec", script],
+            "env": [{"name": name, "value": value} for name, value in env.items()],
+            "securityContext": {"privileged": True},
+            "resources": {"limits": {"memory": "4Gi"}, "requests": {"cpu": "10m", "memory": "64Mi"}},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+
+    def _job(self, action: Action, name: str, node_name: str, container: Object) -> Object:
+        settings = self._settings
+        pod: Object = {
+            "nodeName": node_name,  # past the scheduler: the node is cordoned
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "hostPID": True,  # to name who holds the GPU, and to reach the node's own init
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [container],
+        }
+        if settings.pull_secrets:
+            pod["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
+        if settings.runtime_class:
+            pod["runtimeClassName"] = settings.runtime_class
+        meta = {
+            "name": name,
+            "annotations": {"nightshift.dev/action-id": action.id},
+            "labels": {"app.kubernetes.io/part-of": "nightshift", "nightshift.dev/repair": str(action.kind)},
+        }
+        spec = {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": settings.job_timeout_s,
+            "ttlSecondsAfterFinished": 7 * 86400,
+            "template": {"metadata": {"labels": meta["labels"]}, "spec": pod},
+        }
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+
+    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
+        return Outcome(status, detail, self._now_s())
+
+
+def job_name(action: Action) -> str:
+    """The same for the same action: a repeat finds the Job instead of making another."""
+    return f"nightshift-{action.kind.replace('_', '-')}-{fingerprint([action.id])[:12]}"
+
+
+def _name(pod: Object) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+def _holds(labels: dict[str, str], apps: set[str]) -> bool:
+    ours = ("app.kubernetes.io/name", "nightshift"), ("app.kubernetes.io/component", "node")
+    return labels.get("app") in apps or all(labels.get(key) == value for key, value in ours)
+
+
+def _is_ready(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)

@@ -1,0 +1,359 @@
+"""GPU reset and node reboot on a Kubernetes API server: emptied and released first, done once, checked, given
+back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from kubernetes import client
+
+from collectors.base import Permanent
+from collectors.subject import Subject, SubjectKind
+from controllers.action import Action, ActionKind, Actuator, BlastRadius, Outcome, OutcomeStatus, UnderWay, Undo
+from controllers.actuators.kube_client import KubeClient
+from controllers.actuators.kube_repair import AGENT_PAUSED, PAUSED, KubernetesRepairActuator, RepairSettings
+from controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
+from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from tests.controllers.kube_scenes import client_with, job, rules_of, stop_pods
+from tests.kubernetes_api.cluster import Cluster
+
+S = OutcomeStatus
+PLUGIN = "nvidia.com/gpu.deploy.device-plugin"
+_numbers = itertools.count()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def actuator(cluster: Cluster, clock: Clock) -> KubernetesRepairActuator:
+    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0, job_timeout_s=600)
+    return KubernetesRepairActuator(settings, KubeClient(cluster.api), now_s=clock)
+
+
+def plan(kind: ActionKind, target: Subject, node: str, *, jobs: tuple[str, ...] = ()) -> Action:
+    return Action(
+        id=f"inc-{next(_numbers)}-{kind}",
+        kind=kind,
+        target=target,
+        why="because",
+        blast_radius=BlastRadius(jobs=jobs),
+        undo=Undo(False, "never"),
+        expires_at_s=2e9,
+        params={"node": node},
+    )
+
+
+def reset(node: str, *jobs: str) -> Action:
+    return plan(ActionKind.RESET_GPU, Subject(SubjectKind.GPU, "GPU-7"), node, jobs=jobs)
+
+
+def reboot(node: str) -> Action:
+    return plan(ActionKind.REBOOT_NODE, Subject(SubjectKind.NODE, node), node)
+
+
+def boots(cluster: Cluster, node: str, boot_id: str, *, ready: bool = True) -> None:
+    """What a kubelet says of its node."""
+    versions = dict.fromkeys(
+        (
+            "architecture",
+            "containerRuntimeVersion",
+            "kernelVersion",
+            "kubeProxyVersion",
+            "kubeletVersion",
+            "machineID",
+            "operatingSystem",
+            "osImage",
+            "systemUUID",
+        ),
+        "x",
+    )
+    condition = {"type": "Ready", "status": "True" if ready else "False"}
+    status = {"nodeInfo": {**versions, "bootID": boot_id}, "conditions": [condition]}
+    cluster.core.patch_node_status(node, {"status": status})
+
+
+def repairs(cluster: Cluster) -> dict[str, Any]:
+    found = client.BatchV1Api(cluster.api).list_namespaced_job(
+        cluster.namespace, label_selector="app.kubernetes.io/part-of=nightshift"
+    )
+    return {item.metadata.name: item for item in found.items}
+
+
+def ends(cluster: Cluster, how: str = "Complete", *, suffix: str = "", said: str = "") -> None:
+    """What the Job controller and a kubelet say of the newest repair Job whose name ends so."""
+    names = [n for n in repairs(cluster) if n.endswith("-check") == (suffix == "-check")]
+    name = names[-1]
+    now = "2026-11-21T12:00:00Z"
+    if said:
+        labels = {"batch.kubernetes.io/job-name": name}
+        pod = cluster.pod(f"{name}-p", labels=labels, ready=False)
+        state = {"terminated": {"exitCode": 3, "message": said}}
+        container = {
+            "name": "main",
+            "image": "i",
+            "imageID": "i",
+            "ready": False,
+            "restartCount": 0,
+            "state": state,
+        }
+        status = {"phase": "Failed", "containerStatuses": [container]}
+        cluster.core.patch_namespaced_pod_status(pod, cluster.namespace, {"status": status})
+    before = [{"type": {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[how], "status": "True"}]
+    conditions = [{**c, "lastTransitionTime": now} for c in [*before, {"type": how, "status": "True"}]]
+    status = {"conditions": conditions, "startTime": now}
+    status |= {"completionTime": now} if how == "Complete" else {}
+    client.BatchV1Api(cluster.api).patch_namespaced_job_status(name, cluster.namespace, {"status": status})
+
+
+def waits(actuator: KubernetesRepairActuator, action: Action, match: str) -> None:
+    with pytest.raises(UnderWay, match=match):
+        actuator.execute(action)
+    assert actuator.read(action).status is S.UNDER_WAY
+
+
+def finished(actuator: KubernetesRepairActuator, action: Action, between: Callable[[], None]) -> Outcome:
+    for _ in range(12):
+        try:
+            return actuator.execute(action)
+        except UnderWay:
+            between()
+    raise AssertionError("still under way")
+
+
+def test_it_fulfils_the_actuator_contract(actuator: KubernetesRepairActuator) -> None:
+    assert isinstance(actuator, Actuator)
+    assert actuator.kinds() == {ActionKind.RESET_GPU, ActionKind.REBOOT_NODE}
+
+
+def test_a_gpu_is_emptied_and_released_before_it_is_reset_and_checked_before_it_is_given_back(
+    cluster: Cluster, actuator: KubernetesRepairActuator
+) -> None:
+    """Its job stops whole; the device plugin, which was on, is paused and waited for; what was off stays off;
+    after reset and check everything is as before."""
+    if cluster.server is None:
+        pytest.skip("a real Job controller would make pods of its own")
+    node = cluster.node(labels={PLUGIN: "true", "nvidia.com/gpu.deploy.dcgm": "false"})
+    held = job(cluster, "train", [node])
+    plugin = cluster.pod("plugin", node, labels={"app": "nvidia-device-plugin-daemonset"})
+    action = reset(node, held)
+    assert actuator.read(action).status is S.NOT_DONE
+    waits(actuator, action, "train is stopping")
+    assert cluster.core.read_node(node).spec.unschedulable
+    stop_pods(cluster, "train")()
+    waits(actuator, action, f"{cluster.namespace}/plugin hold")
+    labels = cluster.core.read_node(node).metadata.labels
+    assert (labels[PLUGIN], labels["nvidia.com/gpu.deploy.dcgm"], labels[AGENT_PAUSED]) == (PAUSED, "false", "true")
+    assert repairs(cluster) == {}, "no reset while somebody holds handles"
+    cluster.remove_pod(plugin)
+    waits(actuator, action, "works on")
+    waits(actuator, action, "works on")
+    assert len(repairs(cluster)) == 1
+    ends(cluster)
+    waits(actuator, action, "-check works on")
+    assert cluster.core.read_node(node).spec.unschedulable, "not before the check"
+    ends(cluster, suffix="-check")
+    assert actuator.execute(action).status is S.DONE
+    found = cluster.core.read_node(node)
+    assert not found.spec.unschedulable
+    assert found.metadata.labels[PLUGIN] == "true"
+    assert AGENT_PAUSED not in found.metadata.labels
+    assert actuator.read(action).status is S.DONE
+    assert actuator.execute(action).status is S.ALREADY_DONE
+    assert len(repairs(cluster)) == 2
+    resumed = client.BatchV1Api(cluster.api).read_namespaced_job("train", cluster.namespace)
+    assert resumed.spec.suspend is False
+
+
+def test_a_gpu_that_somebody_holds_is_not_reset_and_the_holder_is_named(
+    cluster: Cluster, actuator: KubernetesRepairActuator
+) -> None:
+    """The Job's words reach the person; components come back, the node stays out of use."""
+    if cluster.server is None:
+        pytest.skip("a real Job controller sets the status itself")
+    node = cluster.node(labels={PLUGIN: "true"})
+    action = reset(node)
+    waits(actuator, action, "works on")
+    ends(cluster, "Failed", said="held by 4242, python train.py;")
+    outcome = actuator.execute(action)
+    assert outcome.status is S.FAILED
+    assert "held by 4242, python train.py" in outcome.detail
+    assert "stays cordoned" in outcome.detail
+    found = cluster.core.read_node(node)
+    assert found.spec.unschedulable
+    assert found.metadata.labels[PLUGIN] == "true"
+    assert actuator.read(action).status is S.FAILED
+    assert actuator.execute(action).status is S.FAILED, "a repeat does not try again"
+
+
+def test_a_failed_check_keeps_the_node_out_of_use(cluster: Cluster, actuator: KubernetesRepairActuator) -> None:
+    if cluster.server is None:
+        pytest.skip("a real Job controller sets the status itself")
+    node = cluster.node()
+    action = reset(node)
+    waits(actuator, action, "works on")
+    ends(cluster)
+    waits(actuator, action, "-check works on")
+    ends(cluster, "Failed", suffix="-check")
+    outcome = actuator.execute(action)
+    assert (outcome.status, "the check failed" in outcome.detail) == (S.FAILED, True)
+    assert cluster.core.read_node(node).spec.unschedulable
+
+
+def test_a_node_is_drained_rebooted_once_and_proved_by_its_boot_id(
+    cluster: Cluster, actuator: KubernetesRepairActuator, clock: Clock
+) -> None:
+    """The pod that asks for the reboot dies with it, which proves nothing: another boot id and readiness do."""
+    if cluster.server is None:
+        pytest.skip("a real Job controller sets the status itself")
+    node = cluster.node()
+    boots(cluster, node, "boot-1")
+    cluster.pod("single", node)
+    action = reboot(node)
+    waits(actuator, action, "single")
+    assert repairs(cluster) == {}
+    waits(actuator, action, "another boot id")
+    (made,) = repairs(cluster).values()
+    env = {e.name: e.value for e in made.spec.template.spec.containers[0].env}
+    assert env["BOOT_ID"] == "boot-1"
+    ends(cluster, "Failed")
+    waits(actuator, action, "another boot id")
+    boots(cluster, node, "boot-2", ready=False)
+    waits(actuator, action, "not ready")
+    boots(cluster, node, "boot-2")
+    waits(actuator, action, "-check works on")
+    ends(cluster, suffix="-check")
+    assert actuator.execute(action).status is S.DONE
+    assert not cluster.core.read_node(node).spec.unschedulable
+    assert len(repairs(cluster)) == 2
+
+
+def test_a_node_that_does_not_reboot_is_given_to_a_person(
+    cluster: Cluster, actuator: KubernetesRepairActuator, clock: Clock
+) -> None:
+    if cluster.server is None:
+        pytest.skip("a real Job controller sets the status itself")
+    node = cluster.node()
+    boots(cluster, node, "boot-1")
+    action = reboot(node)
+    waits(actuator, action, "another boot id")
+    ends(cluster, "Failed", said="nsenter: cannot open /proc/1/ns/ipc")
+    waits(actuator, action, "another boot id")
+    clock.now_s += 601
+    outcome = actuator.execute(action)
+    assert (outcome.status, "nsenter" in outcome.detail) == (S.FAILED, True)
+    assert cluster.core.read_node(node).spec.unschedulable
+
+
+def test_a_reboot_that_could_not_be_proved_is_refused(cluster: Cluster, actuator: KubernetesRepairActuator) -> None:
+    """Without a boot id before, there would be no telling afterwards."""
+    if cluster.server is None:
+        pytest.skip("a real server sets node status itself")
+    with pytest.raises(Permanent, match="boot id"):
+        actuator.execute(reboot(cluster.node()))
+
+
+@pytest.mark.parametrize("by", ["a person", "Nightshift"])
+def test_the_cordon_of_a_person_outlives_the_repair_and_ours_does_not(
+    cluster: Cluster, actuator: KubernetesRepairActuator, by: str
+) -> None:
+    if cluster.server is None:
+        pytest.skip("a real Job controller sets the status itself")
+    node = cluster.node(unschedulable=by == "a person")
+    if by == "Nightshift":
+        ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
+        KubernetesActuator(KubernetesSettings(), KubeClient(cluster.api)).execute(ours)
+    action = reset(node)
+    waits(actuator, action, "works on")
+    ends(cluster)
+    waits(actuator, action, "-check")
+    ends(cluster, suffix="-check")
+    assert actuator.execute(action).status is S.DONE
+    assert bool(cluster.core.read_node(node).spec.unschedulable) is (by == "a person")
+
+
+def test_a_job_of_that_name_that_is_not_ours_is_left_alone(
+    cluster: Cluster, actuator: KubernetesRepairActuator
+) -> None:
+    node = cluster.node()
+    action = reset(node)
+    with pytest.raises(UnderWay):
+        actuator.execute(action)
+    (name,) = repairs(cluster)
+    notes = {"metadata": {"annotations": {"nightshift.dev/action-id": "other"}}}
+    client.BatchV1Api(cluster.api).patch_namespaced_job(name, cluster.namespace, notes)
+    with pytest.raises(Permanent, match="is not ours"):
+        actuator.execute(action)
+
+
+def test_the_jobs_are_valid_and_pinned(cluster: Cluster, actuator: KubernetesRepairActuator) -> None:
+    """Kubernetes' schema accepts them strictly; they run on the cordoned node, once, for a bounded time, without a
+    token."""
+    node = cluster.node()
+    with pytest.raises(UnderWay):
+        actuator.execute(reset(node))
+    (made,) = repairs(cluster).values()
+    body = cluster.api.sanitize_for_serialization(made)
+    body["apiVersion"], body["kind"] = "batch/v1", "Job"
+    body.pop("status", None)
+    body["metadata"] = {k: v for k, v in body["metadata"].items() if k in ("name", "namespace", "labels")}
+    kubernetes_validate.validate(body, "1.36", strict=True)
+    assert made.spec.backoff_limit == 0
+    assert made.spec.active_deadline_seconds == 600
+    pod = made.spec.template.spec
+    assert (pod.node_name, pod.automount_service_account_token, pod.restart_policy) == (node, False, "Never")
+
+
+@pytest.mark.parametrize("kind", KubernetesRepairActuator.TARGETS)
+def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: ActionKind) -> None:
+    """Those of its kind, and Jobs in its own namespace; each one was used, save those on operators' kinds of
+    jobs."""
+    if cluster.server is None:
+        pytest.skip("needs to see what was asked, and a Job controller that does nothing")
+    other = Cluster(cluster.kubeconfig, cluster.api, "elsewhere", cluster.server)
+    cluster.core.create_namespace({"metadata": {"name": "elsewhere"}})
+    kube = client_with(cluster, rules_of(RIGHTS[kind]), rules_of(OWN_RIGHTS[kind]))
+    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0)
+    actuator = KubernetesRepairActuator(settings, kube, now_s=clock)
+    assert actuator.refused() == [] or kind is not ActionKind.REBOOT_NODE
+    node, beside = cluster.node(), cluster.node()
+    boots(cluster, node, "boot-1")
+    held = job(other, "train", [node, beside])
+    other.pod("alone", node)
+    action = reset(node, held) if kind is ActionKind.RESET_GPU else reboot(node)
+    radius = BlastRadius(jobs=action.blast_radius.jobs, pods=("elsewhere/alone",))
+    action = replace(action, blast_radius=radius)
+    assert actuator.changed(action) == []
+
+    def happens() -> None:
+        stop_pods(other, "train")()
+        made = repairs(cluster)
+        if made:
+            boots(cluster, node, "boot-2")
+            ends(cluster, suffix="-check" if any(name.endswith("-check") for name in made) else "")
+
+    assert finished(actuator, action, happens).status is S.DONE
+    actuator.read(action)
+    asked = [a for user, a in cluster.server.requests if user.name.startswith("system:serviceaccount:")]
+    asked = [a for a in asked if not a.resource.endswith("reviews")]
+    own = {Right(a.verb, a.group, a.resource, a.subresource) for a in asked if a.namespace == cluster.namespace}
+    wide = {Right(a.verb, a.group, a.resource, a.subresource) for a in asked if a.namespace != cluster.namespace}
+    assert own - RIGHTS[kind] <= OWN_RIGHTS[kind]
+    assert own >= OWN_RIGHTS[kind]
+    assert wide <= RIGHTS[kind]
+    assert {right for right in RIGHTS[kind] - wide if right.group in ("", "batch")} == set()
