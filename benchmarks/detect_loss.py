@@ -31,36 +31,44 @@ Alarms = Callable[[np.ndarray, np.ndarray], list[int]]
 
 @dataclass(frozen=True)
 class Runs:
+    """Training runs in the order of their steps; a rewound run prints some step numbers twice."""
+
     name: str
-    loss: np.ndarray  # [run, step]
-    lr: np.ndarray
+    step: list[np.ndarray]
+    loss: list[np.ndarray]
+    lr: list[np.ndarray]
     meta: pd.DataFrame
 
     @classmethod
     def load(cls, name: str, curves: Path, meta: Path) -> Runs:
         table, about = pd.read_parquet(curves), pd.read_csv(meta)
-        loss, lr = (
-            table.pivot(index="run", columns="step", values=c).loc[about.run].to_numpy(float)
-            for c in ("loss", "lr")
+        by_run = dict(tuple(table.groupby("run", sort=False)))
+        step, loss, lr = (
+            [by_run[run][column].to_numpy(float) for run in about.run] for column in ("step", "loss", "lr")
         )
-        return cls(name, loss, lr, about)
+        return cls(name, [s.astype(np.int64) for s in step], loss, lr, about)
 
 
 def ours(runs: Runs, with_lr: bool = True) -> list[list[int]]:
-    """First-alarm steps by run, through the detector itself: ticks of ten steps, as a log would bring them."""
+    """First-alarm places by run, through the detector itself: ticks of ten steps, as a log would bring them."""
     detector, inventory = Divergence(), Inventory()
     jobs = [Subject(SubjectKind.JOB, f"bench/{run}") for run in range(len(runs.loss))]
+    row_of = {job: row for row, job in enumerate(jobs)}
     alarms: list[list[int]] = [[] for _ in jobs]
     firing = [False] * len(jobs)
-    for first in range(0, runs.loss.shape[1], STEPS_PER_TICK):
-        step = np.arange(first + 1, min(first + STEPS_PER_TICK, runs.loss.shape[1]) + 1)
+    for first in range(0, max(map(len, runs.loss)), STEPS_PER_TICK):
         series = []
         for row, job in enumerate(jobs):
-            columns = {"loss": runs.loss[row, step - 1], "grad_norm": np.ones(len(step))}
-            columns |= {"learning_rate": runs.lr[row, step - 1]} if with_lr else {}
-            series.append(StepSeries(job, "run", step, step.astype(float), columns, "bench"))
-        for finding in detector.update(Tick(float(step[-1]), steps=tuple(series)), inventory):
-            row = jobs.index(finding.subject)
+            part = slice(first, first + STEPS_PER_TICK)
+            step, loss = runs.step[row][part], runs.loss[row][part]
+            if len(step) == 0:
+                continue
+            columns = {"loss": loss, "grad_norm": np.ones(len(step))}
+            columns |= {"learning_rate": runs.lr[row][part]} if with_lr else {}
+            place = np.arange(first + 1, first + 1 + len(step), dtype=float)  # one step a second: a time is a place
+            series.append(StepSeries(job, "run", step, place, columns, "bench"))
+        for finding in detector.update(Tick(float(first + STEPS_PER_TICK), steps=tuple(series)), inventory):
+            row = row_of[finding.subject]
             if finding.state is State.FIRING and not firing[row]:
                 decided = finding.since.t_s + float(finding.facts.get("delay_steps", 0.0))
                 alarms[row].append(int(decided))

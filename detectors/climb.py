@@ -62,6 +62,24 @@ NEAR = Near()
 
 
 @dataclass(frozen=True, slots=True)
+class Stairs:
+    """Jumps of like size at like intervals, flat between: what a periodic task leaves behind each time.
+
+    jumps: at least; explained: the share of the growth that they bring; alike: smallest over largest, of their
+    sizes and of their intervals.
+    """
+
+    jumps: int = 4
+    explained: float = 0.75
+    alike: float = 0.5
+    headroom: float = 0.05
+    age: int = 6
+
+
+STAIRS = Stairs()
+
+
+@dataclass(frozen=True, slots=True)
 class Climbs:
     """The first window of each row that looks like a leak; arrays [n], bytes, buckets and bytes per bucket."""
 
@@ -127,7 +145,7 @@ def _look(
     left, headroom = limit - end, np.maximum(limit - start, 1.0)
     some = growth > 1e-9 * headroom
     growth = np.where(some, growth, 1.0)
-    eta_s = left / growth * length * width_s
+    eta_s = _eta(left, floor, growth) * width_s
     sixths = _parts(floor, 6) / growth[:, None]
     quarters = _parts(floor, 4) / growth[:, None]
     jump = np.diff(floor, axis=1).max(axis=1) / growth
@@ -141,9 +159,12 @@ def _look(
         near = (age - length >= NEAR.history) & (
             end - before >= NEAR.above * np.maximum(limit - before, 0.02 * limit)
         )
+    stairs = (shape < 0) & some & (share >= STAIRS.headroom) & (eta_s <= horizon_s) & (age - length >= STAIRS.age)
+    stairs = _stairs(floor, growth, stairs)
     near &= (end >= NEAR.level * limit) & (eta_s <= NEAR.horizon_s) & (jump <= NEAR.jump)
     near &= (4 * quarters.min(axis=1) >= NEAR.quarter) & (length >= NEAR.buckets)
     shape = np.where(near & (shape < 0), len(SHAPES), shape)
+    shape = np.where(stairs & (shape < 0), len(SHAPES) + 1, shape)
     fits = some & (shape >= 0)
     at = rows[fits]
     result.found[at], result.buckets[at], result.shape[at] = True, length, shape[fits]
@@ -159,3 +180,37 @@ def _parts(floor: Floats, count: int) -> Floats:
     """[n, count] growth of each of `count` equal parts of the window."""
     edges = np.linspace(0, floor.shape[1] - 1, count + 1).astype(int)
     return np.diff(floor[:, edges], axis=1)
+
+
+def _eta(left: Floats, floor: Floats, growth: Floats) -> Floats:
+    """Buckets to the limit, at the pace of the end of the window and gaining pace as it did within it.
+
+    A climb that slows down is carried on at its mean pace.
+    """
+    last = floor.shape[1] - 1
+    half = last // 2
+    first = (floor[:, half] - floor[:, 0]) / half
+    second = (floor[:, last] - floor[:, half]) / (last - half)
+    gain = np.maximum(second - first, 0.0) / (last / 2)
+    pace = np.maximum(growth / last, second + gain * (last - half) / 2)
+    with np.errstate(invalid="ignore"):
+        speed = np.sqrt(pace * pace + 2.0 * gain * np.maximum(left, 0.0))
+    found: Floats = 2.0 * np.maximum(left, 0.0) / (pace + speed)
+    return found
+
+
+def _stairs(floor: Floats, growth: Floats, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which candidate rows climb by jumps that are alike."""
+    rises = np.where(candidates[:, None], np.diff(floor, axis=1), 0.0)
+    largest = rises.max(axis=1)
+    jumps = rises >= STAIRS.alike * largest[:, None]
+    count = jumps.sum(axis=1)
+    explained = (rises * jumps).sum(axis=1) / growth
+    found = candidates & (largest > 0) & (count >= STAIRS.jumps) & (count <= floor.shape[1] // 4)
+    found &= explained >= STAIRS.explained
+    for row in np.flatnonzero(found).tolist():
+        places = np.flatnonzero(jumps[row])
+        gaps = np.diff(places)
+        since = floor.shape[1] - 1 - places[-1]
+        found[row] = bool(gaps.min() + 1 >= STAIRS.alike * gaps.max() and since <= gaps.max() / STAIRS.alike)
+    return found

@@ -33,7 +33,7 @@ from detectors.table import Column, Rows, Table
 VERSION = 2
 """1: a shorter patience ring and no life_s, lowest; its patience test starts anew, its episodes go on."""
 GIB = float(2**30)
-SHAPE_NAMES = (*(shape.name for shape in SHAPES), "near")
+SHAPE_NAMES = (*(shape.name for shape in SHAPES), "near", "stairs")
 UNLIMITED_HEADROOM_BYTES = 16 * GIB
 """Where no limit is known, growth is judged as if this much (or as much again as is used) were left."""
 
