@@ -72,6 +72,11 @@ def _remapped(handle: Any) -> Values:
     }
 
 
+def _spares(handle: Any) -> Values:
+    histogram = pynvml.nvmlDeviceGetRowRemapperHistogram(handle)
+    return {"gpu_remap_banks_none": histogram.none, "gpu_remap_banks_low": histogram.low}
+
+
 def _fields(handle: Any) -> Values:
     found = {}
     for value in pynvml.nvmlDeviceGetFieldValues(handle, list(_FIELDS)):
@@ -96,6 +101,7 @@ _READERS: tuple[Callable[[Any], Values], ...] = (
     _memory,
     _utilization,
     _remapped,
+    _spares,
     _fields,
     _ecc,
     lambda h: {"gpu_power_w": pynvml.nvmlDeviceGetPowerUsage(h) / 1000},

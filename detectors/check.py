@@ -105,7 +105,7 @@ class World:
 
 
 def _healthy(name: str, kind: MetricType, number: int) -> float:
-    if name in ("gpu_ecc_sbe_total", "gpu_ecc_dbe_total") or "remap" in name or "oom" in name:
+    if name in ("gpu_ecc_sbe_total", "gpu_ecc_dbe_total") or any(w in name for w in ("remap", "retired", "oom")):
         return 0.0
     if kind is MetricType.COUNTER:
         return 1000.0 if "error" in name or "replay" in name else 1000.0 + 500.0 * number

@@ -206,7 +206,7 @@ def _stairs(floor: Floats, growth: Floats, candidates: NDArray[np.bool_]) -> NDA
     jumps = rises >= STAIRS.alike * largest[:, None]
     count = jumps.sum(axis=1)
     explained = (rises * jumps).sum(axis=1) / growth
-    found = candidates & (largest > 0) & (count >= STAIRS.jumps) & (count <= floor.shape[1] // 4)
+    found: NDArray[np.bool_] = candidates & (largest > 0) & (count >= STAIRS.jumps) & (count <= floor.shape[1] // 4)
     found &= explained >= STAIRS.explained
     for row in np.flatnonzero(found).tolist():
         places = np.flatnonzero(jumps[row])

@@ -1,13 +1,17 @@
 """HBM errors that cluster: hard evidence at once, soft evidence by a sequential test, degraded apart from imminent.
 
-*Imminent* is hard: an uncorrected error, a row remapped after one, a failed remap, or the Xids that say so. Few
-devices log anything before their first uncorrected error, but a third has another within a day: the next one is the
-target, and its hazard is told with every alarm.
+*Degraded* says that the memory is ill. Hard tier, critical: an uncorrected error, the Xids that say so, a remap or
+page retirement after one, one that waits for a reset, a bank without spare rows. Soft tier, a warning: corrected
+errors that come back in many bins of time (`detectors.ecc_counters`), rows remapped after corrected errors, and
+several rows of one bank.
 
-*Degraded* is soft: corrected errors that come back. They come in storms (one bad cell read in a loop counts
-thousands), so what is counted are bins of time with any error, and rows where a line names them, never errors. A
-Bernoulli CUSUM over bins (Page 1954; Reynolds and Stoumbos 1999) fires with a known average run length: with
-log-likelihood increments and threshold h, E[bins to a false alarm] ≥ e^h (Lorden 1971).
+*Imminent* says that the next uncorrected error is a matter of hours, and is said sparingly: where the hazard fitted
+on field data is at least 0.9 (`detectors.ecc_hazard`), or a row remap failed, so that the bad row stays in use
+(NVIDIA's criterion for replacement; its hazard is not in the data). An uncorrected error by itself is not imminent:
+two thirds of them are followed by none within a day. The hazard is told with every alarm.
+
+GPUs of one node or rack that begin to err together have one cause that is not their memory
+(`detectors.ecc_clusters`): one finding on the place, instead of one on each GPU.
 """
 
 from __future__ import annotations
@@ -16,57 +20,57 @@ import math
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from collectors.frame import Floats, Frame, LogRecord
+from collectors.frame import Frame, LogRecord
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
+from detectors.ecc_clusters import Cell, Pattern, pattern, together
+from detectors.ecc_counters import (
+    CORRECTED,
+    COUNTERS,
+    FAILURE,
+    GAUGES,
+    SAY,
+    UNCORRECTED,
+    Counted,
+    Counters,
+    CusumSettings,
+)
+from detectors.ecc_hazard import DAY_S, IMMINENT_FROM, History, Moment
 from detectors.episodes import Alarm, Episodes
 from detectors.quiet import Quiet, deaf, exhibits, node_of
 from detectors.snapshot import pack, unpack
-from detectors.table import Column, Table
 from detectors.xid_catalogue import CATALOGUE
 
-VERSION = 1
-IMMINENT_XIDS = frozenset({48, 64, 94, 95, 140})
-DEGRADED_XIDS = frozenset({63, 92})
-HAZARD_24H = (17 / 60, 0.17, 0.41)
-"""After an uncorrected error, the share with another within 24 h, and its exact 95 % interval: 60 errors on 27
-devices of the Calchas data (`benchmarks/detect_ecc.py`). A repaired device has no next one: a lower bound."""
-COUNTERS = (
-    "gpu_ecc_sbe_total",
-    "gpu_ecc_dbe_total",
-    "gpu_remapped_rows_correctable",
-    "gpu_remapped_rows_uncorrectable",
-)
-GAUGES = ("gpu_row_remap_failure", "gpu_row_remap_pending")
-SAY = {
-    "gpu_ecc_sbe_total": "corrected errors",
-    "gpu_ecc_dbe_total": "uncorrected errors",
-    "gpu_remapped_rows_correctable": "rows remapped after corrected errors",
-    "gpu_remapped_rows_uncorrectable": "rows remapped after uncorrected errors",
-    "gpu_row_remap_failure": "a row remap failed",
-    "gpu_row_remap_pending": "a row remap waits for a reset",
-}
+VERSION = 2
+"""1: bins of ten minutes, rows without columns, imminent on every hard sign. Its test starts anew; its open
+imminent episodes stay until they are quiet, beside a degraded one of the same onset."""
+CONSUMED_XIDS = frozenset({48, 94, 95, 140})
+HARD_XIDS = CONSUMED_XIDS | {63, 64, 171, 172}
+SOFT_XIDS = frozenset({92})
+FAILED_XID = 64
+KEEP_CELLS = 4096
+_PLACES = (SubjectKind.NODE, SubjectKind.RACK)
 
 
-class EccSettings(BaseModel):
-    """The sequential test over corrected errors, and when an episode ends."""
+class EccSettings(CusumSettings):
+    """The sequential test, where errors gather, and when an episode ends."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    bin_s: float = Field(default=600.0, gt=0, description="Width of a bin: a storm within it counts once")
-    healthy_rate: float = Field(
-        default=1e-3, gt=0, lt=1, description="Share of bins with a corrected error, healthy"
+    rows_in_bank: int = Field(default=3, ge=2, description="Distinct rows of one bank that are a bank's fault")
+    settle_s: float = Field(
+        default=60.0, ge=0, description="An uncorrected error without an Xid for this long was read by no program"
     )
-    faulty_rate: float = Field(default=0.2, gt=0, lt=1, description="The same on a device that is failing")
-    run_length_days: float = Field(
-        default=20000.0, gt=0, description="Average device-days to a false alarm, at least"
+    together_s: float = Field(
+        default=600.0, gt=0, description="GPUs that begin to err within this time may have one cause"
     )
-    rows_in_bank: int = Field(default=3, ge=2, description="Distinct rows of one bank that make it imminent")
+    together_p: float = Field(
+        default=1e-6, gt=0, lt=1, description="Below this chance of independent GPUs they have one cause"
+    )
     quiet_s: float = Field(
         default=600.0, gt=0, description="No further event for this long clears an event's episode"
     )
@@ -74,29 +78,23 @@ class EccSettings(BaseModel):
 
 
 class Ecc:
-    """HBM_IMMINENT and HBM_DEGRADED on the GPU."""
+    """HBM_IMMINENT and HBM_DEGRADED on the GPU; HBM_DEGRADED on the node or rack whose GPUs err together."""
 
     plugin: ClassVar[str] = "ecc"
     Settings = EccSettings
 
     def __init__(self, settings: EccSettings | None = None) -> None:
         s = self.settings = settings or EccSettings()
-        self._table = Table(
-            {
-                **{name: Column(np.float64, np.nan) for name in (*COUNTERS, *GAUGES)},
-                "epoch": Column(np.int64, -1),
-                "active": Column(np.bool_, 0),
-                "cusum": Column(np.float64, 0.0),
-                "active_bins": Column(np.int32, 0),
-                "cusum_since_s": Column(np.float64, np.nan),
-                "seen": Column(np.bool_, 0),
-            },
-            s.forget_s,
-        )
-        self._bin = -1
-        self._rows: dict[Subject, dict[str, set[str]]] = {}
+        self._counters = Counters(s, s.forget_s)
+        self._cells: dict[Subject, set[Cell]] = {}
+        self._history: dict[Subject, History] = {}
+        self._logged: set[Subject] = set()
+        """Nodes whose kernel log is known to be read: only there does a missing Xid mean anything."""
+        self._together: dict[Subject, float] = {}
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         self._quiet = Quiet(self._episodes, s.quiet_s)
+        self._spoken: dict[tuple[Fault, Subject], Finding] = {}
+        """What this tick has said so far."""
 
     @property
     def name(self) -> str:
@@ -111,216 +109,324 @@ class Ecc:
         rate = 1000.0 / self.settings.run_length_days
         return StatedRate(rate, RateBasis.STATISTICAL, "average run length of the CUSUM (Lorden's bound)")
 
-    @property
-    def threshold(self) -> float:
-        """The CUSUM's h: log of the average run length in bins."""
-        return math.log(self.settings.run_length_days * 86400.0 / self.settings.bin_s)
-
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
-        spoken: dict[tuple[Fault, Subject], Finding] = {}
+        spoken = self._spoken = {}
         frame = tick.frames.get(SubjectKind.GPU)
-        observed: set[Subject] = set()
+        counted = None
         if frame is not None and len(frame.index):
-            self._counters(frame, tick.at_s, spoken)
-            observed = self._observed(frame)
-        self._events(tick, spoken)
+            counted = self._counters.take(frame, tick.at_s)
+        else:
+            self._counters.roll(tick.at_s)
+        events = self._events(tick)
+        if frame is not None and counted is not None:
+            self._uncorrected(frame, counted, tick.at_s, inventory)
+        crowds = self._one_cause(tick.at_s, inventory)
+        if frame is not None and counted is not None:
+            self._by_counters(frame, counted, tick.at_s, crowds)
+        for subject, lines in events.items():
+            self._by_lines(subject, lines, tick)
+        self._imminent(tick, frame, inventory)
         findings = list(spoken.values())
         missing = []
+        observed = self._observed(frame)
         for fault, subject in tuple(self._episodes):
-            if (fault, subject) not in spoken and frame is not None and subject not in observed:
-                missing.append((fault, subject))
-                gone = self._episodes.no_data(fault, subject, tick.at_s, "Its ECC counters are missing")
-                findings += [gone] if gone else []
-            elif (fault, subject) not in spoken and frame is None and not self._heard(tick, inventory, subject):
-                missing.append((fault, subject))
-                gone = self._episodes.no_data(fault, subject, tick.at_s, "Neither counters nor log are read")
-                findings += [gone] if gone else []
-        return findings + self._quiet.rest(tick, inventory, set(spoken) | set(missing))
+            if (fault, subject) in spoken:
+                continue
+            if subject.kind is SubjectKind.GPU and frame is not None and subject not in observed:
+                said = "Its ECC counters are missing"
+            elif frame is None and not self._heard(tick, inventory, subject):
+                said = "Neither counters nor log are read"
+            else:
+                continue
+            missing.append((fault, subject))
+            gone = self._episodes.no_data(fault, subject, tick.at_s, said)
+            findings += [gone] if gone else []
+        findings += self._quiet.rest(tick, inventory, set(spoken) | set(missing))
+        open_now = set(self._episodes)
+        self._together = {p: t for p, t in self._together.items() if (Fault.HBM_DEGRADED, p) in open_now}
+        return findings
 
     @staticmethod
     def _heard(tick: Tick, inventory: Inventory, subject: Subject) -> bool:
         return bool(tick.sources) and node_of(subject, inventory, tick.at_s) not in deaf(tick)
 
-    def _observed(self, frame: Frame) -> set[Subject]:
+    def _observed(self, frame: Frame | None) -> set[Subject]:
         """Subjects with an open episode whose counters, or at least some metric, were read in this tick."""
-        found = set()
-        for _, subject in tuple(self._episodes):
-            row = frame.index.rows.get(subject)
-            if row is not None and np.isfinite(frame.values[row]).any():
+        found: set[Subject] = set()
+        for _, subject in tuple(self._episodes) if frame is not None else ():
+            row = None if frame is None else frame.index.rows.get(subject)
+            if row is not None and frame is not None and np.isfinite(frame.values[row]).any():
                 found.add(subject)
         return found
 
-    def _counters(self, frame: Frame, at_s: float, spoken: dict[tuple[Fault, Subject], Finding]) -> None:
-        table = self._table
-        rows = table.rows(frame.index, at_s)
-        same = table["epoch"][rows] == frame.epoch
-        rose: dict[str, NDArray[np.float64]] = {}
-        for name in COUNTERS:
-            value, before = _count(frame.column(name)), table[name][rows]
-            step = np.where(same & np.isfinite(value) & np.isfinite(before), value - before, 0.0)
-            rose[name] = np.where(step > 0, step, 0.0)
-            table[name][rows] = np.where(np.isfinite(value), value, before)
-        table["epoch"][rows] = frame.epoch
-        self._forget_remapped(frame, rows)
-        table["active"][rows] |= rose["gpu_ecc_sbe_total"] > 0
-        self._roll(at_s)
-        gauges = {name: _count(frame.column(name)) > 0 for name in GAUGES}
-        hard = rose["gpu_ecc_dbe_total"] + rose["gpu_remapped_rows_uncorrectable"] + gauges[GAUGES[0]]
-        soft = rose["gpu_remapped_rows_correctable"] + gauges[GAUGES[1]]
-        fired = table["cusum"][rows] >= self.threshold
-        for row in np.flatnonzero((hard > 0) | (soft > 0) | fired).tolist():
-            subject = frame.index.subjects[row]
-            said = [f"{rose[n][row]:.0f} more {SAY[n]}" for n in COUNTERS[1:] if rose[n][row] > 0]
-            said += [SAY[n] for n in GAUGES if gauges[n][row]]
-            fault = Fault.HBM_IMMINENT if hard[row] > 0 else Fault.HBM_DEGRADED
-            self._say(fault, subject, at_s, said, (), spoken, bool(fired[row]), frame, row)
-
-    def _forget_remapped(self, frame: Frame, rows: NDArray[np.int64] | slice) -> None:
-        """A remap that waited and no longer does has taken effect with a reset: the rows that erred are out of use,
-        and what they did says nothing about the memory that is left."""
-        table, name = self._table, GAUGES[1]
-        pending, before = _count(frame.column(name)), table[name][rows]
-        slots = np.arange(len(table[name]))[rows][(before > 0) & (pending == 0)]
-        table["cusum"][slots], table["active_bins"][slots], table["active"][slots] = 0.0, 0, False
-        table["cusum_since_s"][slots] = np.nan
-        for row in np.flatnonzero((before > 0) & (pending == 0)).tolist():
-            self._rows.pop(frame.index.subjects[row], None)
-        table[name][rows] = np.where(np.isfinite(pending), pending, before)
-
-    def _roll(self, at_s: float) -> None:
-        """Closes bins: every device's CUSUM takes one increment a bin, however many errors the bin held."""
-        s, table = self.settings, self._table
-        current = int(at_s // s.bin_s)
-        if self._bin < 0 or current <= self._bin:
-            self._bin = max(self._bin, current)
-            return
-        active = table["active"]
-        up = math.log(s.faulty_rate / s.healthy_rate)
-        down = math.log((1 - s.faulty_rate) / (1 - s.healthy_rate))
-        cusum = table["cusum"]
-        began = active & (cusum <= 0)
-        table["cusum_since_s"][began] = self._bin * s.bin_s
-        table["active_bins"][:] = np.where(cusum <= 0, 0, table["active_bins"]) + active
-        cusum[:] = np.maximum(cusum + np.where(active, up, down) + down * (current - self._bin - 1), 0.0)
-        np.minimum(cusum, self.threshold + 2 * up, out=cusum)
-        active[:] = False
-        self._bin = current
-
-    def _events(self, tick: Tick, spoken: dict[tuple[Fault, Subject], Finding]) -> None:
+    def _events(self, tick: Tick) -> dict[Subject, list[KernelEvent]]:
+        """Memory Xids by GPU (by node where the GPU is unknown); notes what they say of cells and of reading."""
         by_gpu: dict[Subject, list[KernelEvent]] = {}
         for event in tick.events:
-            if event.kind is KernelEventKind.XID and event.code in IMMINENT_XIDS | DEGRADED_XIDS:
-                by_gpu.setdefault(event.gpu or event.node, []).append(event)
-        for subject, events in by_gpu.items():
-            crowded = self._note_rows(subject, events)
-            hard = [e for e in events if e.code in IMMINENT_XIDS]
-            fault = Fault.HBM_IMMINENT if hard or crowded else Fault.HBM_DEGRADED
-            said = [f"Xid {e.code} ({CATALOGUE[int(e.code or 0)].meaning})" for e in (hard or events)[:3]]
-            said += [f"{self.settings.rows_in_bank} or more rows of one bank"] if crowded else []
-            lines = tuple(e.record for e in events)
-            self._say(fault, subject, tick.at_s, said, lines, spoken, False, tick.frames.get(SubjectKind.GPU), None)
+            if event.kind is not KernelEventKind.GAP:
+                self._logged.add(event.node)
+            if event.kind is not KernelEventKind.XID or event.code not in HARD_XIDS | SOFT_XIDS:
+                continue
+            subject = event.gpu or event.node
+            by_gpu.setdefault(subject, []).append(event)
+            cells = self._cells.setdefault(subject, set())
+            cell = Cell(*(event.attributes.get(name) for name in ("bank", "row", "column")))
+            fresh = cell not in cells
+            if (cell.bank or cell.row) and len(cells) < KEEP_CELLS:
+                cells.add(cell)
+            if event.code in CONSUMED_XIDS | {171}:
+                history = self._history.setdefault(subject, History())
+                history.add(event.record.at.t_s, event.code in CONSUMED_XIDS)
+            slot = self._counters.table.slot(subject)
+            if slot is not None and event.code in SOFT_XIDS and cell.row is not None:
+                (self._counters.mark(slot, tick.at_s) if fresh else self._counters.unmark(slot))
+            if not cells:
+                del self._cells[subject]
+        return by_gpu
 
-    def _note_rows(self, subject: Subject, events: list[KernelEvent]) -> bool:
-        """Remembers the rows that lines name; True where one bank has gathered enough distinct ones."""
-        banks = self._rows.setdefault(subject, {})
-        for event in events:
-            row, bank = event.attributes.get("row"), event.attributes.get("bank", "?")
-            if row is not None:
-                banks.setdefault(bank, set()).add(row)
-        if not banks:
-            del self._rows[subject]
-        return any(len(rows) >= self.settings.rows_in_bank for rows in banks.values())
+    def _uncorrected(self, frame: Frame, counted: Counted, at_s: float, inventory: Inventory) -> None:
+        """Counted uncorrected errors, consumed until the log's silence shows otherwise; resets that end stories."""
+        for row in np.flatnonzero(counted.uncorrected).tolist():
+            subject = frame.index.subjects[row]
+            logged = node_of(subject, inventory, at_s) in self._logged
+            self._history.setdefault(subject, History()).add(at_s, consumed=not logged)
+        for row in np.flatnonzero(counted.took_effect).tolist():
+            subject = frame.index.subjects[row]
+            self._cells.pop(subject, None)
+            self._history.pop(subject, None)
+            if (Fault.HBM_IMMINENT, subject) in self._episodes:
+                self._quiet.last_s[(Fault.HBM_IMMINENT, subject)] = 0.0
+
+    def _by_counters(self, frame: Frame, counted: Counted, at_s: float, crowds: dict[Subject, Subject]) -> None:
+        table = self._counters.table
+        for row in np.flatnonzero(counted.hard | counted.soft | counted.fired).tolist():
+            subject = frame.index.subjects[row]
+            hard = bool(counted.hard[row])
+            if not hard and subject in crowds and (Fault.HBM_DEGRADED, subject) not in self._episodes:
+                continue
+            said = [f"{counted.rose[n][row]:.0f} more {SAY[n]}" for n in COUNTERS[1:] if counted.rose[n][row] > 0]
+            said += [SAY[n] for n in GAUGES if counted.standing[n][row]]
+            since_s, slot = at_s, table.slot(subject)
+            if counted.fired[row] and slot is not None:
+                bins = int(table["active_bins"][slot])
+                said.append(f"corrected errors in {bins} bins of {self.settings.bin_s:.0f} s")
+                since_s = float(np.fmin(table["cusum_since_s"][slot], at_s))
+            self._say(Fault.HBM_DEGRADED, subject, at_s, since_s, said, hard, ())
+
+    def _by_lines(self, subject: Subject, events: list[KernelEvent], tick: Tick) -> None:
+        hard = [e for e in events if e.code in HARD_XIDS]
+        said = [f"Xid {e.code} ({CATALOGUE[int(e.code or 0)].meaning})" for e in (hard or events)[:3]]
+        where = pattern(tuple(self._cells.get(subject, ())))
+        if where.rows_in_bank >= self.settings.rows_in_bank:
+            said.append(f"{where.rows_in_bank} rows of one bank")
+        lines = tuple(e.record for e in events)
+        since_s = min([tick.at_s, *(line.at.t_s for line in lines)])
+        self._say(Fault.HBM_DEGRADED, subject, tick.at_s, since_s, said, bool(hard), lines)
+
+    def _imminent(self, tick: Tick, frame: Frame | None, inventory: Inventory) -> None:
+        """GPUs whose next uncorrected error is near by the fitted hazard, or whose bad row cannot be replaced."""
+        for subject, history in list(self._history.items()):
+            history.forget(tick.at_s)
+            if not history.moments:
+                del self._history[subject]
+                continue
+            newest_s = history.moments[-1].t_s
+            known = self._episodes.get(Fault.HBM_IMMINENT, subject)
+            told = known is not None and known.facts.get("newest_s") == newest_s
+            stratum = history.stratum(tick.at_s, self.settings.settle_s)
+            if (
+                stratum.share < IMMINENT_FROM
+                or told
+                or (frame is None and not self._heard(tick, inventory, subject))
+            ):
+                continue
+            said = [f"{stratum.name} ({len(history.moments)} times)"]
+            self._near(subject, tick.at_s, history.moments[0].t_s, newest_s, said)
+        failed = {e.gpu or e.node for e in tick.events if e.kind is KernelEventKind.XID and e.code == FAILED_XID}
+        if frame is not None:
+            standing = frame.column(FAILURE)
+            failed |= {frame.index.subjects[r] for r in np.flatnonzero((standing > 0) & (standing < 2.0**53))}
+        for subject in sorted(failed):
+            said = ["a row remap failed: the bad row stays in use"]
+            self._near(subject, tick.at_s, tick.at_s, tick.at_s, said)
+
+    def _near(self, subject: Subject, at_s: float, since_s: float, newest_s: float, said: list[str]) -> None:
+        """Says imminent; what it promises is a day, so it outlives the events' quiet time."""
+        self._say(Fault.HBM_IMMINENT, subject, at_s, since_s, said, True, (), newest_s)
+        self._quiet.event(Fault.HBM_IMMINENT, subject, newest_s + DAY_S - self.settings.quiet_s)
+
+    def _one_cause(self, at_s: float, inventory: Inventory) -> dict[Subject, Subject]:
+        """GPU → the node or rack of which so many GPUs erred within `together_s` that it is no chance."""
+        s, table = self.settings, self._counters.table
+        lately = np.flatnonzero(table["last_active_s"] > at_s - s.together_s)
+        erring = {table.subjects[slot] for slot in lately.tolist()}
+        crowds: dict[Subject, Subject] = {}
+        if len(erring) < 2:
+            return crowds
+        chance = 1.0 - (1.0 - s.healthy_rate) ** math.ceil(s.together_s / s.bin_s)
+        for kind in _PLACES:
+            by_place: dict[Subject, list[Subject]] = {}
+            for gpu in erring - set(crowds):
+                place = inventory.above(gpu, kind, at_s)
+                if place is not None:
+                    by_place.setdefault(place, []).append(gpu)
+            for place, gpus in sorted(by_place.items()):
+                total = max(len(inventory.gpus(place, at_s)), len(gpus))
+                p = together(len(gpus), total, chance)
+                if len(gpus) >= 2 and p < s.together_p:
+                    self._crowd(place, sorted(gpus), total, p, at_s)
+                    crowds |= dict.fromkeys(gpus, place)
+        return crowds
+
+    def _crowd(self, place: Subject, gpus: list[Subject], total: int, p: float, at_s: float) -> None:
+        table = self._counters.table
+        slots = [slot for gpu in gpus if (slot := table.slot(gpu)) is not None]
+        since_s = self._together.setdefault(place, float(min(table["last_active_s"][slots])))
+        alarm = Alarm(
+            Fault.HBM_DEGRADED,
+            place,
+            since_s,
+            Severity.WARNING,
+            f"One cause, many GPUs: {len(gpus)} of {total} GPUs of {place.name} had memory errors within "
+            f"{self.settings.together_s / 60:.0f} min; look at power, cooling and driver before their memory",
+            score=-math.log10(max(p, 1e-300)),
+            threshold=-math.log10(self.settings.together_p),
+            p_value=p,
+            facts={
+                "tier": "one cause",
+                "gpus": ", ".join(g.name for g in gpus),
+                "gpus_erring": float(len(gpus)),
+                "gpus_of_place": float(total),
+            },
+        )
+        self._spoken[(alarm.fault, place)] = self._episodes.fire(alarm, at_s)
+        self._quiet.event(alarm.fault, place, at_s)
 
     def _say(
         self,
         fault: Fault,
         subject: Subject,
         at_s: float,
+        since_s: float,
         said: list[str],
+        hard: bool,
         lines: tuple[LogRecord, ...],
-        spoken: dict[tuple[Fault, Subject], Finding],
-        fired: bool,
-        frame: Frame | None,
-        row: int | None,
+        newest_s: float = math.nan,
     ) -> None:
-        if fault is Fault.HBM_DEGRADED and (Fault.HBM_IMMINENT, subject) in self._episodes:
-            fault = Fault.HBM_IMMINENT
-        table, slot = self._table, self._table.slot(subject)
-        facts: dict[str, float | str] = {}
+        table, slot = self._counters.table, self._counters.table.slot(subject)
+        imminent = fault is Fault.HBM_IMMINENT
+        known = self._episodes.get(fault, subject)
+        before = self._spoken.get((fault, subject))
+        hard = hard or (before is not None and before.severity is Severity.CRITICAL)
+        if before is not None:
+            said = [before.summary.partition(": ")[2], *said]
+        where = pattern(tuple(self._cells.get(subject, ())))
+        facts: dict[str, float | str] = {"tier": "imminent" if imminent else "hard" if hard else "soft"}
+        facts |= self._hazard(subject, at_s) | _where(where) | {"newest_s": newest_s}
         cusum = 0.0
         if slot is not None:
             cusum = float(table["cusum"][slot])
-            for name in COUNTERS:
-                if np.isfinite(table[name][slot]):
-                    facts[name] = float(table[name][slot])
-            facts |= {"active_bins": float(table["active_bins"][slot]), "bin_s": self.settings.bin_s}
-        if fired and slot is not None:
-            said = [*said, f"corrected errors in {table['active_bins'][slot]} bins of {self.settings.bin_s:.0f} s"]
-        if fault is Fault.HBM_IMMINENT:
-            facts |= {
-                "next_error_24h": HAZARD_24H[0],
-                "next_error_low": HAZARD_24H[1],
-                "next_error_high": HAZARD_24H[2],
-            }
-        facts |= {"tier": "imminent" if fault is Fault.HBM_IMMINENT else "degraded"}
-        facts |= {"rows_named": float(sum(len(r) for r in self._rows.get(subject, {}).values()))}
-        known = self._episodes.get(fault, subject)
+            facts |= self._counters.facts(slot)
         evidence: tuple[Any, ...] = exhibits(known, dict.fromkeys(lines, ""))
         evidence += tuple(e for e in (known.evidence if known else ()) if isinstance(e, SeriesExhibit))[:2]
-        if frame is not None and row is not None and known is None:
-            name = "gpu_ecc_dbe_total" if fault is Fault.HBM_IMMINENT else "gpu_ecc_sbe_total"
-            value = float(frame.column(name)[row])
-            if math.isfinite(value):
-                evidence += (SeriesExhibit(subject, name, "errors", (at_s,), (value,), None, "", SAY[name]),)
-        hard = fault is Fault.HBM_IMMINENT
-        summary = ("HBM failing: " if hard else "HBM degrading: ") + "; ".join(said)
-        since_s = at_s
-        if fired and slot is not None and np.isfinite(table["cusum_since_s"][slot]):
-            since_s = float(table["cusum_since_s"][slot])
+        if known is None and slot is not None:
+            evidence += self._counters.exhibit(UNCORRECTED if hard else CORRECTED, slot, at_s)
+        threshold = self.settings.threshold
         alarm = Alarm(
             fault,
             subject,
-            min([since_s, *(line.at.t_s for line in lines)]),
-            Severity.CRITICAL if hard else Severity.WARNING,
-            summary,
-            score=max(cusum, self.threshold if not fired else 0.0),
-            threshold=self.threshold,
+            since_s,
+            Severity.CRITICAL if hard or imminent else Severity.WARNING,
+            ("HBM error imminent: " if imminent else "HBM degraded: ") + "; ".join(said),
+            score=max(cusum, threshold) if hard or imminent or lines else cusum,
+            threshold=threshold,
             evidence=evidence,
             facts=facts,
         )
-        spoken[(fault, subject)] = self._episodes.fire(alarm, at_s)
-        self._quiet.event(fault, subject, at_s)
+        self._spoken[(fault, subject)] = self._episodes.fire(alarm, at_s)
+        if not imminent:
+            self._quiet.event(fault, subject, at_s)
+
+    def _hazard(self, subject: Subject, at_s: float) -> dict[str, float | str]:
+        """How often another uncorrected error followed within a day, where a GPU stands now, and on what data."""
+        stratum = self._history.get(subject, History()).stratum(at_s, self.settings.settle_s)
+        low, high = stratum.interval
+        return {
+            "hazard_of": stratum.name,
+            "next_error_24h": stratum.share,
+            "next_error_low": low,
+            "next_error_high": high,
+            "next_error_6h": stratum.within_6h / stratum.moments,
+            "hazard_devices": float(stratum.devices),
+        }
 
     def snapshot(self) -> bytes:
-        subjects, arrays = self._table.saved()
-        rows = {str(s): {bank: sorted(r) for bank, r in banks.items()} for s, banks in self._rows.items()}
+        subjects, arrays = self._counters.saved()
         meta = {
             "subjects": subjects,
-            "bin": self._bin,
-            "rows": rows,
+            "bin": self._counters.bin,
+            "cells": {str(s): sorted(map(_cell_json, cells)) for s, cells in self._cells.items()},
+            "history": {str(s): [[m.t_s, m.consumed] for m in h.moments] for s, h in self._history.items()},
+            "logged": sorted(map(str, self._logged)),
+            "together": {str(place): since_s for place, since_s in self._together.items()},
             "last": self._quiet.saved(),
             "episodes": self._episodes.saved(),
         }
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
-        _, meta, arrays = unpack(state, self.name, (VERSION,))
+        version, meta, arrays = unpack(state, self.name, (1, VERSION))
         fresh = Ecc(self.settings)
         try:
-            fresh._table.load(meta["subjects"], arrays)
-            fresh._bin = int(meta["bin"])
-            fresh._rows = {
-                Subject.parse(name): {bank: set(r) for bank, r in banks.items()}
-                for name, banks in meta["rows"].items()
+            if version == 1:
+                meta, arrays = _from_1(meta, arrays)
+            fresh._counters.table.load(meta["subjects"], arrays)
+            fresh._counters.bin = int(meta["bin"])
+            fresh._cells = {
+                Subject.parse(name): {Cell(*(c or None for c in cell)) for cell in cells}
+                for name, cells in meta["cells"].items()
             }
+            fresh._history = {
+                Subject.parse(name): History(Moment(float(t_s), bool(consumed)) for t_s, consumed in moments)
+                for name, moments in meta["history"].items()
+            }
+            fresh._logged = {Subject.parse(name) for name in meta["logged"]}
+            fresh._together = {Subject.parse(name): float(t_s) for name, t_s in meta["together"].items()}
             fresh._quiet.load(meta["last"])
             fresh._episodes.load(meta["episodes"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
-        self._table, self._bin, self._rows = fresh._table, fresh._bin, fresh._rows
+        self._counters, self._cells, self._history = fresh._counters, fresh._cells, fresh._history
+        self._logged, self._together = fresh._logged, fresh._together
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
 
 
-def _count(values: Floats) -> Floats:
-    """Counts as exported, NaN where one cannot be a count."""
-    return np.where((values >= 0) & (values < 2.0**53), values, np.nan)
+def _from_1(meta: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Version 1's state as this version's: see VERSION."""
+    twins = [
+        {**e, "fault": Fault.HBM_DEGRADED.value} for e in meta["episodes"] if e["fault"] == Fault.HBM_IMMINENT.value
+    ]
+    last = [[Fault.HBM_DEGRADED.value, s, t] for fault, s, t in meta["last"] if fault == Fault.HBM_IMMINENT.value]
+    degraded = {e["subject"] for e in meta["episodes"] if e["fault"] == Fault.HBM_DEGRADED.value}
+    twins = [e for e in twins if e["subject"] not in degraded]
+    cells = {
+        name: [[bank if bank != "?" else "", row, ""] for bank, rows in banks.items() for row in rows]
+        for name, banks in meta["rows"].items()
+    }
+    test = ("table.cusum", "table.active", "table.active_bins", "table.cusum_since_s")
+    kept = {name: array for name, array in arrays.items() if name not in test}
+    known = {**meta, "bin": -1, "cells": cells, "history": {}, "logged": [], "together": {}}
+    return {**known, "episodes": [*meta["episodes"], *twins], "last": [*last, *meta["last"]]}, kept
+
+
+def _cell_json(cell: Cell) -> list[str]:
+    return [cell.bank or "", cell.row or "", cell.column or ""]
+
+
+def _where(where: Pattern) -> dict[str, float | str]:
+    return {
+        "cells": where.name,
+        "rows_named": float(where.rows),
+        "rows_in_bank": float(where.rows_in_bank),
+        "row_groups": float(where.row_groups),
+    }

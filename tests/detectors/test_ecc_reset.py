@@ -9,11 +9,12 @@ from collectors.frame import Frame, SeriesIndex
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Finding, State
-from detectors.ecc import COUNTERS, GAUGES, Ecc
+from detectors.ecc import Ecc
+from detectors.ecc_counters import COUNTERS, GAUGES
 
 GPU = Subject(SubjectKind.GPU, "GPU-1")
 INDEX = SeriesIndex(SubjectKind.GPU, (GPU,))
-METRICS = (*COUNTERS, *GAUGES)
+METRICS = (*COUNTERS[:4], *GAUGES[:2])
 
 
 def last_word(reset_after_s: float | None) -> Finding:

@@ -83,6 +83,10 @@ def test_quiet_clears_only_where_someone_listened() -> None:
 
 
 def test_memory_xids_are_also_hbm_findings() -> None:
-    """48 is imminent, 63 alone is degraded."""
-    assert Ecc().update(tick(5.0, xid(48, 4.0)), inventory())[0].fault is Fault.HBM_IMMINENT
+    """48 is degraded at once and critical; 64 (no spare row) is imminent as well; 63 alone is degraded."""
+    assert Ecc().update(tick(5.0, xid(48, 4.0)), inventory())[0].severity is Severity.CRITICAL
+    assert [f.fault for f in Ecc().update(tick(5.0, xid(64, 4.0)), inventory())] == [
+        Fault.HBM_DEGRADED,
+        Fault.HBM_IMMINENT,
+    ]
     assert Ecc().update(tick(5.0, xid(63, 4.0)), inventory())[0].fault is Fault.HBM_DEGRADED

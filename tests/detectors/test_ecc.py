@@ -1,0 +1,220 @@
+"""Memory errors: storms count once, the test keeps its run length, imminent is what recurs unread."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectors.frame import Frame, Instant, LogRecord, SeriesIndex
+from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Fault, Finding, Severity, State
+from detectors.ecc import Ecc, EccSettings
+from detectors.ecc_clusters import Cell, groups, pattern, together
+from detectors.ecc_counters import CORRECTED, UNCORRECTED, Counters, CusumSettings
+from detectors.ecc_hazard import STRATA, History
+
+NODE = Subject(SubjectKind.NODE, "n1")
+GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(8))
+INDEX = SeriesIndex(SubjectKind.GPU, GPUS)
+START_S = 1_790_000_000.0
+
+
+class Fleet:
+    """Eight GPUs of one node, two counters each, one detector."""
+
+    def __init__(self) -> None:
+        self.detector = Ecc()
+        self.counts = np.zeros((8, 2))
+        self.inventory = Inventory()
+        for gpu in GPUS:
+            self.inventory.observe(gpu, NODE, START_S - 60.0)
+        self.at_s = START_S
+
+    def tick(self, after_s: float = 30.0, events: Sequence[KernelEvent] = ()) -> list[Finding]:
+        self.at_s += after_s
+        seen = np.full((1, 1), self.at_s)
+        frame = Frame(
+            self.at_s, INDEX, (CORRECTED, UNCORRECTED), self.counts.copy(), seen, np.zeros(8, dtype=np.int64)
+        )
+        return self.detector.update(Tick(self.at_s, {SubjectKind.GPU: frame}, events=tuple(events)), self.inventory)
+
+    def line(self, code: int | None, gpu: int = 0, after_s: float = 0.0, **where: str) -> KernelEvent:
+        record = LogRecord(Instant(self.at_s + after_s), "n1", NODE, f"Xid {code}", int(self.at_s))
+        kind = KernelEventKind.BOOT if code is None else KernelEventKind.XID
+        return KernelEvent(kind, record, NODE, code=code, gpu=GPUS[gpu], attributes=where)
+
+    def said(self, findings: Sequence[Finding]) -> set[tuple[Fault, Subject]]:
+        return {(f.fault, f.subject) for f in findings if f.state is State.FIRING}
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.05])
+def test_the_sequential_test_keeps_its_average_run_length_on_healthy_devices(rate: float) -> None:
+    """Errors at the healthy rate on 300 devices, simulated to their first alarms: at least the stated length."""
+    settings = CusumSettings(bin_s=3600.0, healthy_rate=rate, faulty_rate=0.4, run_length_days=12.0)
+    counters, devices, bins = Counters(settings, 1e9), 300, 4000
+    index = SeriesIndex(SubjectKind.GPU, tuple(Subject(SubjectKind.GPU, str(n)) for n in range(devices)))
+    counters.table.rows(index, 0.0)
+    rng = np.random.default_rng(5)
+    first = np.full(devices, float(bins))
+    for number in range(bins):
+        counters.roll(number * settings.bin_s)
+        first = np.where((counters.table["cusum"] >= settings.threshold) & (first == bins), number, first)
+        counters.table["active"][:] = rng.random(devices) < rate
+    stated = settings.run_length_days * 86400.0 / settings.bin_s
+    assert first.mean() >= stated
+
+
+def test_a_storm_within_one_bin_is_no_degraded_memory_and_a_recurrence_is() -> None:
+    """Fifty thousand errors in a minute count once; one error in every third minute fires within a quarter hour."""
+    fleet = Fleet()
+    fleet.tick()
+    for _ in range(2):
+        fleet.counts[0, 0] += 25_000
+        assert fleet.tick() == []
+    for _ in range(600):
+        assert fleet.tick() == []
+    began_s = fleet.at_s
+    while not (found := fleet.tick()):
+        if int(fleet.at_s - began_s) % 180 == 0:
+            fleet.counts[1, 0] += 1
+        assert fleet.at_s - began_s < 900.0
+    assert (found[0].fault, found[0].subject, found[0].severity) == (
+        Fault.HBM_DEGRADED,
+        GPUS[1],
+        Severity.WARNING,
+    )
+    assert found[0].facts["next_error_24h"] == 0.0
+    assert found[0].since.t_s >= began_s - 120.0
+    assert found[0].evidence[0].reference == 0.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("rows", "fires"), [(("0x1",), False), (("0x1", "0x2", "0x3", "0x4"), True)])
+def test_named_rows_count_when_they_are_new(rows: tuple[str, ...], fires: bool) -> None:
+    """One bad cell read again and again is one fault; errors that spread over rows are a fault that grows."""
+    fleet = Fleet()
+    fleet.tick()
+    soft = []
+    for number in range(60):
+        fleet.counts[0, 0] += 1
+        line = fleet.line(92, bank="1", row=rows[number // 5 % len(rows)], column="0x5")
+        soft += [f for f in fleet.tick(events=[line]) if "bins of" in f.summary]
+    assert bool(soft) is fires
+
+
+def unread(fleet: Fleet, xid_after_s: float | None) -> list[Finding]:
+    """An uncorrected error counted twice, five hours apart, on a node whose log is read; what comes after."""
+    fleet.tick(events=[fleet.line(None)])
+    found = []
+    for _ in range(2):
+        fleet.counts[3, 1] += 1
+        found += fleet.tick()
+        for number in range(8):
+            late = xid_after_s is not None and number == xid_after_s // 30
+            found += fleet.tick(events=[fleet.line(94, 3)] if late else ())
+        fleet.tick(5 * 3600.0)
+    return found
+
+
+def test_what_no_program_read_and_is_found_again_is_imminent_for_a_day() -> None:
+    """Two thirds of uncorrected errors are followed by none; latent ones found again nearly always are."""
+    fleet = Fleet()
+    imminent = [f for f in unread(fleet, None) if f.fault is Fault.HBM_IMMINENT]
+    assert imminent
+    assert imminent[0].subject == GPUS[3]
+    assert float(imminent[0].facts["next_error_24h"]) >= 0.9
+    assert float(imminent[0].facts["next_error_low"]) < 0.9 < float(imminent[0].facts["next_error_high"])
+    assert (Fault.HBM_IMMINENT, GPUS[3]) in fleet.said(fleet.tick(3600.0))
+    assert [f.state for f in fleet.tick(86400.0)] == [State.CLEAR]
+
+
+@pytest.mark.parametrize("xid_after_s", [0.0, 30.0])
+def test_what_programs_read_is_degraded_and_not_imminent(xid_after_s: float) -> None:
+    """A contained error, logged at once or half a minute after it was counted, is a hard finding of its own."""
+    fleet = Fleet()
+    said = fleet.said(unread(fleet, xid_after_s))
+    assert said == {(Fault.HBM_DEGRADED, GPUS[3])}
+
+
+def test_where_no_kernel_log_is_read_a_missing_xid_means_nothing() -> None:
+    fleet = Fleet()
+    fleet.tick()
+    for _ in range(3):
+        fleet.counts[3, 1] += 1
+        assert {f.fault for f in fleet.tick()} == {Fault.HBM_DEGRADED}
+        for _ in range(4):
+            assert Fault.HBM_IMMINENT not in {f.fault for f in fleet.tick(300.0)}
+
+
+def test_gpus_of_a_node_that_err_together_have_one_cause_and_one_finding() -> None:
+    """Four of eight GPUs within ten minutes: the node is named, with the chance that it is none; no GPU is."""
+    fleet = Fleet()
+    fleet.tick()
+    found = []
+    for number in range(40):
+        fleet.counts[:4, 0] += number % 6 == 0
+        found += fleet.tick()
+    assert fleet.said(found) == {(Fault.HBM_DEGRADED, NODE)}
+    one = next(f for f in found if f.subject == NODE)
+    assert one.p_value is not None
+    assert one.p_value < EccSettings().together_p
+    assert "One cause, many GPUs: 4 of 8" in one.summary
+
+
+def test_signals_that_a_gpu_has_and_lacks_are_told() -> None:
+    fleet = Fleet()
+    fleet.tick()
+    fleet.counts[0, 1] += 1
+    facts = fleet.tick()[0].facts
+    assert facts["signals_seen"] == f"{CORRECTED}, {UNCORRECTED}"
+    assert "gpu_remap_banks_none" in str(facts["signals_blind"])
+    assert facts["cells"] == "nothing named"
+
+
+@pytest.mark.parametrize(
+    ("cells", "name"),
+    [
+        ([Cell("b", "1", "2")], "one cell"),
+        ([Cell("b", "1", "2"), Cell("b", "1", "3")], "one row"),
+        ([Cell("b", "1", "2"), Cell("b", "9", "2")], "one column"),
+        ([Cell("b", "1", "2"), Cell("b", "9", "3")], "one bank"),
+        ([Cell("b", "1", "2"), Cell("c", "9", "3")], "several banks"),
+        ([Cell(None, "1"), Cell(None, "2")], "rows, bank not named"),
+        ([], "nothing named"),
+    ],
+)
+def test_cells_are_named_by_what_they_share(cells: list[Cell], name: str) -> None:
+    assert pattern(cells).name == name
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=40), st.integers(1, 20))
+def test_grouping_is_dbscan_on_a_line(values: list[int], gap: int) -> None:
+    """The same partition as scikit-learn's DBSCAN with min_samples = 1."""
+    cluster = pytest.importorskip("sklearn.cluster", reason="the benchmarks extra is not installed")
+    ours = groups(np.array(values, dtype=float), gap)
+    theirs = cluster.DBSCAN(eps=gap, min_samples=1).fit_predict(np.array(values, dtype=float)[:, None])
+    assert len(set(zip(ours.tolist(), theirs.tolist(), strict=True))) == len(set(ours.tolist())) == len(set(theirs))
+
+
+def test_the_chance_of_many_at_once_falls_with_their_number() -> None:
+    chances = [together(n, 8, 1e-3) for n in range(9)]
+    assert chances[0] == 1.0
+    assert all(a > b for a, b in itertools.pairwise(chances))
+
+
+@given(st.lists(st.tuples(st.floats(0, 2e5), st.booleans()), max_size=30))
+def test_a_history_in_any_order_has_one_stratum_and_moments_apart(errors: list[tuple[float, bool]]) -> None:
+    """Late and repeated lines keep moments sorted, and every state has a fitted stratum."""
+    history = History()
+    for t_s, consumed in errors:
+        history.add(t_s, consumed)
+    times = [m.t_s for m in history.moments]
+    assert times == sorted(times)
+    assert history.stratum(2e5) in STRATA
