@@ -25,6 +25,8 @@ RING = 64
 BLOCK_STEPS = 16
 BLOCKS = 32
 FAST_STEPS = 12
+PATIENCE = 0.4
+"""A watched loss is stuck after no new low in this share of the watch: what falls slowly is given longer."""
 LARGEST_LOSS = 1e30
 """Beyond this a loss counts as infinite: sums of squares of it would overflow."""
 
@@ -58,7 +60,7 @@ class LossSettings(BaseModel):
         default=12, ge=4, description="Steps of a watch before a loss far above is called diverged"
     )
     far_level: float = Field(
-        default=0.6, gt=0, description="Far: this share of the smaller of baseline and progress"
+        default=0.6, gt=0, description="Far: this share of the baseline, but no more than all progress lost"
     )
     far_sigma: float = Field(default=5.0, gt=0, description="... and this many noise deviations")
     far_level_lr: float = Field(default=0.25, gt=0, description="The same where the learning rate had jumped up")
@@ -91,6 +93,8 @@ _COLUMNS = {
     "onset_step": Column(np.int64, -1),
     "onset_t_s": Column(np.float64, np.nan),
     "decided_step": Column(np.int64, -1),
+    "low": Column(np.float64, np.nan),
+    "low_at": Column(np.int64, 0),
     "lr": Column(np.float64, np.nan),
     "lr_jump": Column(np.float64, 1.0),
     "total": Column(np.int64, 0),
@@ -201,6 +205,7 @@ class LossMachine:
         opened = slots[opens]
         table["phase"][opened] = Phase.WATCHING
         table["watched"][opened] = 0
+        table["low"][opened], table["low_at"][opened] = np.nan, 0
         table["onset_step"][opened], table["onset_t_s"][opened] = step[opens], t_s[opens]
         watch = slots[table["phase"][slots] == Phase.WATCHING]
         if len(watch):
@@ -236,7 +241,8 @@ class LossMachine:
         five = np.median(recent[:, -5:], axis=1)
         back = (watched >= 5) & (five - base < self._back(slots))
         level = np.where(table["lr_jump"][slots] > 2.0, s.far_level_lr, s.far_level)
-        far = np.maximum.reduce([s.far_sigma * sigma, level * np.minimum(np.abs(base), progress), 0.05 * progress])
+        lost = np.minimum(level * np.abs(base), 1.1 * progress)
+        far = np.maximum.reduce([s.far_sigma * sigma, lost, 0.6 * level * progress])
         window = recent[:, -s.far_steps :]
         held = (window.mean(axis=1) - base > far) & (np.median(window, axis=1) - base > far)
         diverged = (watched >= s.far_steps) & held
@@ -245,10 +251,14 @@ class LossMachine:
         falling = fallen > 2.5 * np.sqrt(2.0 / half) * sigma
         certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.far_level)
         diverged &= (five - base > far) & ~back & (~falling | certain)
-        late, early = recent[:, 24:].mean(axis=1), recent[:, :24].mean(axis=1)
+        late = recent[:, 24:].mean(axis=1)
         above = np.maximum.reduce([3.0 * sigma, s.stuck_level * np.abs(base), 0.03 * progress])
-        noise = sigma * np.sqrt(2.0 / 24.0)
-        stuck = (watched >= 72) & (late - base > above) & (late > early - noise) & ~back
+        low = table["low"][slots]
+        lower = (watched >= 24) & ~(late > low - sigma * np.sqrt(2.0 / 24.0))
+        table["low"][slots] = np.where(lower, late, low)
+        table["low_at"][slots] = np.where(lower, watched, table["low_at"][slots])
+        still = watched - table["low_at"][slots] >= np.maximum(24, PATIENCE * watched)
+        stuck = (watched >= 72) & (late - base > above) & still & ~back
         self._settle(slots[diverged], Why.FAR)
         self._settle(slots[stuck & ~diverged], Why.STUCK)
         recovered = slots[back]
