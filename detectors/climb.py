@@ -2,9 +2,10 @@
 
 The floor at a past moment is the lowest value since then: what each collection, restart and idle hour came back to.
 A healthy process moves its floor in jumps (a model loaded, a cache sized) or levels off; a leak lifts it in every
-part of the window, up to the end. Windows of many lengths are tried, so that no onset has to be searched for.
+part of the window, up to the end, or in jumps that are alike in size and interval (a task that runs again and again
+and leaves something behind). Windows of many lengths are tried, so that no onset has to be searched for.
 
-The shapes were fitted on a day of pod memory of half the pods of Alibaba's GenAI trace
+The shapes were fitted on a day of pod memory and of GPU memory of half the pods of Alibaba's GenAI trace
 (`benchmarks/detect_leak.py`).
 """
 
@@ -42,7 +43,12 @@ SHAPES = (
     Shape("steady", 20, 0.20, 0.3, 0.6, 0.2, 18),
     Shape("smooth", 40, 0.04, 0.6, 0.6, 0.3, 18),
     Shape("long", 80, 0.05, 0.3, 0.6, 0.3, 18),
+    Shape("slow", 30, 0.03, 0.5, 0.7, 0.2, 18),
+    Shape("fast", 12, 0.30, 0.5, 0.6, 0.25, 12),
+    Shape("young", 24, 0.15, 0.4, 0.6, 0.2, 3),
 )
+"""`fast` leaves a quarter of an hour before the limit of a leak that fills it in two hours; `young` needs little
+history of a process that climbs nearly from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,8 @@ class Stairs:
     """
 
     jumps: int = 4
-    explained: float = 0.75
-    alike: float = 0.5
+    explained: float = 0.6
+    alike: float = 0.6
     headroom: float = 0.05
     age: int = 6
 
@@ -90,7 +96,7 @@ class Climbs:
     slope_low: Floats
     slope_high: Floats
     shape: NDArray[np.int64]
-    """Index into SHAPES; len(SHAPES) is `near`."""
+    """Index into SHAPES; len(SHAPES) is `near`, one more is `stairs`."""
 
 
 def climbs(window: Floats, limit: Floats, age: NDArray[np.int64], width_s: float, horizon_s: float) -> Climbs:
