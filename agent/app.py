@@ -28,6 +28,7 @@ from agent.incident import Incident, IncidentState
 from agent.intents import commitments
 from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
+from agent.people import Directory
 from agent.policy import Role
 from agent.rca.bundle import PastIncident
 from agent.rca.diagnosis import Diagnosis
@@ -36,6 +37,7 @@ from agent.rca.model import Model
 from agent.rca.promql import range_query
 from agent.rca.redact import Redactor
 from agent.settings import Settings
+from agent.slack.room import Slack
 from agent.stages import Parts as StageParts
 from agent.store import Store
 from agent.told_time import tell_time
@@ -47,7 +49,7 @@ from controllers.action import Action, ActionKind, Actuator, Proposal
 from controllers.guard import Commitment, Ruling
 from controllers.playbooks import plugins as playbooks
 
-NEEDS_RESTART = ("state_dir", "store", "console", "replica", "cluster", "history", "lifecycle")
+NEEDS_RESTART = ("state_dir", "store", "console", "slack", "people", "replica", "cluster", "history", "lifecycle")
 """Settings that a reload does not change."""
 _PAST = 50
 _WALL_S = 60.0
@@ -94,6 +96,7 @@ class App:
         )
         self._advisor = self._build_advisor(settings)
         self.lifecycle = Lifecycle(self._stage_parts(), replica=settings.replica)
+        self.slack = self._build_slack(settings) if settings.slack.enabled else None
         self.server = self._build_server() if settings.console.enabled else None
 
     # Life -------------------------------------------------------------------------------------------------------
@@ -104,6 +107,8 @@ class App:
         tell_time(self.store, None)
         if self.server is not None:
             self.server.start()
+        if self.slack is not None:
+            self.slack.start()
         self.metrics.reload_at.set(time.time())
         where = self.server.url if self.server is not None else None
         self._log.info("started", cluster=self.settings.cluster, sources=len(self.collection), console=where)
@@ -129,6 +134,8 @@ class App:
             tell_time(self.store, now_s)
         if look.decisions:
             self.lifecycle.wake()
+            if self.slack is not None:
+                self.slack.wake()
         return look
 
     def settle(self, timeout_s: float = 30.0) -> bool:
@@ -171,6 +178,8 @@ class App:
             except (Temporary, Permanent) as error:
                 self._log.error("state not kept; detectors go on from the last one", error=str(error))
         self.collection.close()
+        if self.slack is not None:
+            self.slack.stop()
         if self.server is not None:
             self.server.stop()
         self.store.close()
@@ -318,7 +327,23 @@ class App:
             metrics_page=self.metrics_page,
             cluster=self.settings.cluster,
         )
-        return Server(build_console(parts, console), console.host, console.port)
+        site = build_console(parts, console)
+        if self.slack is not None:
+            self.slack.add_to(site)
+        return Server(site, console.host, console.port)
+
+    def _build_slack(self, settings: Settings) -> Slack:
+        if settings.slack.mode == "http" and not settings.console.enabled:
+            raise Permanent("slack.mode http needs the console's port: console.enabled is false")
+        return Slack(
+            settings.slack,
+            store=self.store,
+            gate=self.gate,
+            clock=self.clock,
+            directory=Directory(settings.people),
+            leads=lambda: self.lifecycle.leads,
+            count=lambda what, outcome: self.metrics.chat_calls.labels(what, outcome).inc(),
+        )
 
     def _make_state_dir(self) -> None:
         try:

@@ -18,6 +18,9 @@ from collectors.subject import Subject
 from controllers.action import Action, ActionKind
 from detectors.base import Fault, Finding, Severity, State
 
+_MANY = 5_000
+"""Numbers in one query: SQLite takes 32,766 variables."""
+
 
 class NoSuchIncident(Permanent):
     """There is no incident of that name."""
@@ -103,6 +106,18 @@ class Archive:
             query = query.where(incidents.c.state.in_([str(state) for state in states]))
         if opened_after_s is not None:
             query = query.where(incidents.c.opened_s > opened_after_s)
+        return self._summaries(query)
+
+    def summaries(self, incident_ids: Iterable[str]) -> list[IncidentSummary]:
+        """Summaries of some incidents, newest first; those that do not exist are left out."""
+        numbers = [number_of(name) for name in incident_ids]
+        found: list[IncidentSummary] = []
+        for start in range(0, len(numbers), _MANY):
+            query = sa.select(incidents).where(incidents.c.number.in_(numbers[start : start + _MANY]))
+            found += self._summaries(query)
+        return sorted(found, key=lambda row: number_of(row.id), reverse=True)
+
+    def _summaries(self, query: sa.Select[Any]) -> list[IncidentSummary]:
         light = [column for column in findings.c if column.name != "body"]
         with self.database.read() as connection:
             rows = connection.execute(query).all()

@@ -126,6 +126,12 @@ class Metrics:
         self.model_tokens = Counter(
             "nightshift_model_tokens", "Tokens sent to and answered by the language model.", registry=registry
         )
+        self.chat_calls = Counter(
+            "nightshift_chat_calls",
+            "Calls to Slack by what they were for and how they ended.",
+            ["call", "outcome"],
+            registry=registry,
+        )
         self.halted = Gauge(
             "nightshift_halted", "1 while the emergency stop holds every action.", registry=registry
         )

@@ -22,9 +22,11 @@ import detectors.plugins
 from agent.config_file import ConfigError, Document, explain, read
 from agent.console.settings import Settings as ConsoleSettings
 from agent.correlate import Settings as CorrelateSettings
+from agent.people import Settings as PeopleSettings
 from agent.policy import ApprovalSettings
 from agent.rca.model import ModelSettings
 from agent.rca.redact import Settings as RedactSettings
+from agent.slack.settings import Settings as SlackSettings
 from agent.stages import LifecycleSettings
 from collectors.history import Settings as HistorySettings
 from controllers.guard import Settings as GuardSettings
@@ -149,6 +151,8 @@ class Settings(BaseSettings):
         "nightshift-0", min_length=1, max_length=100, description="Stable name of this replica, such as its pod's"
     )
     store: StoreSettings = Field(default_factory=StoreSettings, description="Where incidents are kept")
+    people: PeopleSettings = Field(default_factory=PeopleSettings, description="Who may do what, who owns what")
+    slack: SlackSettings = Field(default_factory=SlackSettings, description="Slack")
     console: ConsoleSettings = Field(default_factory=ConsoleSettings, description="The web console")
     log: LogSettings = Field(default_factory=LogSettings, description="The daemon's own log")
 

@@ -168,3 +168,38 @@ audit_head = Table(
     Column("number", Integer, nullable=False),
     Column("sha256", Text, nullable=False),
 )
+
+chat_messages = Table(
+    "chat_messages",
+    metadata,
+    Column("key", Text, primary_key=True, doc="such as INC-7/card, INC-7/step/3 or storm/C1/1700000000"),
+    Column("kind", Text, nullable=False, doc="card, thread or storm"),
+    Column("incident", ForeignKey("incidents.number"), index=True),
+    Column("channel", Text, nullable=False),
+    Column("thread", Text, doc="timestamp of the message that it replies to"),
+    Column("ts", Text, doc="the chat's name for it; null: not there, as far as is known"),
+    Column("content_sha256", Text, doc="of what the chat shows"),
+    Column("tried_s", Float, doc="wall time of a post whose answer has not come"),
+    Column("watch_until_s", Float, doc="wall time until which a second copy may still turn up"),
+    Column("posted_s", Float, doc="when it was first shown"),
+    Column("steps", Integer, nullable=False, doc="length of the history when it was first shown"),
+    Column("seen_s", Float, doc="incidents.updated_s that it shows"),
+    Column("seen_version", Integer, doc="incidents.version that it shows"),
+    Column("held_until_s", Float, doc="not shown before: quiet hours or a silence"),
+    Column("storm", Text, doc="key of the storm's message that stands for it"),
+    Column("snoozed_until_s", Float),
+    Column("reminders", Integer, nullable=False),
+    Index("chat_messages_by_channel", "channel", "kind", "posted_s"),
+)
+
+silences = Table(
+    "silences",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("matcher", Text, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at_s", Float, nullable=False),
+    Column("until_s", Float, nullable=False),
+    sqlite_autoincrement=True,
+)

@@ -1,0 +1,104 @@
+"""What can be configured about Slack."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from detectors.base import Severity
+
+
+class QuietHours(BaseModel):
+    """Hours in which only grave incidents are posted; the others wait for the morning."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    start: time = Field(description="Local time at which they begin, such as 22:00")
+    end: time = Field(description="Local time at which they end, such as 07:00")
+    zone: str = Field("UTC", description="Time zone by its IANA name, such as Europe/Zurich")
+    least: Severity = Field(Severity.CRITICAL, description="Least severity that is posted all the same")
+
+    @field_validator("zone")
+    @classmethod
+    def _known(cls, zone: str) -> str:
+        try:
+            ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError) as error:
+            raise ValueError(f"{zone!r} is not a time zone of the IANA database") from error
+        return zone
+
+    def end_after(self, now_s: float) -> float | None:
+        """When the quiet hours that hold at `now_s` end (Unix s); None outside them."""
+        local = datetime.fromtimestamp(now_s, UTC).astimezone(ZoneInfo(self.zone))
+        over_midnight = self.start > self.end
+        clock = local.time()
+        quiet = (clock >= self.start or clock < self.end) if over_midnight else self.start <= clock < self.end
+        if not quiet:
+            return None
+        day = local.date() + timedelta(days=1 if over_midnight and clock >= self.start else 0)
+        return datetime.combine(day, self.end, ZoneInfo(self.zone)).timestamp()
+
+
+class Route(BaseModel):
+    """A channel for incidents that fit all of the given conditions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    channel: str = Field(min_length=1, description="Channel id (`C…`)")
+    severities: frozenset[Severity] = Field(frozenset(), description="Severities that fit; none: all")
+    namespaces: tuple[str, ...] = Field((), description="Namespaces that fit, with shell patterns; none: all")
+
+
+class Settings(BaseModel):
+    """Slack: Socket Mode by default, so that no port has to be opened to the internet."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = Field(False, description="Whether incidents are posted to Slack and clicks are taken from it")
+    mode: Literal["socket", "http"] = Field(
+        "socket",
+        description="`socket`: Socket Mode, outbound only; `http`: Slack calls the console's /slack/events",
+    )
+    bot_token_file: Path | None = Field(None, description="File with the bot token (`xoxb-…`)")
+    app_token_file: Path | None = Field(
+        None, description="File with the app-level token (`xapp-…`), Socket Mode only"
+    )
+    signing_secret_file: Path | None = Field(None, description="File with the signing secret, HTTP mode only")
+    workspace: str = Field("", description="Id of the workspace (`T…`); people of any other cannot click")
+    channel: str = Field("", description="Id of the channel (`C…`) for what no route and no owner claims")
+    routes: tuple[Route, ...] = Field(
+        (), description="Channels by severity and namespace; the first that fits counts"
+    )
+    quiet_hours: QuietHours | None = Field(None, description="When only grave incidents are posted")
+    console_url: str = Field("", description="Address under which people reach the console; empty: no links")
+    storm_after: int = Field(
+        3, ge=1, le=50, description="New messages a minute and channel before they are grouped"
+    )
+    storm_calm_s: float = Field(300.0, ge=10, description="Grouping ends after so long without a new incident (s)")
+    remind_s: float = Field(900.0, ge=30, description="Reminder in the thread after so long without a decision (s)")
+    escalate_s: float = Field(3600.0, ge=60, description="`escalate_to` is mentioned after so long (s)")
+    escalate_to: str = Field("", description="Id of the user group (`S…`) or user (`U…`) to mention; empty: nobody")
+    snooze_s: float = Field(3600.0, ge=60, description="How long the Snooze button keeps reminders away (s)")
+    api_url: str = Field("https://slack.com/api/", description="Slack's Web API, or a proxy in front of it")
+    proxy: str = Field("", description="HTTP proxy for calls to Slack")
+    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Settings:
+        if not self.enabled:
+            return self
+        needed = {"bot_token_file": self.bot_token_file, "workspace": self.workspace, "channel": self.channel}
+        if self.mode == "socket":
+            needed["app_token_file"] = self.app_token_file
+        else:
+            needed["signing_secret_file"] = self.signing_secret_file
+        missing = [name for name, value in needed.items() if not value]
+        if missing:
+            raise ValueError(f"slack.enabled with mode {self.mode} needs {', '.join(missing)}")
+        if self.escalate_s <= self.remind_s:
+            raise ValueError("escalate_s has to be longer than remind_s")
+        return self

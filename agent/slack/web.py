@@ -1,0 +1,172 @@
+"""Calls to Slack's Web API, with what each failure means: try later, look whether it happened, or ask a person.
+
+RateLimited   429: nothing was done; not before `retry_after_s`
+NoAnswer      the connection broke, timed out or answered 5xx: it may have happened
+Refused       Slack said no; `reason` is its error code (docs.slack.dev/reference/methods)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from typing import Any
+
+from slack_sdk import WebClient
+from slack_sdk.errors import SlackApiError, SlackClientError
+
+from agent.slack.blocks import Message, problems
+from collectors.base import Permanent, Temporary
+
+EVENT_TYPE = "nightshift_message"
+_OURS = 200
+_TRANSIENT = frozenset(
+    {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "ratelimited", "team_added_to_org"}
+)
+UNREACHABLE_CHANNEL = frozenset(
+    {
+        "channel_not_found",
+        "not_in_channel",
+        "is_archived",
+        "restricted_action",
+        "restricted_action_read_only_channel",
+    }
+)
+"""Refusals that concern one channel; another one may do."""
+
+
+class RateLimited(Temporary):
+    """Too many calls; nothing was done."""
+
+
+class NoAnswer(Temporary):
+    """No answer came: it may have happened."""
+
+
+class Refused(Permanent):
+    """Slack refused, for `reason`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Slack refused: {reason}")
+        self.reason = reason
+
+
+class Web:
+    """The few methods that we use. No retries: the courier decides what a failure means for a message."""
+
+    def __init__(self, token: str, api_url: str, proxy: str, timeout_s: float) -> None:
+        base = api_url if api_url.endswith("/") else f"{api_url}/"
+        self.client = WebClient(
+            token, base_url=base, proxy=proxy or None, timeout=max(1, round(timeout_s)), retry_handlers=[]
+        )
+
+    def whoami(self) -> tuple[str, str]:
+        """(workspace id, our bot's user id)."""
+        with _meaning():
+            answer = self.client.auth_test()
+        return str(answer["team_id"]), str(answer["user_id"])
+
+    def post(self, channel: str, key: str, message: Message, thread: str | None, broadcast: bool = False) -> str:
+        """Puts a message into a channel or thread; returns its timestamp. `key` finds it again."""
+        arguments: dict[str, Any] = {"reply_broadcast": True} if broadcast and thread else {}
+        with _meaning():
+            answer = self.client.chat_postMessage(
+                channel=channel,
+                thread_ts=thread,
+                metadata={"event_type": EVENT_TYPE, "event_payload": {"key": key}},
+                unfurl_links=False,
+                unfurl_media=False,
+                **_content(message),
+                **arguments,
+            )
+        return str(answer["ts"])
+
+    def update(self, channel: str, ts: str, key: str, message: Message) -> None:
+        metadata = {"event_type": EVENT_TYPE, "event_payload": {"key": key}}
+        with _meaning():
+            self.client.chat_update(channel=channel, ts=ts, metadata=metadata, **_content(message))
+
+    def delete(self, channel: str, ts: str) -> None:
+        with _meaning():
+            self.client.chat_delete(channel=channel, ts=ts)
+
+    def find(self, channel: str, key: str, thread: str | None, oldest_s: float) -> list[str]:
+        """Timestamps of our messages with a key, the oldest first."""
+        found: list[str] = []
+        cursor: str | None = None
+        while True:
+            arguments: dict[str, Any] = {
+                "channel": channel,
+                "oldest": f"{oldest_s:.6f}",
+                "include_all_metadata": True,
+                "limit": _OURS,
+                "cursor": cursor,
+            }
+            with _meaning():
+                if thread:
+                    answer = self.client.conversations_replies(ts=thread, **arguments)
+                else:
+                    answer = self.client.conversations_history(**arguments)
+            for item in answer.get("messages") or ():
+                metadata = item.get("metadata") or {}
+                if metadata.get("event_type") == EVENT_TYPE and metadata.get("event_payload", {}).get("key") == key:
+                    found.append(str(item["ts"]))
+            cursor = (answer.get("response_metadata") or {}).get("next_cursor")
+            if not cursor:
+                return sorted(found)
+
+    def whisper(self, channel: str, user: str, message: Message, thread: str | None = None) -> None:
+        """Tells one person alone."""
+        with _meaning():
+            self.client.chat_postEphemeral(channel=channel, user=user, thread_ts=thread, **_content(message))
+
+    def open_view(self, trigger_id: str, view: dict[str, Any]) -> None:
+        with _meaning():
+            self.client.views_open(trigger_id=trigger_id, view=view)
+
+    def member(self, user: str) -> dict[str, Any]:
+        """What the workspace knows of a user."""
+        with _meaning():
+            return dict(self.client.users_info(user=user)["user"])
+
+    def upload(self, channel: str, thread: str, name: str, title: str, alt: str, content: bytes) -> None:
+        """Puts an image into a thread (the external upload flow: files.getUploadURLExternal and
+        files.completeUploadExternal)."""
+        with _meaning():
+            self.client.files_upload_v2(
+                channel=channel, thread_ts=thread, filename=name, title=title, alt_txt=alt, content=content
+            )
+
+
+def _content(message: Message) -> dict[str, Any]:
+    content = {"text": message.text, "blocks": list(message.blocks)}
+    broken = problems(content)
+    if broken:
+        raise Refused(f"a message of ours breaks Slack's limits: {broken[0]}")
+    return content
+
+
+@contextmanager
+def _meaning() -> Iterator[None]:
+    try:
+        yield
+    except SlackApiError as error:
+        response = error.response
+        status = getattr(response, "status_code", 0)
+        reason = str(response.get("error") or status) if hasattr(response, "get") else str(response)[:100]
+        if status == 429 or reason == "ratelimited":
+            raise RateLimited("Slack asks for fewer calls", _retry_after(response)) from error
+        if status >= 500 or reason in _TRANSIENT:
+            raise NoAnswer(f"Slack answered {status} {reason}") from error
+        raise Refused(reason) from error
+    except (SlackClientError, OSError, HTTPException, ValueError) as error:
+        raise NoAnswer(f"Slack did not answer: {type(error).__name__}: {error}"[:300]) from error
+
+
+def _retry_after(response: Any) -> float:
+    headers = {str(name).lower(): value for name, value in (getattr(response, "headers", None) or {}).items()}
+    try:
+        value = headers.get("retry-after", "1")
+        return min(max(float(value[0] if isinstance(value, list) else value), 0.1), 3600.0)
+    except (TypeError, ValueError):
+        return 1.0

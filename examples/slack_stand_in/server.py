@@ -1,0 +1,269 @@
+"""The stand-in on the wire: the Web API over HTTP, Socket Mode over WebSocket, and people who click.
+
+Faults are asked for per method: a 429 with Retry-After, a 5xx, an answer that is lost after the work was done, a
+request that is lost before it, a slow answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import json
+import queue
+import threading
+import time
+import urllib.parse
+import uuid
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, serve
+
+from examples.slack_stand_in.workspace import TEAM, Answer, Workspace
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls one call: `limited` (429), `broken` (503 before the work), `lost_answer` (the work is done, then
+    the connection closed), `lost_request` (closed before the work), `slow` (answered after `seconds`)."""
+
+    kind: str
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """How a request of a person was answered: HTTP status (200 for a WebSocket ack), and after how long."""
+
+    status: int
+    after_s: float
+    body: str = ""
+
+
+class StandIn:
+    """A Slack on loopback. `api_url` for the client; `click`, `submit` and `command` are its people."""
+
+    def __init__(self, signing_secret: str = "secret") -> None:
+        self.workspace = Workspace()
+        self.signing_secret = signing_secret
+        self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self.calls: list[tuple[float, str]] = []
+        self._sockets: set[ServerConnection] = set()
+        self._acks: dict[str, queue.Queue[Answer]] = {}
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self.api_url = f"{self.url}/api/"
+        self._ws = serve(self._session, "127.0.0.1", 0)
+        self.ws_url = f"ws://127.0.0.1:{self._ws.socket.getsockname()[1]}/"
+
+    def __enter__(self) -> StandIn:
+        for run in (self._http.serve_forever, self._ws.serve_forever):
+            threading.Thread(target=run, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ws.shutdown()
+        self._http.shutdown()
+        self._http.server_close()
+
+    @property
+    def connected(self) -> int:
+        """Sockets that are open."""
+        return len(self._sockets)
+
+    def disconnect(self, reason: str = "refresh_requested") -> None:
+        """Asks every socket to reconnect, as Slack does (docs.slack.dev/apis/events-api/using-socket-mode)."""
+        for socket in list(self._sockets):
+            socket.send(json.dumps({"type": "disconnect", "reason": reason}))
+            socket.close()
+
+    # People -----------------------------------------------------------------------------------------------------
+
+    def click(
+        self,
+        user: str,
+        channel: str,
+        ts: str,
+        action: str,
+        *,
+        to: str = "",
+        value: str | None = None,
+        workspace: str = TEAM,
+        signed_s: float | None = None,
+        secret: str | None = None,
+    ) -> Acknowledged:
+        """Clicks a button of a message; `to` is the app's request URL (empty: by the socket). `value` forges the
+        button's value, `signed_s` and `secret` the signature."""
+        message = next(m for m in self.workspace.channels[channel] if m["ts"] == ts)
+        shown = [e for b in message["blocks"] if b["type"] == "actions" for e in b["elements"]]
+        button = next((e for e in shown if e["action_id"] == action), None)
+        if button is None and value is None:
+            raise LookupError(f"the message has no button {action}")
+        pressed = {"action_id": action, "type": "button", "block_id": "b", "action_ts": f"{time.time():.6f}"}
+        pressed["value"] = str(button["value"]) if value is None and button is not None else str(value)
+        payload = self._payload("block_actions", user, workspace) | {
+            "channel": {"id": channel},
+            "message": message,
+            "actions": [pressed],
+            "trigger_id": uuid.uuid4().hex,
+            "response_url": f"{self.url}/respond/{user}/{channel}",
+            "container": {"type": "message", "message_ts": ts, "channel_id": channel},
+        }
+        return self._deliver("interactive", payload, to, signed_s, secret)
+
+    def submit(self, user: str, reason: str, *, to: str = "", workspace: str = TEAM) -> Acknowledged:
+        """Submits the newest dialog with a reason."""
+        view = self.workspace.views[-1] | {"state": {"values": {"reason": {"reason": {"value": reason}}}}}
+        payload = self._payload("view_submission", user, workspace) | {"view": view}
+        return self._deliver("interactive", payload, to, None, None)
+
+    def command(self, user: str, text: str, channel: str, *, to: str = "", workspace: str = TEAM) -> Acknowledged:
+        """Types `/nightshift text`."""
+        payload = {
+            "command": "/nightshift",
+            "text": text,
+            "user_id": user,
+            "team_id": workspace,
+            "channel_id": channel,
+            "trigger_id": uuid.uuid4().hex,
+            "response_url": f"{self.url}/respond/{user}/{channel}",
+            "api_app_id": "A0",
+        }
+        return self._deliver("slash_commands", payload, to, None, None)
+
+    def _payload(self, kind: str, user: str, workspace: str) -> dict[str, Any]:
+        person = {"id": user, "team_id": workspace}
+        return {"type": kind, "user": person, "team": {"id": TEAM}, "api_app_id": "A0", "token": "unused"}
+
+    def _deliver(
+        self, kind: str, payload: dict[str, Any], to: str, signed_s: float | None, secret: str | None
+    ) -> Acknowledged:
+        return self._by_http(kind, payload, to, signed_s, secret) if to else self._by_socket(kind, payload)
+
+    def _by_http(
+        self, kind: str, payload: dict[str, Any], to: str, signed_s: float | None, secret: str | None
+    ) -> Acknowledged:
+        form = payload if kind == "slash_commands" else {"payload": json.dumps(payload)}
+        body = urllib.parse.urlencode(form)
+        stamp = str(int(time.time() if signed_s is None else signed_s))
+        key = (self.signing_secret if secret is None else secret).encode()
+        digest = hmac.new(key, f"v0:{stamp}:{body}".encode(), hashlib.sha256).hexdigest()
+        headers = {
+            "Content-Type": "application/x-www-form-urlencoded",
+            "X-Slack-Request-Timestamp": stamp,
+            "X-Slack-Signature": f"v0={digest}",
+        }
+        place = urllib.parse.urlsplit(to)
+        connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=10)
+        began = time.monotonic()
+        connection.request("POST", place.path, body, headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return Acknowledged(answer.status, time.monotonic() - began, text)
+
+    def _by_socket(self, kind: str, payload: dict[str, Any]) -> Acknowledged:
+        envelope = uuid.uuid4().hex
+        waiting = self._acks[envelope] = queue.Queue()
+        began = time.monotonic()
+        socket = next(iter(self._sockets))
+        accepts = kind == "interactive"
+        socket.send(
+            json.dumps(
+                {"envelope_id": envelope, "type": kind, "payload": payload, "accepts_response_payload": accepts}
+            )
+        )
+        answer = waiting.get(timeout=10)
+        return Acknowledged(200, time.monotonic() - began, json.dumps(answer.get("payload", "")))
+
+    # Wire -------------------------------------------------------------------------------------------------------
+
+    def _session(self, socket: ServerConnection) -> None:
+        socket.send(json.dumps({"type": "hello", "num_connections": 1, "connection_info": {"app_id": "A0"}}))
+        self._sockets.add(socket)
+        try:
+            for text in socket:
+                answer = json.loads(text)
+                waiting = self._acks.pop(answer.get("envelope_id", ""), None)
+                if waiting is not None:
+                    waiting.put(answer)
+        except ConnectionClosed:
+            pass
+        finally:
+            self._sockets.discard(socket)
+
+    def answer(self, method: str, arguments: dict[str, Any]) -> Answer:
+        self.calls.append((time.time(), method))
+        if method == "apps.connections.open":
+            return {"ok": True, "url": self.ws_url}
+        return self.workspace.call(method, arguments, self.url)
+
+    def _handler(stand_in) -> type[BaseHTTPRequestHandler]:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._do(b"")
+
+            def do_POST(self) -> None:
+                self._do(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+            def _do(self, body: bytes) -> None:
+                place = urllib.parse.urlsplit(self.path)
+                parts = place.path.strip("/").split("/")
+                if parts[0] == "upload":
+                    stand_in.workspace.uploads[parts[1]].content = body
+                    self._send(200, b"OK")
+                elif parts[0] == "respond":
+                    said = json.loads(body) | {"user": parts[1], "channel": parts[2]}
+                    stand_in.workspace.whispers.append(said)
+                    self._send(200, b"ok")
+                elif parts[0] == "api":
+                    self._api(parts[1], place.query, body)
+                else:
+                    self._send(404, b"")
+
+            def _api(self, method: str, query: str, body: bytes) -> None:
+                faults = stand_in.faults[method]
+                fault = faults.popleft() if faults else None
+                if fault is not None and fault.kind == "limited":
+                    self._send(429, b'{"ok":false,"error":"ratelimited"}', {"Retry-After": f"{fault.seconds:g}"})
+                    return
+                if fault is not None and fault.kind == "broken":
+                    self._send(503, b"upstream connect error")
+                    return
+                if fault is not None and fault.kind == "lost_request":
+                    self.close_connection = True
+                    return
+                if not self.headers.get("Authorization", "").startswith("Bearer x"):
+                    self._send(200, b'{"ok":false,"error":"not_authed"}')
+                    return
+                if body and "json" in self.headers.get("Content-Type", ""):
+                    arguments = json.loads(body)
+                else:
+                    arguments = dict(urllib.parse.parse_qsl(body.decode() or query))
+                answer = stand_in.answer(method, arguments)
+                if fault is not None and fault.kind == "slow":
+                    time.sleep(fault.seconds)
+                if fault is not None and fault.kind == "lost_answer":
+                    self.close_connection = True
+                    return
+                self._send(200, json.dumps(answer).encode())
+
+            def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+                self.send_response(status)
+                for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        return Handler
