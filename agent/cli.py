@@ -6,19 +6,16 @@ commands on incidents reach the daemon's store through the configured URL and as
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agent.silence_cli import app as silence_app
+from agent.terminal import AsJson, Config, operator, print_json, print_rich, stored, tell
 from kernels.cli import app as kernels_app
 
 if TYPE_CHECKING:
-    from agent.gate import Gate, GateAnswer
-    from agent.policy import Person
     from agent.store import Store
 
 _ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
@@ -28,12 +25,8 @@ audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")
 app.add_typer(config_app, name="config")
 app.add_typer(audit_app, name="audit")
 app.add_typer(kernels_app, name="kernels")
+app.add_typer(silence_app, name="silence")
 
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="NIGHTSHIFT_CONFIG", help="YAML file; without: defaults and environment"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output")]
 IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
 
 
@@ -83,13 +76,13 @@ def incidents(
     from agent.incident import IncidentState
     from agent.present import incident_json, incident_table
 
-    with _stored(config) as (store, _, now_s):
+    with stored(config) as (store, _, now_s):
         states = None if all_ else [state for state in IncidentState if state is not IncidentState.RESOLVED]
         rows = store.incidents(states, limit=limit)
         if as_json:
-            _print_json([incident_json(row) for row in rows])
+            print_json([incident_json(row) for row in rows])
         else:
-            _print(incident_table(rows, now_s))
+            print_rich(incident_table(rows, now_s))
 
 
 @app.command()
@@ -97,12 +90,12 @@ def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False
     """Shows one incident: what, why with evidence, the plan and its cost, the history."""
     from agent.present import incident_json, incident_text
 
-    with _stored(config) as (store, _, now_s):
+    with stored(config) as (store, _, now_s):
         incident = store.incident(incident_id)
         if as_json:
-            _print_json(incident_json(incident))
+            print_json(incident_json(incident))
         else:
-            _print(incident_text(incident, now_s))
+            print_rich(incident_text(incident, now_s))
 
 
 @app.command()
@@ -117,7 +110,7 @@ def report(
     from agent.rca.report import post_mortem
     from agent.store import number_of
 
-    with _stored(config) as (store, _, now_s):
+    with stored(config) as (store, _, now_s):
         incident = store.incident(incident_id)
         text = post_mortem(incident, store.audit.records(incident=number_of(incident_id)), now_s)
     if output is None:
@@ -134,9 +127,9 @@ def approve(
     as_json: AsJson = False,
 ) -> None:
     """Approves an incident's present plan."""
-    with _stored(config) as (store, gate, now_s):
+    with stored(config) as (store, gate, now_s):
         sha256 = _plan_of(store, incident_id, plan)
-        _answer(gate.approve(incident_id, sha256, _operator(now_s)), as_json)
+        tell(gate.approve(incident_id, sha256, operator(now_s)), as_json)
 
 
 @app.command()
@@ -148,9 +141,9 @@ def reject(
     as_json: AsJson = False,
 ) -> None:
     """Declines an incident's present plan; the incident is watched."""
-    with _stored(config) as (store, gate, now_s):
+    with stored(config) as (store, gate, now_s):
         sha256 = _plan_of(store, incident_id, plan)
-        _answer(gate.reject(incident_id, sha256, _operator(now_s), reason), as_json)
+        tell(gate.reject(incident_id, sha256, operator(now_s), reason), as_json)
 
 
 @app.command()
@@ -161,8 +154,8 @@ def close(
     as_json: AsJson = False,
 ) -> None:
     """Says that an incident is over."""
-    with _stored(config) as (_, gate, now_s):
-        _answer(gate.close(incident_id, _operator(now_s), note), as_json)
+    with stored(config) as (_, gate, now_s):
+        tell(gate.close(incident_id, operator(now_s), note), as_json)
 
 
 @app.command()
@@ -172,15 +165,15 @@ def halt(
     as_json: AsJson = False,
 ) -> None:
     """Emergency stop: no action starts until somebody resumes."""
-    with _stored(config) as (_, gate, now_s):
-        _answer(gate.halt(_operator(now_s), reason), as_json)
+    with stored(config) as (_, gate, now_s):
+        tell(gate.halt(operator(now_s), reason), as_json)
 
 
 @app.command()
 def resume(config: Config = None, as_json: AsJson = False) -> None:
     """Lifts the emergency stop."""
-    with _stored(config) as (_, gate, now_s):
-        _answer(gate.resume(_operator(now_s)), as_json)
+    with stored(config) as (_, gate, now_s):
+        tell(gate.resume(operator(now_s)), as_json)
 
 
 @app.command()
@@ -222,10 +215,10 @@ def replay(
         )
         found = run_replay(settings, start_s, end_s)
     if as_json:
-        _print_json([incident_json(incident) for incident in found])
+        print_json([incident_json(incident) for incident in found])
         return
     for incident in found:
-        _print(incident_text(incident, end_s))
+        print_rich(incident_text(incident, end_s))
         typer.echo("")
     typer.echo(f"{len(found)} incidents in {(end_s - start_s) / 60:.0f} minutes of telemetry")
 
@@ -266,9 +259,9 @@ def doctor(config: Config = None, as_json: AsJson = False) -> None:
         if not as_json:
             mark = ("✓ ", "green") if check.ok else ("✕ ", "bold red")
             hint = f"\n    {check.hint}" if check.hint and not check.ok else ""
-            _print(Text.assemble(mark, (check.name, "bold"), f"  {check.detail}", (hint, "yellow")))
+            print_rich(Text.assemble(mark, (check.name, "bold"), f"  {check.detail}", (hint, "yellow")))
     if as_json:
-        _print_json([asdict(check) for check in done])
+        print_json([asdict(check) for check in done])
     if not all(check.ok for check in done):
         raise typer.Exit(1)
 
@@ -298,11 +291,11 @@ def config_check(
     except ConfigError as error:
         if not as_json:
             raise
-        _print_json({"ok": False, "problems": list(error.problems)})
+        print_json({"ok": False, "problems": list(error.problems)})
         raise typer.Exit(2) from None
     found = f"{len(settings.sources)} sources, {len(settings.actuators)} actuators"
     if as_json:
-        _print_json({"ok": True, "settings": settings.model_dump(mode="json")})
+        print_json({"ok": True, "settings": settings.model_dump(mode="json")})
     else:
         typer.echo(f"{file}: good ({found})")
 
@@ -320,12 +313,12 @@ def audit_verify(
         head = Head.parse(anchor) if anchor else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--anchor") from error
-    with _stored(config) as (store, _, _now_s):
+    with stored(config) as (store, _, _now_s):
         report = store.audit.verify(head)
         facts = {"ok": report.ok, "records": report.records, "head": str(report.head), "broken": report.broken,
                  "reason": report.reason}  # fmt: skip
         if as_json:
-            _print_json(facts)
+            print_json(facts)
         elif report.ok:
             typer.echo(f"{report.records} records hold; the log ends at {report.head}")
         else:
@@ -335,31 +328,6 @@ def audit_verify(
 
 
 # Shared -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
-    """The daemon's store and gate, and what time it is for the daemon."""
-    from agent.database import Database, parse_url
-    from agent.gate import Gate
-    from agent.settings import load
-    from agent.store import Store
-    from agent.told_time import ToldClock
-    from collectors.base import Permanent
-
-    settings = load(config)
-    url = parse_url(settings.store_url)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
-        raise Permanent(
-            f"{url.database} does not exist: has the daemon run with this configuration (--config FILE)?"
-        )
-    database = Database(settings.store_url)
-    try:
-        clock = ToldClock(database)
-        store = Store(database, clock)
-        yield store, Gate(store, settings.approval, clock), clock.now_s()
-    finally:
-        database.close()
 
 
 def _plan_of(store: Store, incident_id: str, prefix: str) -> str:
@@ -383,42 +351,3 @@ def _moment(text: str, option: str) -> float:
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no time such as 2026-11-21T02:00Z", param_hint=option) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _operator(now_s: float) -> Person:
-    """Who sits at the terminal, by user id (variables such as USER prove nothing); behind sudo, who called it.
-
-    Whoever can open the store can change it, so the command line gives every role.
-    """
-    import os
-    import pwd
-
-    from agent.policy import Person, Role
-
-    uid = os.getuid()
-    if uid == 0 and os.environ.get("SUDO_UID", "").isdecimal():
-        uid = int(os.environ["SUDO_UID"])
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = f"uid {uid}"
-    return Person(name, frozenset({Role.ADMIN}), "cli", now_s)
-
-
-def _answer(answer: GateAnswer, as_json: bool) -> None:
-    if as_json:
-        _print_json({"ok": answer.ok, "changed": answer.changed, "message": answer.message})
-    else:
-        typer.echo(answer.message, err=not answer.ok)
-    if not answer.ok:
-        raise typer.Exit(1)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print(what: Any) -> None:
-    from rich.console import Console
-
-    Console(highlight=False, soft_wrap=True).print(what)

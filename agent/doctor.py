@@ -21,6 +21,8 @@ from agent.construct import NVML_LIBRARY, build_actuators, build_collectors, has
 from agent.database import Database
 from agent.rca.model import Failed, Model, ModelSettings, try_out
 from agent.settings import Settings
+from agent.slack.room import try_out as try_slack
+from agent.slack.settings import Settings as SlackSettings
 from collectors.base import Permanent, Temporary
 from collectors.subject import Inventory
 
@@ -55,6 +57,7 @@ def examine(settings: Settings) -> Iterator[Check]:
     yield from _sources(settings)
     yield from _actuators(settings)
     yield _model(settings.llm)
+    yield _slack(settings.slack)
 
 
 def _state_dir(path: Path) -> Check:
@@ -168,6 +171,15 @@ def _model(settings: ModelSettings) -> Check:
     except Failed as error:
         return Check("llm", False, f"{name}: {error}", "see docs/how-to/language-model.md")
     return Check("llm", True, f"{name} answered with {took.output_tokens} tokens")
+
+
+def _slack(settings: SlackSettings) -> Check:
+    if not settings.enabled:
+        return Check("slack", True, "switched off")
+    try:
+        return Check("slack", True, try_slack(settings))
+    except (Permanent, Temporary) as error:
+        return Check("slack", False, str(error), "see docs/how-to/slack.md")
 
 
 def _actuators(settings: Settings) -> Iterator[Check]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,13 +212,28 @@ class Slack:
             text = body.decode()
             if not SignatureVerifier(self._signing_secret).is_valid_request(text, headers):
                 return Response("the signature does not hold, or is too old", 401)
-            many = {name: [value] for name, value in headers.items()}
+            many: dict[str, str | Sequence[str]] = {name: [value] for name, value in headers.items()}
             asked = BoltRequest(body=text, query=request.url.query, headers=many)
         except (ValueError, RecursionError):
             return Response("not a request of Slack's", 400)
         answer = await run_in_threadpool(self._bolt.dispatch, asked)
         plain = {name: values[0] for name, values in answer.headers.items() if values}
         return Response(answer.body, answer.status, headers=plain)
+
+
+def try_out(settings: Settings) -> str:
+    """Asks Slack whether the token, the workspace and the default channel do, and says what answered. Raises
+    Permanent, naming what does not, or Temporary."""
+    web = Web(secret_of("slack.bot_token_file", settings.bot_token_file), settings.api_url, settings.proxy,
+              settings.timeout_s)  # fmt: skip
+    workspace, _ = web.whoami()
+    if workspace != settings.workspace:
+        raise Permanent(f"slack.workspace: the token belongs to {workspace}, not to {settings.workspace}")
+    channels = [settings.channel, *(route.channel for route in settings.routes)]
+    for channel in dict.fromkeys(channels):
+        if not web.is_in(channel):
+            raise Permanent(f"slack.channel {channel}: the app is not in it: /invite it there")
+    return f"workspace {workspace}, {len(set(channels))} channels"
 
 
 def _who(body: Mapping[str, Any]) -> tuple[str, str]:

@@ -129,6 +129,11 @@ class Web:
         with _meaning():
             return dict(self.client.users_info(user=user)["user"])
 
+    def is_in(self, channel: str) -> bool:
+        """Whether our bot is in a channel, so that it may post and look there."""
+        with _meaning():
+            return bool(self.client.conversations_info(channel=channel)["channel"].get("is_member"))
+
     def upload(self, channel: str, thread: str, name: str, title: str, alt: str, content: bytes) -> None:
         """Puts an image into a thread (the external upload flow: files.getUploadURLExternal and
         files.completeUploadExternal)."""

@@ -128,6 +128,10 @@ class Workspace:
             raise Failed("thread_not_found")
         return self._paged(a, sorted(room, key=lambda m: m["ts"]))
 
+    def _conversations_info(self, a: Mapping[str, Any], _url: str) -> Answer:
+        self._room(a)
+        return {"channel": {"id": a["channel"], "is_member": True, "is_archived": False}}
+
     def _users_info(self, a: Mapping[str, Any], _url: str) -> Answer:
         if a.get("user") not in self.users:
             raise Failed("user_not_found")
