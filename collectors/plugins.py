@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from collectors.alertmanager import AlertmanagerCollector
 from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
 from collectors.inference import InferenceCollector
@@ -16,7 +17,9 @@ from collectors.node_log import NodeLogCollector
 from collectors.nvml import NvmlCollector
 from collectors.prometheus import PrometheusCollector
 from collectors.replay import ReplayCollector
+from collectors.tensorboard import TensorboardCollector
 from collectors.training_logs import TrainingLogsCollector
+from collectors.training_metrics import TrainingMetricsCollector
 
 ALL: Final = (
     PrometheusCollector,
@@ -30,6 +33,9 @@ ALL: Final = (
     InferenceCollector,
     NodeLogCollector,
     TrainingLogsCollector,
+    TensorboardCollector,
+    TrainingMetricsCollector,
+    AlertmanagerCollector,
     KinetoCollector,
     ReplayCollector,
 )
