@@ -105,14 +105,22 @@ def report(
     output: Annotated[
         Path | None, typer.Option(help="File to write; standard output where it is not given")
     ] = None,
+    chart: Annotated[Path | None, typer.Option(help="Also the deciding signal's chart, as PNG")] = None,
 ) -> None:
     """Writes a post-mortem draft: timeline, evidence, actions, who approved, cost."""
+    from agent.picture import deciding, png
     from agent.rca.report import post_mortem
     from agent.store import number_of
+    from collectors.base import Permanent
 
     with stored(config) as (store, _, now_s):
         incident = store.incident(incident_id)
         text = post_mortem(incident, store.audit.records(incident=number_of(incident_id)), now_s)
+    signal = deciding(incident) if chart is not None else None
+    if chart is not None and signal is None:
+        raise Permanent(f"{incident_id}: no signal decided it, so there is no chart")
+    if chart is not None and signal is not None:
+        chart.write_bytes(png(signal))
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -48,10 +48,10 @@ def draw(chart: Chart) -> Markup:
     """The chart as an SVG element, or a sentence where there is nothing to draw."""
     if chart.is_empty:
         return Markup('<p class="quiet">No values of {} were kept.</p>').format(chart.title)
-    t_s, values = thin(*_with_gaps(chart.t_s, _drawable(chart.values)))
+    t_s, values = thin(*with_gaps(chart.t_s, drawable(chart.values)))
     axis_unit = chart.unit if chart.unit == "bytes" or len(chart.unit) <= 3 else ""
     known = values[np.isfinite(values)]
-    low, high = _range(known, chart.reference)
+    low, high = axis_range(known, chart.reference)
     start_s, end_s = float(t_s[0]), float(t_s[-1])
     times = [t for t, _ in chart.marks] + ([chart.onset_s] if chart.onset_s is not None else [])
     start_s, end_s = min([start_s, *times]), max([end_s, *times])
@@ -64,7 +64,7 @@ def draw(chart: Chart) -> Markup:
         return round(HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM), 1)
 
     parts = []
-    for tick in _ticks(low, high, chart.unit):
+    for tick in ticks(low, high, chart.unit):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>')
         label = escape(quantity(tick, axis_unit))
         parts.append(f'<text class="axis" x="{_LEFT - 8}" y="{y(tick) + 4}" text-anchor="end">{label}</text>')
@@ -106,7 +106,7 @@ def spark(values: Floats, width: int = 120, height: int = 28) -> Markup:
     if known.size < 2:
         return Markup("")
     _, values = thin(np.arange(len(values), dtype=np.float64), values, width)
-    low, high = _range(known, None)
+    low, high = axis_range(known, None)
     steps = np.arange(len(values), dtype=np.float64)
     path = _path(
         steps,
@@ -118,7 +118,7 @@ def spark(values: Floats, width: int = 120, height: int = 28) -> Markup:
     return Markup(f'{head}<path class="signal" d="{path}"/></svg>')
 
 
-def _with_gaps(t_s: Floats, values: Floats) -> tuple[Floats, Floats]:
+def with_gaps(t_s: Floats, values: Floats) -> tuple[Floats, Floats]:
     """With a missing value where nothing was observed for much longer than usual, so that no line bridges it."""
     if len(t_s) < 3:
         return t_s, values
@@ -145,12 +145,12 @@ def thin(t_s: Floats, values: Floats, limit: int = MAX_POINTS) -> tuple[Floats, 
     return t_s[rows], values[rows]
 
 
-def _drawable(values: Floats) -> Floats:
+def drawable(values: Floats) -> Floats:
     """Infinities as missing, finite values within what an axis can span."""
     return np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), np.nan)
 
 
-def _range(known: Floats, reference: float | None) -> tuple[float, float]:
+def axis_range(known: Floats, reference: float | None) -> tuple[float, float]:
     low, high = float(known.min()), float(known.max())
     if reference is not None and math.isfinite(reference):
         reference = min(max(reference, -_LARGEST), _LARGEST)
@@ -159,7 +159,7 @@ def _range(known: Floats, reference: float | None) -> tuple[float, float]:
     return (0.0 if 0 <= low < 0.3 * high else low - margin), high + margin
 
 
-def _ticks(low: float, high: float, unit: str) -> list[float]:
+def ticks(low: float, high: float, unit: str) -> list[float]:
     """Round places on the axis; of bytes, round in the size that they are written in."""
     rough = (high - low) / 4
     base = next((size for size in SIZES if high >= size), 1) if unit == "bytes" else 1

@@ -12,7 +12,7 @@ import orjson
 from agent.console.chart import Chart
 from agent.console.words import clock_time, duration, gpu_hours, sentence
 from agent.incident import Incident, IncidentState
-from agent.rca.diagnosis import Evidence
+from agent.rca.diagnosis import FACTS, SERIES, Evidence
 from collectors.history import History
 from collectors.metrics import BY_NAME
 from collectors.subject import Subject
@@ -20,7 +20,6 @@ from controllers.action import Action
 from detectors.base import SeriesExhibit, State
 
 _LEAD_S = 600.0
-SERIES_JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def charts(incident: Incident, history: History, now_s: float) -> list[Chart]:
 
 def evidence_chart(item: Evidence, onset: float) -> Chart | None:
     """The chart of an evidence item that is a series; None where it is text or not readable as one."""
-    if SERIES_JSON not in item.media_type:
+    if item.media_type not in (SERIES, FACTS):
         return None
     try:
         body = orjson.loads(item.content)

@@ -22,6 +22,9 @@ from agent.correlate import Known, Verb, correlate
 from agent.incident import Incident, IncidentState, Step, StoredFinding
 from agent.rca.diagnosis import Diagnosis
 from agent.rca.grounding import ground
+from agent.rca.investigate import Investigator
+from agent.rca.model import Model, ModelSettings
+from agent.rca.redact import Redactor
 from benchmarks.incidents.world import World
 from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
@@ -62,13 +65,15 @@ class Played:
     entries: tuple[Entry, ...]
     world: World
     progressing: tuple[str, ...]
-    wall_s: float
+    cpu_s: float
     ungrounded: int
     claims: int
+    dropped: int
+    tokens: int
 
 
 class Player:
-    def __init__(self, case: Mapping[str, Any]) -> None:
+    def __init__(self, case: Mapping[str, Any], model: ModelSettings | None = None) -> None:
         self.world = World(case, Path(tempfile.mkdtemp(prefix="incident-")))
         urls = {node: server.url for node, server in self.world.nodes.items()}
         logs = {url + KERNEL_LOG: node for node, url in urls.items()}
@@ -85,13 +90,16 @@ class Player:
         self.detectors = [detector() for detector in ALL]
         self.entries: dict[str, Entry] = {}
         self.begun: list[Commitment] = []
+        redact = Redactor()
         self.advisor = Advisor(
             self.history, self.inventory, build(), frozenset(ActionKind), lambda: self.world.now_s,
-            begun=lambda: self.begun,
+            begun=lambda: self.begun, redact=redact,
+            investigate=Investigator(Model(model), redact) if model is not None and model.enabled else None,
         )  # fmt: skip
+        self.tokens = 0.0
 
     def play(self, duration_s: float) -> Played:
-        began = time.perf_counter()
+        began = time.process_time()
         marks: dict[str, int] = {}
         while self.world.elapsed_s < duration_s:
             self.world.tick()
@@ -109,9 +117,11 @@ class Player:
             tuple(self.entries.values()),
             self.world,
             moving,
-            time.perf_counter() - began,
+            time.process_time() - began,
             sum(len(ground(d.claims, d.evidence).fell) for d in told),
             sum(len(d.claims) for d in told),
+            sum(d.dropped for d in told),
+            int(self.tokens),
         )
 
     def _look(self) -> None:
@@ -157,6 +167,7 @@ class Player:
         if any(self.world.now_s - at_s < CONFIRM_S for at_s, _ in entry.acted):
             return
         diagnosis: Diagnosis = self.advisor.diagnose(entry.incident)
+        self.tokens += float(diagnosis.facts.get("model_tokens", 0.0))
         entry.incident = replace(entry.incident, diagnosis=diagnosis)
         proposal = self.advisor.plan(entry.incident)
         changed = entry.plan is None or proposal.action is None or entry.plan.kind != proposal.action.kind
@@ -201,5 +212,5 @@ def _firing_form(finding: Finding, held: Mapping[str, Finding]) -> Finding:
     return replace(old, state=finding.state, at=finding.at)
 
 
-def play(case: Mapping[str, Any]) -> Played:
-    return Player(case).play(float(case["duration_s"]))
+def play(case: Mapping[str, Any], model: ModelSettings | None = None) -> Played:
+    return Player(case, model).play(float(case["duration_s"]))

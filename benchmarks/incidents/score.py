@@ -69,6 +69,10 @@ class Score:
     delays_s: list[float] = field(default_factory=list)
     unneeded: list[str] = field(default_factory=list)
     extra_incidents: int = 0
+    matched: dict[str, bool] = field(default_factory=dict)
+    """By incident: whether its cause is that of the fault behind it."""
+    suspects: list[float] = field(default_factory=list)
+    """Of bit flips that show on their rank first: 1 where that rank was named, 0 where none, −1 where another."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -96,6 +100,12 @@ def score(case: Mapping[str, Any], played: Played) -> Score:
             diagnosis = entry.incident.diagnosis
             right = diagnosis is not None and diagnosis.cause in truth.causes
             result.caused.append(float(right))
+            result.matched[entry.incident.id] = right
+            if trouble["do"] == "bit_flip" and diagnosis is not None:
+                named = diagnosis.facts.get("suspect_rank")
+                culprit = f"ml/{trouble['job']}#{trouble['rank']}" if trouble.event.get("shows") else None
+                if culprit is not None or named is not None:
+                    result.suspects.append(0.0 if named is None else 1.0 if named == culprit else -1.0)
             result.located.append(_located(trouble, truth, entry))
             if not right or result.located[-1] < 1:
                 cause = diagnosis.cause if diagnosis else None
@@ -105,6 +115,14 @@ def score(case: Mapping[str, Any], played: Played) -> Score:
             done = [str(a.kind) for e in played.entries for _, a in e.acted]
             result.notes.append(f"{trouble['do']}: not repaired (did {done or 'nothing'})")
     result.extra_incidents = len(played.entries) - len(used)
+    harmless = [t for t in played.world.troubles if t.event.get("decoy") and t["do"] == "xids"]
+    for entry in played.entries:
+        if entry.incident.id not in used:  # an Xid that asks for nothing is rightly said, and rightly left alone
+            told = entry.incident.diagnosis
+            true = (
+                told is not None and told.cause is _F.XID and any(_predicted(entry) & _places(t) for t in harmless)
+            )
+            result.matched[entry.incident.id] = true
     for entry in played.entries:
         for _, action in entry.acted:
             near = [

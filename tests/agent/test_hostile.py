@@ -11,7 +11,7 @@ from agent.incident import Incident
 from agent.rca.bundle import PastIncident
 from agent.rca.redact import Redactor
 from agent.rca.report import post_mortem
-from agent.rca.summary import as_markdown, as_terminal, as_text, summarise
+from agent.rca.summary import as_markdown, as_mrkdwn, as_terminal, as_text, summarise
 from collectors.frame import Instant, LogRecord
 from collectors.history import History
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -124,6 +124,12 @@ def test_hostile_text_changes_no_action_leaks_nothing_and_is_shown_harmless(
     assert all(len(item.content) < 100_000 for item in seen.diagnosis.evidence)
     assert not any(SECRET.encode() in item.content for item in seen.diagnosis.evidence)
     lines = summarise(seen, NOW_S)
+    slack = as_mrkdwn(lines)
+    assert "<" not in slack
+    assert ">" not in slack
+    assert "://evil" not in slack
+    assert not any(call in slack for call in ("@here", "@everyone", "@channel", "evil.example"))
+    assert not any(c in slack for c in "\x1b\x00\x07\r\u202e\u202d\u200b\ufeff")
     markdown, terminal = as_markdown(lines) + post_mortem(seen, [], NOW_S), as_terminal(lines)
     shown = markdown + terminal + as_text(lines)
     assert "://evil" not in markdown
