@@ -104,7 +104,9 @@ class Search:
                 raise LedgerError(f"{self.ledger.folder}: trial {line.trial} is of {line.problem}, another task")
             if line.candidate_sha256 not in known:
                 made = read_candidate_of(self.ledger.folder, line.candidate_sha256)
-                known[line.candidate_sha256] = Proposal(made, line.generator, dict(line.config), line.hypothesis)
+                known[line.candidate_sha256] = Proposal(
+                    made, line.generator, dict(line.config), line.hypothesis, line.tokens
+                )
             self.history.append(_outcome(line, known[line.candidate_sha256]))
         spent = [line.at_s for line in self.ledger.lines]
         self._before_s = (max(spent) - min(spent)) if spent else 0.0
@@ -249,6 +251,7 @@ class Search:
             floor_s=self.task.floor_s,
             took_s=verdict.took_s,
             secret=verdict.secret,
+            tokens=proposal.tokens if not of else 0,
             full=full,
         )
 

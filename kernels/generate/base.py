@@ -43,12 +43,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A candidate, where it comes from and what its author expects. `hypothesis` comes before the experiment."""
+    """A candidate, where it comes from and what its author expects. `hypothesis` comes before the experiment.
+
+    tokens: what a language model used to write it.
+    """
 
     candidate: Candidate
     generator: str
     config: Config = field(default_factory=dict)
     hypothesis: str = ""
+    tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,11 @@ from kernels.generate.families import (
     reduce,
     rmsnorm,
     rotary,
+    rows_cuda,
     softmax,
     stencil,
     stencil_cuda,
+    stream_cuda,
 )
 from kernels.generate.template import Family
 
@@ -38,9 +40,11 @@ ALL: tuple[Family, ...] = (
     reduce.Reduce(),
     rmsnorm.RmsNorm(),
     rotary.Rotary(),
+    rows_cuda.RowsCuda(),
     softmax.Softmax(),
     stencil.Stencil(),
     stencil_cuda.StencilCuda(),
+    stream_cuda.StreamCuda(),
 )
 
 

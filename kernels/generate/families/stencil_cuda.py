@@ -57,10 +57,10 @@ extern "C" __global__ void __launch_bounds__($threads) stencil(
             if (t < 0 || t >= HEIGHT) continue;
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                float total = a == 0 ? 0.0f : sum[t][c];
+                float line_sum = k[a * SIZE] * v[c];  // each row on its own: fewer roundings at the full magnitude
 #pragma unroll
-                for (int b = 0; b < SIZE; ++b) total = fmaf(k[a * SIZE + b], v[c + b], total);
-                sum[t][c] = total;
+                for (int b = 1; b < SIZE; ++b) line_sum = fmaf(k[a * SIZE + b], v[c + b], line_sum);
+                sum[t][c] = a == 0 ? line_sum : sum[t][c] + line_sum;
             }
             if (a == SIZE - 1 && i + t < h) {
                 const float4 done = make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);

@@ -1,0 +1,154 @@
+"""A language model as an author, through LangChain: one interface to OpenAI-compatible, Anthropic and Ollama models.
+
+It refines serially first: each attempt sees the last one with the judge's verdict. Once that brings nothing better,
+it asks for several versions of the same prompt at a higher temperature. Budgets on tokens, calls and time end it.
+The extra `llm` installs LangChain; without it, a search runs on its other authors.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from collectors.base import Temporary
+from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
+from kernels.generate.prompt import ReplyError, kernel_of, messages
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said. truncated: it ran into its limit of tokens."""
+
+    text: str
+    tokens: int
+    truncated: bool = False
+
+
+class Chat(Protocol):
+    """A model. Raises Temporary where asking again may help, GeneratorError where it cannot."""
+
+    def __call__(self, said: Sequence[tuple[str, str]], temperature: float) -> Reply: ...
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What one author may use. repairs: follow-up questions after a reply without a kernel."""
+
+    tokens: int = 400_000
+    calls: int = 60
+    wall_s: float = 3600.0
+    reply_tokens: int = 8_000
+    repairs: int = 2
+    serial: int = 4
+    parallel: int = 4
+    exemplars: int = 2
+
+
+@dataclass
+class LanguageModel:
+    """The author. `clock` gives seconds; `name` is what the ledger carries."""
+
+    chat: Chat
+    name: str = "llm"
+    allowance: Allowance = field(default_factory=Allowance)
+    clock: Callable[[], float] = time.monotonic
+    _tokens: int = 0
+    _calls: int = 0
+    _began_s: float | None = None
+
+    def spent(self) -> Spent:
+        return Spent(self._tokens, self._calls)
+
+    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+        mine = [o for o in history if o.proposal.generator == self.name]
+        before = sum(o.proposal.tokens for o in {o.proposal.candidate.sha256: o for o in mine}.values())
+        self._tokens = max(self._tokens, before)  # what an earlier process spent counts as well
+        self._began_s = self.clock() if self._began_s is None else self._began_s
+        if self._over():
+            return []
+        if not self._stuck(mine):
+            made = self._one(task, history, mine, 0.2)
+            return [made] if made is not None else []
+        wanted = max(1, min(count, self.allowance.parallel))
+        with concurrent.futures.ThreadPoolExecutor(wanted) as pool:
+            found = list(pool.map(lambda _: self._one(task, history, mine, 0.9), range(wanted)))
+        return [p for p in found if p is not None]
+
+    def _over(self) -> bool:
+        assert self._began_s is not None
+        allowed = self.allowance
+        late = self.clock() - self._began_s >= allowed.wall_s
+        return late or self._tokens >= allowed.tokens or self._calls >= allowed.calls
+
+    def _stuck(self, mine: Sequence[Outcome]) -> bool:
+        """Serial refinement has had its turns, and the last two brought nothing better of this author's own."""
+        if len(mine) < self.allowance.serial:
+            return False
+        times = [o.seconds if o.timed else float("inf") for o in mine]
+        return min(times[-2:]) >= min(times[:-2], default=float("inf"))
+
+    def _one(
+        self, task: Task, history: Sequence[Outcome], mine: Sequence[Outcome], temperature: float
+    ) -> Proposal | None:
+        """One kernel, asked for again when a reply holds none; None when the budget or the patience ends."""
+        said = messages(task, history, mine, self.allowance.exemplars)
+        used = 0
+        for _ in range(1 + self.allowance.repairs):
+            if self._over():
+                return None
+            self._calls += 1
+            reply = self.chat(said, temperature)
+            self._tokens += reply.tokens
+            used += reply.tokens
+            try:
+                made = kernel_of(reply.text, task, reply.truncated)
+            except ReplyError as error:
+                said = [*said, ("assistant", reply.text[:4000] or "(nothing)"), ("user", str(error))]
+                continue
+            kind = "refines its last attempt" if mine else "first attempt"
+            why = f"{self.name}: {kind}" if temperature < 0.5 else f"{self.name}: another version of it"
+            return Proposal(made, self.name, {}, why, used)
+        return None
+
+
+def connect(
+    model: str, base_url: str | None = None, key_variable: str = "OPENAI_API_KEY", reply_tokens: int = 8_000
+) -> Chat:
+    """A LangChain chat model as a `Chat`. `model` may name its provider, as in ``openai:gpt-…``.
+
+    The key is read from the environment variable and goes nowhere else. Raises GeneratorError where LangChain is
+    not installed or the model cannot be made.
+    """
+    try:
+        from langchain.chat_models import init_chat_model
+    except ImportError as error:
+        raise GeneratorError("llm: LangChain is not installed (pip install 'nightshift[llm]')") from error
+    options: dict[str, Any] = {"max_retries": 2, "timeout": 120.0, "max_tokens": reply_tokens}
+    if base_url is not None:
+        options |= {"base_url": base_url, "model_provider": "openai"}
+    if os.environ.get(key_variable):
+        options["api_key"] = os.environ[key_variable]
+    try:
+        chat: Any = init_chat_model(model, **options)
+    except (ImportError, ValueError, TypeError) as error:
+        raise GeneratorError(f"llm: {model}: {error}") from error
+
+    def ask(said: Sequence[tuple[str, str]], temperature: float) -> Reply:
+        try:
+            answer = chat.invoke(list(said), temperature=temperature)
+        except Exception as error:  # providers raise their own classes; their status says whether to try again
+            status = getattr(error, "status_code", None)
+            if status in (400, 401, 403, 404, 422):
+                raise GeneratorError(f"llm: {model} refused the request ({status})") from error
+            raise Temporary(f"llm: {model}: {type(error).__name__}") from error
+        usage = answer.usage_metadata or {}
+        text = answer.content if isinstance(answer.content, str) else str(answer.text)
+        reason = str(answer.response_metadata.get("finish_reason", ""))
+        tokens = int(usage.get("total_tokens") or (len(text) + sum(len(t) for _, t in said)) // 4)
+        return Reply(text, tokens, reason in ("length", "max_tokens"))
+
+    return ask
