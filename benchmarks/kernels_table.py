@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels_table [--only softmax …] [--tables FILE] [--top 3] [--out FILE]
 
-For each row the best known configurations race briefly; the fastest gets a whole verdict of the judge (correctness
-in all its stages, then the timed race against every peer that is near the best). Peers that are not near are told
-with the time that they take alone. A copy of equal bytes is timed beside each row, by the same clock. Each GPU has
+For each row the best known configuration gets a whole verdict of the judge (correctness in all its stages, then the
+timed race against every peer that is near the best); where it is refused, the next best does, and the row says so.
+Peers that are not near are told with the time that they take alone. A copy of equal bytes is timed beside each row, by the same clock. Each GPU has
 a judge of its own and takes one row after the other; a row's peers and ours run on one GPU. Needs CUDA GPUs.
 Writes benchmarks/results/kernels_table.json, after every row.
 """
@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from kernels.candidate import Candidate
 from kernels.generate.families import ALL
 from kernels.generate.known import neighbours
 from kernels.generate.template import candidate
@@ -36,7 +35,6 @@ from kernels.kernelbench import CORRECT
 from kernels.problem import Case
 from kernels.problems import ALL as PROBLEMS
 from kernels.problems import named
-from kernels.search import CAREFUL
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks" / "results" / "kernels_table.json"
@@ -79,22 +77,6 @@ def copy_seconds(size_bytes: int, flush: torch.Tensor) -> float:
     return statistics.median(timed([lambda: target.copy_(source)] * 21, flush))
 
 
-def quick(
-    judge: Judge, problem: str, case: Case, choices: list[Choice]
-) -> list[tuple[float, Choice, Candidate, str]]:
-    """Candidates by their time in a short race, and what was said of those that failed."""
-    made = []
-    for family, config in choices:
-        written = candidate(next(f for f in ALL if f.name == family), problem, case, config)
-        request = Request(QUICK_GPU, CAREFUL, cases=(case,), search=True)
-        verdict = judge.verdict(written, named(problem), request)
-        seconds = [c.candidate_s for c in verdict.comparisons]
-        made.append(
-            (seconds[0] if seconds else math.inf, (family, config), written, f"{verdict.reason}: {verdict.detail}")
-        )
-    return sorted(made, key=lambda m: m[0])
-
-
 def row_json(
     problem: str, case: Case, judge: Judge, verdict: Verdict, choice: Choice, copy_s: float
 ) -> dict[str, Any]:
@@ -112,7 +94,7 @@ def row_json(
         "bytes": size,
         "flops": named(problem).flops(case),
         "peers_us": {n: s * 1e6 for n, s in peers.items()},
-        "left_out": solo.left_out,
+        "missing": dict(solo.missing),
         "best_peer": best,
         "ours_us": ours * 1e6 if raced else None,
         "speedup": [speed.low, speed.point, speed.high] if speed else None,
@@ -138,6 +120,7 @@ def serve(gpu: int, todo: Any, told: Any, full: bool) -> None:
     with Judge("cuda") as judge:
         told.put(("environment", judge.environment.to_json()))
         flush = judge.flush()
+        scope = FULL_GPU if full else QUICK_GPU
         assert flush is not None
         while (item := todo.get()) is not None:
             problem, case, choices = item
@@ -146,25 +129,21 @@ def serve(gpu: int, todo: Any, told: Any, full: bool) -> None:
                 copy_s = copy_seconds(named(problem).compulsory_bytes(case), flush)
                 judge.solo(named(problem), case)
                 ready = time.time() - start
-                tried = quick(judge, problem, case, choices)
-                told.put(("tried", f"{problem} {case}: " + "; ".join(f"{t[0] * 1e6:.2f} {t[3]}" for t in tried)))
-                for seconds, choice, written, _ in tried:
-                    if not math.isfinite(seconds):
-                        continue
-                    scope = FULL_GPU if full else QUICK_GPU
+                made = {"problem": problem, "case": str(case), "status": "none", "refused": []}
+                refused = []
+                for family, config in choices:
+                    written = candidate(next(f for f in ALL if f.name == family), problem, case, config)
                     verdict = judge.verdict(written, named(problem), Request(scope, FULL, cases=(case,)))
-                    made = row_json(problem, case, judge, verdict, choice, copy_s)
+                    if verdict.refused or not verdict.comparisons:
+                        refused.append(
+                            {"family": family, "config": config, "detail": f"{verdict.reason}: {verdict.detail}"}
+                        )
+                        continue
+                    made = row_json(problem, case, judge, verdict, (family, config), copy_s)
                     made["kind"] = written.kind
                     made["peers_took_s"] = ready
-                    if not verdict.refused:
-                        break
-                else:
-                    made = {
-                        "problem": problem,
-                        "case": str(case),
-                        "status": "none",
-                        "detail": tried[0][3] if tried else "",
-                    }
+                    break
+                made["refused"] = refused
                 told.put(("row", made))
             except Exception as error:  # noqa: BLE001  one row's fault must not cost the others
                 told.put(
@@ -236,8 +215,6 @@ def main() -> None:
             continue
         if word == "end":
             ended += 1
-        elif word == "tried":
-            print(value[:400], flush=True)
         elif word == "environment":
             record["environment"] = value
         else:
@@ -249,7 +226,8 @@ def main() -> None:
             print(
                 f"{time.time() - began:5.0f} {value['problem']} {value['case']}: {value['status']} ours "
                 f"{value.get('ours_us') or math.nan:.2f} {told_} of copy {value.get('of_copy') or math.nan:.3f} "
-                f"{value.get('took_s', 0):.0f}+{value.get('peers_took_s', 0):.0f} s {value.get('detail', '')[:90]}",
+                f"{value.get('took_s', 0):.0f}+{value.get('peers_took_s', 0):.0f} s {value.get('detail', '')[:90]} "
+                f"{str(value.get('refused') or '')[:300]}",
                 flush=True,
             )
     print(json.dumps(record.get("summary")), f"{time.time() - began:.0f} s", flush=True)

@@ -1,8 +1,8 @@
 """CUDA C++ that families share: rows brought into shared memory by Hopper's bulk copies, a ring for each warp.
 
-Every warp works alone: its lane 0 asks for the next rows with `cp.async.bulk` (PTX ISA 8.0, sm_90), all lanes wait on
-an mbarrier and read the row from shared memory. No block-wide barrier is needed, loads are as deep as shared memory,
-and registers hold no row. Conversions are PTX, so no header is included.
+Every warp works alone: its lane 0 asks for the next rows with `cp.async.bulk` (PTX ISA 8.0, sm_90), all lanes wait
+on an mbarrier and read the row from shared memory. No block-wide barrier is needed, loads are as deep as shared
+memory, and registers hold no row. Conversions are PTX, so no header is included.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ __device__ __forceinline__ float one(T x) { return __uint_as_float((unsigned)x <
 
 _COMMON = """
 #define LOG2E 1.4426950408889634f
-__device__ __forceinline__ float exp2_(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+__device__ __forceinline__ float exp2_(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 __device__ __forceinline__ void unpack(uint4 p, float* v) {
     widen(p.x, v[0], v[1]); widen(p.y, v[2], v[3]); widen(p.z, v[4], v[5]); widen(p.w, v[6], v[7]);
 }
@@ -78,15 +82,16 @@ __device__ __forceinline__ void fetch(unsigned target, const void* source, unsig
     unsigned long long policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" :: "r"(target), "l"(source), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+                 "[%0], [%1], %2, [%3], %4;"
+                 :: "r"(target), "l"(source), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
 #else
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(target), "l"(source), "r"(bytes), "r"(barrier) : "memory");
 #endif
 }
 __device__ __forceinline__ void await(unsigned barrier, unsigned phase) {
-    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @done bra over; "
-                 "bra again; over: }" :: "r"(barrier), "r"(phase) : "memory");
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
+                 "@done bra over; bra again; over: }" :: "r"(barrier), "r"(phase) : "memory");
 }
 """
 

@@ -1,4 +1,4 @@
-"""A language model as an author, through LangChain: one interface to OpenAI-compatible, Anthropic and Ollama models.
+"""A language model as an author, through LangChain: OpenAI-compatible, Anthropic and Ollama models alike.
 
 It refines serially first: each attempt sees the last one with the judge's verdict. Once that brings nothing better,
 it asks for several versions of the same prompt at a higher temperature. Budgets on tokens, calls and time end it.

@@ -1,7 +1,7 @@
 """What a language model is told and what is taken from its reply: pure text, no model.
 
 The prompt holds the task (the reference's own source, shapes, the roofline), the rules that the judge applies, a
-few contrastive pairs (two correct kernels that look alike, the faster and the slower one, with what differs: CUDA-L1,
+few contrastive pairs (two correct kernels that look alike, the faster and the slower, with what differs: CUDA-L1,
 arXiv 2507.14111) and what the judge said about the latest attempt. Code is taken from between two markers, or from
 the one fenced block of a reply; anything else is no kernel. Nothing that a model says is believed: it is judged.
 """
@@ -30,7 +30,7 @@ _SHOWN_CHARS = 6_000
 
 RULES = f"""You write GPU kernels in Triton 3.6 or newer for one NVIDIA GPU.
 Reply with one complete Python file between a line `{BEGIN}` and a line `{END}`, and nothing else after it.
-The file defines `entry(*inputs)`, which takes the inputs listed below and returns the outputs (a tensor or a tuple).
+The file defines `entry(*inputs)`, which takes the inputs listed below and returns the outputs (one or a tuple).
 A judge that you cannot see runs it in a sandbox and decides; it holds every claim against a float64 reference.
 - Only torch (allocation: empty, empty_like, zeros; attributes), triton and triton.language may be imported.
 - All arithmetic happens in your own @triton.jit kernels: no torch operators, no library calls, no try/except.

@@ -28,14 +28,14 @@ def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:
     def admits(config: Config) -> bool:
         rows, warps, waves, stages = (int(config[k]) for k in ("rows", "warps", "waves", "stages"))
         held = rows * width / (32 * warps)
-        return 2 <= held <= registers and (waves > 0 or stages == 1)
+        return 4 <= held <= registers and (waves > 0 or stages == 1)
 
     return Space.of(
         admits,
-        rows=(1, 2, 4, 8),
-        warps=(1, 2, 4, 8, 16, 32),
-        waves=(0, 1, 2, 4, 8),
-        stages=(1, 2, 3),
+        rows=(1, 2, 4),
+        warps=(1, 2, 4, 8, 16),
+        waves=(0, 4, 8),
+        stages=(1, 3),
         load=POLICIES,
         store=POLICIES,
     )

@@ -108,13 +108,13 @@ class FusedMlp:
             second = (stages * bk * (cm + cn) + cm * cn) * wide
             held = 2 * bm * bn / (32 * warps)
             paired = config["persistent"] or not config["specialised"]
-            return max(first, second) <= 227 << 10 and 32 <= held <= 128 and cm * cn <= 128 * 256 and bool(paired)
+            return max(first, second) <= 227 << 10 and 64 <= held <= 128 and cm * cn <= 128 * 256 and bool(paired)
 
         return Space.of(
             admits,
             bm=(64, 128, 256),
             bn=(64, 128),
-            bk=(32, 64),
+            bk=(64,),
             cm=(128, 256),
             cn=(128, 256),
             stages=(2, 3, 4),

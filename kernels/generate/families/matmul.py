@@ -127,7 +127,7 @@ class Matmul:
             tma = config["way"] == "tma"
             room = stages * bk * (bm + bn) * wide + (bm * bn * wide // int(config["split"]) if tma else 0)
             held = bm * bn / (32 * warps)
-            fits = room <= 227 << 10 and 32 <= held <= 128
+            fits = room <= 227 << 10 and 64 <= held <= 128
             whole = tma or (config["persistent"] == 0 and config["split"] == 1 and config["specialised"] == 0)
             return fits and whole and not (config["specialised"] and not config["persistent"])
 
@@ -136,8 +136,8 @@ class Matmul:
             way=("pointers", "tma"),
             bm=(64, 128, 256),
             bn=(64, 128, 256),
-            bk=(32, 64, 128),
-            stages=(2, 3, 4, 5),
+            bk=(64, 128),
+            stages=(3, 4, 5),
             warps=(4, 8),
             group=(4, 8, 16),
             persistent=(0, 1),

@@ -87,10 +87,10 @@ class ParticleWeights:
 
         return Space.of(
             admits,
-            block=(512, 1024, 2048, 4096),
+            block=(1024, 2048, 4096),
             warps=(2, 4, 8),
-            turns=(1, 2, 4),
-            last=(2048, 4096),
+            turns=(1, 2),
+            last=(1024, 2048, 4096),
             spans=(2, 4, 8),
             load=POLICIES,
             store=POLICIES,

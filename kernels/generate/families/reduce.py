@@ -86,14 +86,14 @@ class Reduce:
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
             rows, chunk, warps = (int(config[k]) for k in ("rows", "chunk", "warps"))
-            return 4 <= rows * chunk / (32 * warps) <= 128
+            return 4 <= rows * chunk / (32 * warps) <= 64
 
         return Space.of(
             admits,
-            rows=(1, 2, 4),
-            chunk=(512, 1024, 2048, 4096, 8192, 16384),
-            warps=(1, 2, 4, 8, 16),
-            stages=(1, 2, 3, 4),
+            rows=(1, 2),
+            chunk=(512, 1024, 2048, 4096, 8192, 16384, 32768),
+            warps=(4, 8, 16, 32),
+            stages=(1, 2, 3),
             load=POLICIES,
         )
 

@@ -109,12 +109,12 @@ class Rotary:
 
         def admits(config: Config) -> bool:
             held = int(config["tile"]) * width / (32 * int(config["warps"]))
-            return 2 <= held <= 32
+            return 4 <= held <= 32
 
         places = ("new",) if problem == "rotary_interleaved" else ("new", "in_place")
         return Space.of(
             admits,
-            tile=(1, 2, 4, 8, 16, 32, 64),
+            tile=(2, 4, 8, 16, 32, 64),
             heads=(1, 2, 4, 8),
             warps=(1, 2, 4, 8),
             load=POLICIES,

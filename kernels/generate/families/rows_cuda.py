@@ -129,7 +129,8 @@ LAYER_RESULT = """                float w[8], b[8];
                 for (int k = 0; k < 8; ++k) v[k] = fmaf((v[k] - mean) * scale, w[k], b[k]);
 """
 _SHARE = """    uint4* shared_{name} = reinterpret_cast<uint4*>(memory) + (WARPS * STAGES + {place}) * VECTORS;
-    for (int i = threadIdx.x; i < VECTORS; i += WARPS * 32) shared_{name}[i] = reinterpret_cast<const uint4*>({name})[i];
+    for (int i = threadIdx.x; i < VECTORS; i += WARPS * 32)
+        shared_{name}[i] = reinterpret_cast<const uint4*>({name})[i];
 """
 _PARTS = {
     "softmax": (SOFTMAX, SOFTMAX_RESULT, (), ""),
@@ -149,14 +150,14 @@ class RowsCuda:
 
         def admits(config: Config) -> bool:
             rows = int(config["warps"]) * int(config["stages"]) * int(config["blocks"])
-            return 2 * case["n"] * (rows + weights * int(config["blocks"])) <= SHARED_BYTES - 2048
+            return 48 << 10 <= 2 * case["n"] * (rows + weights * int(config["blocks"])) <= SHARED_BYTES - 2048
 
         return Space.of(
             admits,
-            warps=(4, 6, 8, 10, 12, 16, 24),
-            stages=(1, 2, 3, 4, 6),
-            blocks=(1, 2, 3),
-            unroll=(1, 2, 4),
+            warps=(4, 8, 12, 16, 24),
+            stages=(1, 2, 3, 4),
+            blocks=(1, 2),
+            unroll=(2, 4),
             hint=(0, 1),
             store=("__stcs", "__stcg"),
         )

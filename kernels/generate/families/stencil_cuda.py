@@ -80,9 +80,9 @@ class StencilCuda:
     def space(self, problem: str, case: Case) -> Space:
         return Space.of(
             threads=(32, 64, 128, 256),
-            height=(4, 8, 12, 16, 24, 32),
-            load=("__ldg", "__ldcs", "__ldcg"),
-            store=("__stcs", "__stcg", "__stwt", "__stwb"),
+            height=(4, 6, 8, 12, 16),
+            load=("__ldg", "__ldcs"),
+            store=("__stcs", "__stcg"),
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:

@@ -133,13 +133,13 @@ class StreamCuda:
                 int(config[k]) for k in ("warps", "stages", "chunk", "blocks", "group")
             )
             room = 512 * chunk * warps * stages * blocks
-            return 48 << 10 <= room <= SHARED_BYTES - 2048 and chunk % group == 0
+            return 96 << 10 <= room <= SHARED_BYTES - 2048 and chunk % group == 0
 
         return Space.of(
             admits,
-            warps=(4, 8, 12, 16),
-            stages=(2, 3, 4, 6),
-            chunk=(2, 4, 8, 16),
+            warps=(4, 8, 16),
+            stages=(2, 3, 4),
+            chunk=(4, 8, 16),
             group=(1, 2, 4),
             blocks=(1, 2),
             hint=(0, 1),
