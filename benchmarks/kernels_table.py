@@ -4,8 +4,9 @@
 
 For each row the best known configuration gets a whole verdict of the judge (correctness in all its stages, then the
 timed race against every peer that is near the best); where it is refused, the next best does, and the row says so.
-Peers that are not near are told with the time that they take alone. A copy of equal bytes is timed beside each row, by the same clock. Each GPU has
-a judge of its own and takes one row after the other; a row's peers and ours run on one GPU. Needs CUDA GPUs.
+Peers that are not near are told with the time that they take alone. A copy of equal bytes is timed beside each row,
+by the same clock. Each GPU has a judge of its own and takes one row after the other; a row's peers and ours run on
+one GPU. Needs CUDA GPUs.
 Writes benchmarks/results/kernels_table.json, after every row.
 """
 
