@@ -24,7 +24,8 @@ from detectors.episodes import Alarm, Episodes
 from detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
 from detectors.snapshot import pack, unpack
 
-VERSION = 2
+VERSION = 3
+"""1, 2: no memory of the lowest loss of a watch; a watch that is open goes on from its next step."""
 HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 140, 156, 171, 172})
 _SAY = {
     Why.FAR: "stays far above its baseline",
@@ -292,7 +293,7 @@ class Divergence:
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
-        _, meta, arrays = unpack(state, self.name, (1, VERSION))
+        _, meta, arrays = unpack(state, self.name, (1, 2, VERSION))
         fresh = Divergence(self.settings)
         fresh.machine.table.load(meta["subjects"], arrays)
         fresh._episodes.load(meta["episodes"])
