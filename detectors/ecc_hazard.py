@@ -50,7 +50,7 @@ class Stratum:
 CORRECTED = Stratum("corrected errors only", 1083, 6, 0, 0, 0)
 CONSUMED = Stratum("an uncorrected error, consumed", 43, 22, 5, 10, 15)
 CONSUMED_AGAIN = Stratum("consumed uncorrected errors, again within a day", 17, 13, 0, 1, 3)
-LATENT = Stratum("an uncorrected error that no program read", 5, 3, 1, 2, 2)
+LATENT = Stratum("an uncorrected error that no program read", 5, 4, 1, 2, 2)
 LATENT_AGAIN = Stratum("uncorrected errors that no program read, again within a day", 38, 2, 7, 33, 36)
 STRATA = (CORRECTED, CONSUMED, CONSUMED_AGAIN, LATENT, LATENT_AGAIN)
 

@@ -336,7 +336,11 @@ class LossMachine:
         _, sigma, progress = self.scales(ready)
         error = sigma / np.sqrt(4 * BLOCK_STEPS)
         limit = np.maximum.reduce([6.0 * error, self.settings.drift_level * np.abs(best), 0.02 * progress])
-        drift = (now - best > limit) & (now - before > error) & (levels[:, -1] > best + limit)
+        # One jump that falls again is no drift: it must have risen before, and go on.
+        quarters = levels.reshape(len(ready), 4, 2).mean(axis=2)
+        error = sigma / np.sqrt(2 * BLOCK_STEPS)
+        goes_on = (quarters[:, 3] > quarters[:, 2] - error) & (quarters[:, 2] - quarters[:, 0] > error)
+        drift = (now - best > limit) & (now - before > error) & (levels[:, -1] > best + limit) & goes_on
         table["best_level"][ready] = np.minimum(best, 0.5 * (now + before))
         drifted = ready[drift]
         self._settle(drifted, Why.DRIFT)

@@ -1,4 +1,4 @@
-"""A loss that jumps with its data and falls again is no divergence, however slowly it falls; one that stays up is."""
+"""A loss that jumps with its data and falls again is no divergence, however slowly; one that stays up is."""
 
 from __future__ import annotations
 
