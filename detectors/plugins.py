@@ -9,6 +9,7 @@ from detectors.hang import Hang
 from detectors.interconnect import Interconnect
 from detectors.kernel_events import KernelEvents
 from detectors.memory_leak import MemoryLeak
+from detectors.multivariate import Multivariate
 from detectors.source import SourceLost
 from detectors.stall import DataStall
 from detectors.straggler import Straggler
@@ -23,6 +24,7 @@ ALL = (
     Interconnect,
     KernelEvents,
     MemoryLeak,
+    Multivariate,
     SourceLost,
     DataStall,
     Straggler,

@@ -11,7 +11,7 @@ import pytest
 
 import detectors
 from detectors.base import Detector, SnapshotError
-from detectors.check import HOSTILE, SILENT, World, faults, problems, run
+from detectors.check import HOSTILE, SILENT, World, faults, make, problems, run
 from detectors.plugins import ALL
 
 SAVED = Path(__file__).parent / "snapshots"
@@ -31,7 +31,7 @@ def test_every_detector_class_in_the_package_is_in_the_tuple_and_counted() -> No
             if "plugin" in vars(member) and isinstance(vars(member)["plugin"], str):
                 found.add(member)
     assert found == set(ALL)
-    assert len(ALL) == len({kind.plugin for kind in ALL}) == 12
+    assert len(ALL) == len({kind.plugin for kind in ALL}) == 13
     assert len(SILENT) + len(HOSTILE) == 10
 
 
@@ -51,9 +51,9 @@ def test_a_state_that_an_earlier_version_saved_is_taken_back(kind) -> None:  # t
     world = World()
     ticks, inventory = list(faults(world)), world.inventory()
     for file in files:
-        detector: Detector = kind()
+        detector: Detector = make(kind)
         detector.restore(file.read_bytes())
-        fresh = kind()
+        fresh = make(kind)
         run(fresh, ticks[:120], inventory)
         before = {f.episode for f in fresh.update(ticks[120], inventory)}
         after = {f.episode for f in detector.update(ticks[120], inventory)}
