@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agent.cli_history import COMMANDS
 from agent.silence_cli import app as silence_app
 from agent.terminal import AsJson, Config, operator, print_json, print_rich, stored, tell
 from kernels.cli import app as kernels_app
@@ -26,6 +27,8 @@ app.add_typer(config_app, name="config")
 app.add_typer(audit_app, name="audit")
 app.add_typer(kernels_app, name="kernels")
 app.add_typer(silence_app, name="silence")
+for _command in COMMANDS:
+    app.command()(_command)
 
 IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
 

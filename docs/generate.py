@@ -22,6 +22,11 @@ _ABOUT_SETTINGS = (
     "`NIGHTSHIFT_` and its path with `__`, such as `NIGHTSHIFT_STORE__URL`. `nightshift config check FILE` "
     "names every mistake with its line.\n"
 )
+_ABOUT_DETECTORS = (
+    "What each detector finds, what it needs, and the false alarms that it states. *Claim*: the rate is not yet "
+    "measured on enough healthy telemetry ([figures](figures.md)); *event*: how often the event itself occurs, "
+    "and the share with a fault behind it. [How the rates become pages](../concepts/alarm-budget.md).\n"
+)
 _ABOUT_COMMANDS = (
     "Exit codes: 0 done, 1 the answer is no, 2 something has to be changed (said on standard error), "
     "75 trying again may work.\n"
@@ -35,6 +40,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "metrics.md": metrics_page(),
         "telemetry.md": telemetry_page(),
+        "detectors.md": detectors_page(),
         "figures.md": _NOTE.replace("the code", "benchmarks/results") + figures_page(),
         "../concepts/lifecycle.md": lifecycle_page(),
         "../../helm/nightshift/values.schema.json": chart_schema(),
@@ -76,6 +82,35 @@ def chart_schema() -> str:
 def _named(part: object) -> set[str]:
     """Definitions that a part of a schema refers to."""
     return set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(part)))
+
+
+def detectors_page() -> str:
+    """What each detector promises, in its own words."""
+    from agent.lookback_signals import LOGS, NEEDS
+    from detectors.base import RateBasis
+    from detectors.plugins import ALL
+
+    lines = [
+        _NOTE,
+        "# Detectors\n",
+        _ABOUT_DETECTORS,
+        "| detector | finds | states, per 1,000 series-days | of | basis | where the rate comes from |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind in ALL:
+        detector = kind()
+        stated = detector.stated
+        basis = "event" if stated.basis is RateBasis.EVENT else "claim" if stated.tail is None else "measured tail"
+        if stated.precision is not None:
+            basis += f", precision {stated.precision:.2f}"
+        faults = ", ".join(f"`{fault}`" for fault in detector.faults)
+        rate = f"{stated.per_1000_series_days:.3g}"
+        lines.append(f"| `{detector.name}` | {faults} | {rate} | {stated.series} | {basis} | {stated.source} |")
+    for kind in ALL:
+        about = (sys.modules[kind.__module__].__doc__ or "").strip()
+        needs = ", ".join(f"`{name}`" for name in NEEDS.get(kind.plugin, ())) or LOGS[kind.plugin]
+        lines += ["", f"## {kind.plugin}", "", about, "", f"Needs: {needs}. [Settings](settings.md)."]
+    return "\n".join(lines) + "\n"
 
 
 # Settings ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,175 @@
+"""Commands that learn from the past: `nightshift lookback` and `nightshift learn`. Neither changes anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agent.terminal import AsJson, Config
+
+if TYPE_CHECKING:
+    from agent.lookback import OwnEvent
+    from collectors.prometheus_range import RangeReader
+    from collectors.tick import Tick
+
+
+def lookback(
+    prometheus: Annotated[str, typer.Option(help="URL of your Prometheus (Thanos, Mimir, VictoriaMetrics)")],
+    days: Annotated[float, typer.Option(min=0.01, max=400, help="How far back to look")] = 10.0,
+    step_s: Annotated[float, typer.Option(min=1, help="Time between two looks (s)")] = 60.0,
+    load: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the time a query may be under way")] = 0.5,
+    matchers: Annotated[str, typer.Option(help='Of every query, such as cluster="prod-1"')] = "",
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tells what Nightshift would have told you lately. Needs a Prometheus and no rights in the cluster."""
+    from agent.construct import build_detectors
+    from agent.lookback import look_back, report
+    from agent.lookback_page import as_json_values, as_text
+    from agent.lookback_signals import blind_signals
+    from agent.settings import load as load_settings
+    from collectors.base import Permanent
+    from collectors.http import checked_url
+    from collectors.prometheus import PrometheusCollector
+    from collectors.prometheus_range import RangeReader
+    from collectors.subject import Inventory
+
+    settings = load_settings(config)
+    end_s = time.time() // step_s * step_s
+    start_s = end_s - days * 86400.0
+    try:
+        source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
+    except Permanent as error:
+        raise Permanent(f"--prometheus: {error}") from error
+    reader, inventory = RangeReader(source, step_s, load=load), Inventory(settings.cluster)
+    say = sys.stderr.isatty() and not as_json
+    last_told = [0.0]
+
+    def progress(at_s: float) -> None:
+        if say and time.monotonic() - last_told[0] > 1.0:
+            last_told[0] = time.monotonic()
+            typer.echo(f"\r{100 * (at_s - start_s) / (end_s - start_s):3.0f} % ", nl=False, err=True)
+
+    try:
+        own, has_record = _own_record(reader, start_s, end_s, step_s)
+        detectors = build_detectors(_at_pace(settings.detectors, step_s))
+        incidents, gpus = look_back(
+            reader.ticks(start_s, end_s, inventory), inventory, detectors, settings.budget, progress
+        )
+    finally:
+        reader.close()
+    blind = blind_signals(reader.reading.series, has_record)
+    told = report(incidents, own, has_record, (start_s, end_s), gpus, settings.budget, blind, reader.reading.failed)
+    if as_json:
+        typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(as_text(told, reader.reading), nl=False)
+
+
+def _at_pace(entries: Any, step_s: float) -> Any:
+    """The detectors' settings for looks that are `step_s` apart: a bucket of the leaks' test against peers is not
+    shorter than a look. A gap is told as such, so the detector of lost sources has no part in it."""
+    leak, source = entries.memory_leak, entries.source
+    wide_s = max(leak.contrast_bucket_s, step_s)
+    return entries.model_copy(
+        update={
+            "memory_leak": leak.model_copy(update={"contrast_bucket_s": wide_s}),
+            "source": source.model_copy(update={"enabled": False}),
+        }
+    )
+
+
+def _own_record(reader: RangeReader, start_s: float, end_s: float, step_s: float) -> tuple[list[OwnEvent], bool]:
+    """Cordons and unready nodes by kube-state-metrics, and whether it is there at all."""
+    import numpy as np
+
+    from agent.lookback import own_events
+    from agent.lookback_signals import CORDONS, READY
+    from collectors.http import SourceError
+    from collectors.prometheus_range import MOST_POINTS
+
+    asks = (
+        ("cordoned", f"max by (node) ({CORDONS})", 0.5),
+        ("not ready", f'1 - max by (node) ({READY}{{condition="Ready",status="true"}})', 0.5),
+    )
+    found: list[OwnEvent] = []
+    known = False
+    for kind, query, above in asks:
+        first_s = start_s
+        while first_s < end_s:
+            last_s = min(first_s + (MOST_POINTS - 1) * step_s, end_s)
+            try:
+                matrix = reader.matrix(query, first_s, last_s, step_s)
+            except SourceError as error:
+                reader.reading.failed.append(f"{kind} nodes: {error}")
+                break
+            known |= kind == "cordoned" and bool(np.isfinite(matrix.values).any())
+            names = [str(labels.get("node", "")) for labels in matrix.labels]
+            found += own_events(kind, names, matrix.t_s.tolist(), (matrix.values > above).tolist())
+            first_s = last_s
+    return sorted(found, key=lambda e: (e.at_s, e.node)), known
+
+
+def learn(
+    recordings: Annotated[
+        list[Path], typer.Argument(help="Healthy recordings, as `nightshift record` writes them")
+    ],
+    sku: Annotated[str, typer.Option(help="Part of the GPUs' model name, such as H200")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (JSON)")],
+    metrics: Annotated[
+        str, typer.Option(help="Comma-separated; default: utilisation, power, temperature, clock")
+    ] = "",
+) -> None:
+    """Learns what GPUs usually look like, for the multivariate detector. Needs scikit-learn."""
+    from agent.config_file import ConfigError
+    from collectors.metrics import BY_NAME
+    from detectors.learning import METRICS, Plan, looks
+    from detectors.learning import learn as learn_model
+
+    chosen = tuple(name.strip() for name in metrics.split(",") if name.strip()) or METRICS
+    if unknown := [name for name in chosen if name not in BY_NAME]:
+        raise ConfigError(
+            [f"--metrics: {name!r} is not a metric (docs/reference/telemetry.md)" for name in unknown]
+        )
+    plan = Plan(sku, chosen)
+    model = learn_model(looks(_recorded(recordings, sku), plan), plan, f"{len(recordings)} recordings of {sku}")
+    model.save(output)
+    days = model.tail.series_days
+    typer.echo(
+        f"{len(model.weights)} classes of workload, calibrated on {days:.2f} GPU-days with {model.tail.episodes} "
+        f"episodes: measured down to {model.tail.measured_to:.0f} false alarms per 1,000 GPU-days"
+    )
+
+
+def _recorded(paths: list[Path], sku: str) -> Iterator[Tick]:
+    """The ticks of all recordings, with only the GPUs of that model; those of unknown model count."""
+    from dataclasses import replace
+
+    from collectors.frame import SeriesIndex
+    from collectors.recording import read
+    from collectors.subject import Subject, SubjectKind
+
+    models: dict[Subject, str] = {}
+    for path in paths:
+        for recorded in read(path):
+            for subject, facts in (recorded.facts or {}).items():
+                models[subject] = facts.get("model", models.get(subject, ""))
+            frame = recorded.tick.frames.get(SubjectKind.GPU)
+            if frame is None:
+                continue
+            keep = [n for n, s in enumerate(frame.index.subjects) if sku in (models.get(s) or sku)]
+            index = SeriesIndex(frame.kind, tuple(frame.index.subjects[n] for n in keep))
+            observed = frame.observed_at_s if len(frame.observed_at_s) == 1 else frame.observed_at_s[keep]
+            own = replace(
+                frame, index=index, values=frame.values[keep], epoch=frame.epoch[keep], observed_at_s=observed
+            )
+            yield replace(recorded.tick, frames={SubjectKind.GPU: own})
+
+
+COMMANDS: tuple[Any, ...] = (lookback, learn)

@@ -1,0 +1,111 @@
+"""A look-back as text for a terminal, and as JSON: the answer first, then what it rests on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from agent.console.words import duration, full_time
+from agent.lookback import LEAD_S, Report, Seen, Warned
+from agent.records import plain
+from collectors.prometheus_range import Reading
+
+
+def as_text(told: Report, reading: Reading) -> str:
+    """Everything on a page or two."""
+    days = (told.end_s - told.start_s) / 86400.0
+    cost = f"{reading.queries} queries, {reading.samples:,} samples, {reading.busy_s:.0f} s of the server's time"
+    lines = [
+        f"{days:.3g} days to {full_time(told.end_s)}: {told.gpus} GPUs, {len(told.incidents)} incidents",
+        f"({cost}, {reading.rested_s:.0f} s rested between them)",
+        "",
+        "INCIDENTS THAT NIGHTSHIFT WOULD HAVE OPENED",
+    ]
+    lines += [f"  {_seen(seen)}" for seen in told.incidents] or ["  None."]
+    lines += ["", "YOUR OWN RECORD: nodes that were cordoned or not ready, and the earliest alarm before"]
+    if not told.own_record:
+        lines.append("  Not known: this Prometheus has no kube-state-metrics.")
+    elif not told.warned:
+        lines.append("  No node was cordoned or not ready.")
+    lines += [f"  {_warned(w)}" for w in told.warned]
+    if told.warned:
+        early = sum(w.lead_s > 0 for w in told.warned)
+        lines.append(f"  Warned before {early} of {len(told.warned)}; missed {len(told.missed)}.")
+    low, high = told.interval
+    rate = f"{told.per_week:.2g} per week (95 % interval {low:.2g} to {high:.2g})"
+    lines += [
+        "",
+        "FALSE ALARMS: pages by statistics that no event of yours explains; an upper bound, some may be true",
+        f"  {len(told.unexplained)}, which is {rate}; the budget is {told.budget_per_week:g}",
+        "",
+        "BLIND: signals that this Prometheus does not have, and how to enable them",
+    ]
+    for blind in told.blind:
+        lines += [f"  {blind.signal}: {', '.join(blind.detectors)}", f"    {blind.how}"]
+    if not told.blind:
+        lines.append("  None.")
+    if told.gaps:
+        lines += ["", f"NOT READ ({len(told.gaps)} queries failed): what is said above knows nothing of these"]
+        lines += [f"  {gap}" for gap in told.gaps[:10]]
+    return "\n".join(lines) + "\n"
+
+
+def _seen(seen: Seen) -> str:
+    where = " · ".join(part for part in (seen.node, seen.job) if part) or seen.cause.subject.name
+    quiet = "" if seen.pages else " [no page: weaker than the budget allows]"
+    return f"{full_time(seen.opened_s)}  {seen.cause.fault}  {where}\n      {seen.cause.summary}{quiet}"
+
+
+def _warned(w: Warned) -> str:
+    head = f"{full_time(w.event.at_s)}  {w.event.node} {w.event.kind}: "
+    if w.first is None:
+        return head + f"MISSED: no alarm on it in the {LEAD_S / 3600:.0f} h before"
+    when = f"{duration(w.lead_s)} before" if w.lead_s >= 0 else f"only {duration(-w.lead_s)} after"
+    return head + f"{w.first.cause.fault} told {when}"
+
+
+def as_json_values(told: Report, reading: Reading) -> dict[str, Any]:
+    """Plain JSON values; NaN becomes null."""
+    return {
+        "start_s": told.start_s,
+        "end_s": told.end_s,
+        "gpus": told.gpus,
+        "incidents": [_seen_json(seen) for seen in told.incidents],
+        "own_record": told.own_record,
+        "own_events": [
+            {
+                "kind": w.event.kind,
+                "node": w.event.node,
+                "at_s": w.event.at_s,
+                "first_alarm": None if w.first is None else _seen_json(w.first),
+                "lead_s": None if math.isnan(w.lead_s) else w.lead_s,
+            }
+            for w in told.warned
+        ],
+        "missed": len(told.missed),
+        "unexplained": len(told.unexplained),
+        "false_pages_per_week": told.per_week,
+        "false_pages_per_week_interval": list(told.interval),
+        "budget_per_week": told.budget_per_week,
+        "blind": [plain(blind) for blind in told.blind],
+        "gaps": list(told.gaps),
+        "queries": reading.queries,
+        "samples": reading.samples,
+        "server_busy_s": reading.busy_s,
+        "rested_s": reading.rested_s,
+    }
+
+
+def _seen_json(seen: Seen) -> dict[str, Any]:
+    return {
+        "opened_s": seen.opened_s,
+        "fault": str(seen.cause.fault),
+        "subject": str(seen.cause.subject),
+        "since_s": seen.cause.since.t_s,
+        "node": seen.node,
+        "job": seen.job,
+        "summary": seen.cause.summary,
+        "pages": seen.pages,
+        "by_event": seen.event,
+        "detectors": sorted({f.detector for f in seen.findings}),
+    }

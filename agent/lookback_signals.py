@@ -1,0 +1,93 @@
+"""Which detector needs which signal, which of them this Prometheus has, and how to get the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from collectors.metrics import METRICS
+from collectors.subject import SubjectKind
+
+LOGS = {
+    "divergence": "training logs (loss)",
+    "straggler": "training logs with each rank's own times",
+    "hang": "training logs (steps)",
+    "stall": "training logs (steps)",
+    "kernel_events": "the kernel log",
+    "source": "Nightshift's own looks",
+}
+"""What no Prometheus holds, by detector."""
+NEEDS = {
+    "ecc": (
+        "gpu_ecc_sbe_total",
+        "gpu_ecc_dbe_total",
+        "gpu_remapped_rows_correctable",
+        "gpu_remapped_rows_uncorrectable",
+        "gpu_row_remap_failure",
+        "gpu_row_remap_pending",
+    ),
+    "gpu_lost": ("gpu_memory_used_bytes",),
+    "interconnect": ("gpu_pcie_replay_total", "gpu_nvlink_crc_errors_total"),
+    "memory_leak": (
+        "gpu_memory_used_bytes",
+        "gpu_memory_free_bytes",
+        "container_memory_anonymous_bytes",
+        "container_memory_limit_bytes",
+    ),
+    "multivariate": (
+        "gpu_utilization_percent",
+        "gpu_power_w",
+        "gpu_temperature_c",
+        "gpu_sm_clock_mhz",
+    ),
+    "throttle": ("gpu_sm_clock_mhz", "gpu_throttle_reasons", "gpu_utilization_percent"),
+    "xid": ("gpu_xid_last",),
+}
+CORDONS = "kube_node_spec_unschedulable"
+READY = "kube_node_status_condition"
+
+
+@dataclass(frozen=True)
+class Blind:
+    """A signal that is not there, the detectors that miss it, and what to do."""
+
+    signal: str
+    detectors: tuple[str, ...]
+    how: str
+
+
+def blind_signals(series: Mapping[str, int], own_record: bool) -> list[Blind]:
+    """series: how many series of each of our metrics were found."""
+    found = []
+    for metric in dict.fromkeys(name for needs in NEEDS.values() for name in needs):
+        if not series.get(metric):
+            by = tuple(detector for detector, needs in NEEDS.items() if metric in needs)
+            found.append(Blind(metric, by, how_to_enable(metric)))
+    by_log: dict[str, list[str]] = {}
+    for detector, what in LOGS.items():
+        if detector != "source":
+            by_log.setdefault(what, []).append(detector)
+    for what, detectors in by_log.items():
+        how = (
+            "run `nightshift node` on the node, or name a `node_log` source"
+            if what == "the kernel log"
+            else "name a `training_logs` source; a Prometheus does not hold it"
+        )
+        found.append(Blind(what, tuple(detectors), how))
+    if not own_record:
+        how = "scrape kube-state-metrics: without it nobody can say what you cordoned, and when"
+        found.append(Blind(CORDONS, ("this look-back",), how))
+    return found
+
+
+def how_to_enable(metric: str) -> str:
+    """One sentence for an operator."""
+    known = next(m for m in METRICS if m.name == metric)
+    if known.kind is SubjectKind.GPU:
+        return (
+            f"add `{known.exported_as}, {known.type}, {known.help}` to dcgm-exporter's counters file "
+            "(helm/nightshift/files/dcgm-counters.csv is a whole one), or run `nightshift node`"
+        )
+    if known.kind is SubjectKind.CONTAINER:
+        return f"scrape the kubelet's /metrics/cadvisor, which exports `{known.exported_as}`"
+    return f"scrape node-exporter, which exports `{known.exported_as}`"

@@ -1,0 +1,257 @@
+"""The past of a Prometheus as ticks: range queries, one at a time, resting as long as the server worked.
+
+A look-back must not disturb the server that a rota depends on: one query is under way at any time, each answer is
+bounded in samples, and after each the reader waits at least as long as the answer took. A metric that nobody
+exports is asked for once. What could not be read is a gap: its ticks say that the source was lost.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collectors.base import Permanent
+from collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus
+from collectors.gpu_labels import IDENTITY, GpuLabels
+from collectors.http import Answer, Fetcher, Request, SourceError
+from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.metrics import Metric, of_kind
+from collectors.pages import source_subject
+from collectors.prometheus import _KEYS, PrometheusCollector, _subject, query_for
+from collectors.prometheus_api import Matrix, instant, over_range, read_matrix, read_vector
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+
+KINDS = (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE)
+MOST_VALUES = 8_000_000
+"""Values held at once: a chunk of the past is as long as that allows."""
+MOST_POINTS = 10_000
+"""Points per series and answer: Prometheus refuses more than 11,000."""
+LABELS_EVERY_S, SOONER_S = 3600.0, 600.0
+"""How often who holds what is asked for; sooner where more GPUs are seen than when it was last asked."""
+TRIES = 3
+
+
+@dataclass
+class Reading:
+    """What reading the past cost and did not get. series: most series at once per metric; 0 = nobody exports it."""
+
+    queries: int = 0
+    samples: int = 0
+    busy_s: float = 0.0
+    rested_s: float = 0.0
+    series: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+
+class RangeReader:
+    """Ticks of a time range. `load` is the share of the time in which a query may be under way."""
+
+    def __init__(
+        self,
+        settings: PrometheusCollector.Settings,
+        step_s: float,
+        *,
+        load: float = 0.5,
+        timeout_s: float = 60.0,
+        sleep: Callable[[float], None] = time.sleep,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not (0 < load <= 1 and step_s > 0):
+            raise ValueError("load is a share of the time, step_s is positive")
+        self._settings, self.step_s, self._load = settings, step_s, load
+        self._timeout_s, self._sleep, self._timer = timeout_s, sleep, timer
+        self._fetcher = Fetcher(
+            settings.http, max_bytes=256 * 2**20, accept="application/json", compress=True, parallel=1, timer=timer
+        )
+        self._source = source_subject("prometheus", settings.url)
+        self._labels = GpuLabels(settings.workload, timer)
+        self.reading = Reading()
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def matrix(self, query: str, start_s: float, end_s: float, step_s: float) -> Matrix:
+        """One range query of at most MOST_POINTS points. Raises SourceError after three tries, Permanent at once
+        where credentials or the address are wrong."""
+        answer = self._ask(over_range(self._settings.url, query, start_s, end_s, step_s))
+        found = read_matrix(answer, start_s, end_s, step_s)
+        self.reading.samples += int(np.isfinite(found.values).sum())
+        return found
+
+    def ticks(self, start_s: float, end_s: float, inventory: Inventory) -> Iterator[Tick]:
+        """Oldest first, `step_s` apart, aligned to multiples of it."""
+        start_s = math.ceil(start_s / self.step_s) * self.step_s
+        wanted = [(kind, self._exported(kind, start_s, end_s)) for kind in KINDS if kind in self._settings.kinds]
+        indices: dict[SubjectKind, SeriesIndex] = {}
+        labelled_s, labelled, xids = -math.inf, 0, _Xids(self._source.name)
+        chunk = self._steps(wanted)
+        first_s = start_s
+        while first_s <= end_s:
+            last_s = min(first_s + (chunk - 1) * self.step_s, end_s)
+            blocks: dict[SubjectKind, tuple[tuple[str, ...], Floats]] = {}
+            problem = ""
+            for kind, metrics in wanted:
+                try:
+                    blocks[kind] = self._block(kind, metrics, first_s, last_s, indices)
+                except SourceError as error:
+                    problem = str(error)
+                    self.reading.failed.append(f"{kind} at {first_s:.0f}: {error}")
+            for number in range(math.floor((last_s - first_s) / self.step_s + 1e-9) + 1):
+                at_s = first_s + number * self.step_s
+                frames = {
+                    kind: self._frame(kind, metrics, values[number], indices, at_s)
+                    for kind, (metrics, values) in blocks.items()
+                }
+                gpus = frames.get(SubjectKind.GPU)
+                seen = 0 if gpus is None else int(np.isfinite(gpus.values).any(axis=1).sum())
+                if seen and at_s - labelled_s >= (SOONER_S if seen > labelled else LABELS_EVERY_S):
+                    labelled_s, labelled = at_s, seen
+                    self._tell_labels(inventory, at_s)
+                yield self._tick(at_s, frames, problem, xids, inventory)
+            first_s = last_s + self.step_s
+
+    def _tick(
+        self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, xids: _Xids, inventory: Inventory
+    ) -> Tick:
+        status = SourceStatus(
+            self._source,
+            at_s,
+            not problem,
+            Reason.UNREACHABLE if problem else None,
+            problem,
+            covers=self._labels.nodes(),
+        )
+        shown = {kind: frame for kind, frame in frames.items() if len(frame.index)}
+        gpus = shown.get(SubjectKind.GPU)
+        events = xids.take(gpus, inventory) if gpus is not None else ()
+        return Tick(at_s, shown, logs=[e.record for e in events], events=events, sources=(status,))
+
+    def _exported(self, kind: SubjectKind, start_s: float, end_s: float) -> list[Metric]:
+        """The metrics of a kind that anybody exported in the range: one small query each."""
+        found = []
+        step_s = max((end_s - start_s) / 50.0, self.step_s)
+        for metric in of_kind(kind):
+            query = f"count({query_for(kind, metric, self._settings.matchers)})"
+            try:
+                counts = self.matrix(query, start_s, end_s, step_s).values
+            except SourceError as error:
+                self.reading.failed.append(f"{metric.name}: {error}")
+                counts = np.zeros((0, 0))
+            most = int(np.nanmax(counts)) if np.isfinite(counts).any() else 0
+            self.reading.series[metric.name] = most
+            if most:
+                found.append(metric)
+        return found
+
+    def _steps(self, wanted: Sequence[tuple[SubjectKind, list[Metric]]]) -> int:
+        cells = sum(self.reading.series[m.name] for _, metrics in wanted for m in metrics)
+        return max(1, min(MOST_POINTS, MOST_VALUES // max(cells, 1)))
+
+    def _block(
+        self,
+        kind: SubjectKind,
+        metrics: Sequence[Metric],
+        first_s: float,
+        last_s: float,
+        indices: dict[SubjectKind, SeriesIndex],
+    ) -> tuple[tuple[str, ...], Floats]:
+        """([metric names], values [n_times, n_subjects, n_metrics]); adds new subjects to the kind's index."""
+        index = indices.get(kind, SeriesIndex(kind, ()))
+        rows, answers = dict(index.rows), []
+        for metric in metrics:
+            matrix = self.matrix(query_for(kind, metric, self._settings.matchers), first_s, last_s, self.step_s)
+            places = []
+            for labels in matrix.labels:
+                try:
+                    subject = _subject(kind, tuple(labels.get(key) or "" for key in _KEYS[kind]))
+                    places.append(rows.setdefault(subject, len(rows)))
+                except (ValueError, TypeError, AttributeError):
+                    places.append(-1)
+            answers.append((metric, places, matrix.values))
+        if len(rows) > len(index):
+            indices[kind] = SeriesIndex(kind, tuple(rows))
+        indices.setdefault(kind, index)
+        n_times = math.floor((last_s - first_s) / self.step_s + 1e-9) + 1
+        values = np.full((n_times, len(rows), len(metrics)), np.nan)
+        for column, (metric, places, found) in enumerate(answers):
+            known = np.array(places, dtype=np.int64)
+            scaled = found[:, known >= 0] * metric.scale
+            with np.errstate(invalid="ignore"):
+                possible = (scaled >= metric.low) & (scaled <= metric.high)
+            if metric.zero_is_missing:
+                possible &= scaled != 0.0
+            values[:, known[known >= 0], column] = np.where(possible, scaled, np.nan)
+        return tuple(m.name for m in metrics), values
+
+    def _frame(
+        self,
+        kind: SubjectKind,
+        metrics: tuple[str, ...],
+        values: Floats,
+        indices: dict[SubjectKind, SeriesIndex],
+        at_s: float,
+    ) -> Frame:
+        index = indices[kind]
+        if len(values) < len(index):
+            values = np.vstack([values, np.full((len(index) - len(values), len(metrics)), np.nan)])
+        epoch = np.zeros(len(index), dtype=np.int64)
+        return Frame(at_s, index, metrics, values, np.full((1, len(metrics)), at_s), epoch)
+
+    def _tell_labels(self, inventory: Inventory, at_s: float) -> None:
+        query = f"{IDENTITY}{{{self._settings.matchers}}}"
+        try:
+            vector = read_vector(self._ask(instant(self._settings.url, query, at_s, self._timeout_s)))
+        except SourceError as error:
+            self.reading.failed.append(f"labels at {at_s:.0f}: {error}")
+            return
+        self._labels.take(vector.labels)
+        self._labels.tell(inventory, at_s, self._timeout_s)
+
+    def _ask(self, request: Request) -> Answer:
+        failed = SourceError(Reason.UNREACHABLE, "not asked")
+        for attempt in range(TRIES):
+            began_s = self._timer()
+            (answer,) = self._fetcher.fetch([request], self._timeout_s)
+            took_s = self._timer() - began_s
+            self.reading.queries += 1
+            self.reading.busy_s += took_s
+            rest_s = took_s * (1.0 / self._load - 1.0) * (1 if isinstance(answer, Answer) else 2**attempt)
+            if isinstance(answer, SourceError):
+                rest_s = max(rest_s, 0.2 * 2**attempt)
+            self.reading.rested_s += rest_s
+            self._sleep(rest_s)
+            if isinstance(answer, Answer):
+                return answer
+            failed = answer
+            if answer.reason in (Reason.UNAUTHORISED, Reason.NOT_FOUND):
+                raise Permanent(f"{self._settings.url}: {answer}")
+        raise failed
+
+
+class _Xids:
+    """Xids by the gauge of the last one: it never clears, so what tells an event is that it changes."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._last: dict[Subject, float] = {}
+        self._count = 0
+
+    def take(self, frame: Frame, inventory: Inventory) -> tuple[KernelEvent, ...]:
+        column = frame.column("gpu_xid_last")
+        found = []
+        for row in np.flatnonzero(np.isfinite(column)).tolist():
+            gpu, code = frame.index.subjects[row], float(column[row])
+            before, self._last[gpu] = self._last.get(gpu, code), code
+            node = inventory.above(gpu, SubjectKind.NODE, frame.at_s) if code != before and code else None
+            if node is None:
+                continue
+            self._count += 1
+            text = f"DCGM_FI_DEV_XID_ERRORS of {gpu.name}: {before:.0f} → {code:.0f}"
+            record = LogRecord(Instant(frame.at_s), self._source, node, text, self._count)
+            found.append(KernelEvent(KernelEventKind.XID, record, node, code=int(code), gpu=gpu))
+        return tuple(found)

@@ -1,0 +1,205 @@
+"""A look-back over a real Prometheus: what it tells, what it costs the server, and what it does not know."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from agent.lookback import OwnEvent, Seen, look_back, own_events, report, same_node
+from agent.lookback_page import as_text
+from agent.lookback_signals import LOGS, NEEDS, blind_signals
+from collectors.frame import Instant
+from collectors.http import SourceError
+from collectors.prometheus import PrometheusCollector
+from collectors.prometheus_range import RangeReader, Reading
+from collectors.subject import Inventory, Subject, SubjectKind
+from detectors.base import Fault, Finding, Severity, State
+from detectors.calibrate import BudgetSettings
+from detectors.plugins import ALL
+from tests.agent.test_daemon import nightshift
+from tests.conftest import PrometheusFactory, PrometheusServer
+
+STEP_S, LOOKS = 60, 240
+LEAK_FROM, XID_AT, CORDON_AT = 60, 150, 200
+
+
+def past(start_s: int) -> str:
+    """Four hours of two nodes: n1's rank 3 leaks from the first hour and GPU 5 has Xid 79; n1 is cordoned later. n2
+    is well all the time and is cordoned as well; dcgm-exporter exports neither clocks nor ECC counters."""
+    lines: list[str] = []
+
+    def family(name: str, rows: list[tuple[str, list[float]]]) -> None:
+        lines.append(f"# TYPE {name} gauge")
+        lines.extend(
+            f"{name}{{{labels}}} {value} {start_s + STEP_S * n}"
+            for labels, values in rows
+            for n, value in enumerate(values)
+        )
+
+    def gpus(value: object) -> list[tuple[str, list[float]]]:
+        rows = []
+        for node in ("n1", "n2"):
+            for g in range(8):
+                place = f'Hostname="{node}",namespace="ml",pod="{node}job-{g}",container="c"'
+                labels = f'UUID="GPU-{node}-{g}",gpu="{g}",{place}'
+                rows.append((labels, [value(node, g, n) for n in range(LOOKS)]))  # type: ignore[operator]
+        return rows
+
+    def leaked(node: str, g: int, n: int) -> float:
+        return 120.0 * max(0, n - LEAK_FROM) if (node, g) == ("n1", 3) else 0.0
+
+    family("DCGM_FI_DEV_FB_USED", gpus(lambda node, g, n: 40_000 + 40 * (n % 3) + leaked(node, g, n)))
+    family("DCGM_FI_DEV_FB_FREE", gpus(lambda node, g, n: 100_000 - 40 * (n % 3) - leaked(node, g, n)))
+    family("DCGM_FI_DEV_XID_ERRORS", gpus(lambda node, g, n: 79 if (node, g) == ("n1", 5) and n >= XID_AT else 0))
+    family(
+        "kube_node_spec_unschedulable",
+        [(f'node="{node}.example"', [float(n >= CORDON_AT) for n in range(LOOKS)]) for node in ("n1", "n2")],
+    )
+    return "\n".join([*lines, "# EOF\n"])
+
+
+@pytest.fixture
+def server(prometheus_server: PrometheusFactory, tmp_path: Path) -> tuple[PrometheusServer, int]:
+    start_s = int(time.time() // 7200 * 7200) - 6 * 3600
+    page = tmp_path / "past.om"
+    page.write_text(past(start_s))
+    running = prometheus_server("scrape_configs: []")
+    running.stop()
+    data = next(part.partition("=")[2] for part in running.command if part.startswith("--storage.tsdb.path="))
+    backfill = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(page), data]
+    subprocess.run(backfill, check=True, capture_output=True)
+    running.start()
+    return running, start_s
+
+
+def test_a_newcomer_is_told_what_happened_what_was_early_what_was_missed_and_what_is_blind(
+    server: tuple[PrometheusServer, int], tmp_path: Path
+) -> None:
+    """The leak and the Xid on n1, an hour and more before its cordon; n2's cordon missed; clocks and logs blind."""
+    running, start_s = server
+    config = tmp_path / "n.yaml"
+    config.write_text(yaml.safe_dump({"state_dir": str(tmp_path)}))
+    days = str((time.time() - start_s + 300) / 86400)
+    arguments = ("lookback", "--prometheus", running.url, "--days", days, "--load", "1")
+    done = nightshift(*arguments, "--json", config=config)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    by_fault = {seen["fault"]: seen for seen in told["incidents"]}
+    assert set(by_fault) == {"gpu_memory_leak", "xid"}
+    assert by_fault["gpu_memory_leak"]["subject"] == "gpu:GPU-n1-3"
+    assert by_fault["xid"]["subject"] == "gpu:GPU-n1-5"
+    assert by_fault["xid"]["opened_s"] == start_s + STEP_S * XID_AT
+    cordons = {event["node"]: event for event in told["own_events"]}
+    assert cordons["n1.example"]["lead_s"] > 3600
+    assert cordons["n2.example"]["first_alarm"] is None
+    assert (told["missed"], told["gpus"], told["gaps"]) == (1, 16, [])
+    blind = {entry["signal"] for entry in told["blind"]}
+    assert {"gpu_sm_clock_mhz", "gpu_ecc_dbe_total", "the kernel log"} <= blind
+    assert "gpu_memory_used_bytes" not in blind
+    done = nightshift(*arguments, config=config)
+    assert done.returncode == 0, done.stderr
+    for words in ("MISSED", "gpu_memory_leak told", "FALSE ALARMS", "dcgm-exporter's counters file"):
+        assert words in done.stdout
+
+
+def test_the_reader_rests_as_long_as_the_server_worked(server: tuple[PrometheusServer, int]) -> None:
+    """At a load of a quarter it rests three times what the queries took, one query at a time."""
+    running, start_s = server
+    rests: list[float] = []
+    reader = RangeReader(
+        PrometheusCollector.Settings(url=running.url), float(STEP_S), load=0.25, sleep=rests.append
+    )
+    ticks = list(reader.ticks(start_s, start_s + 3600.0, Inventory()))
+    reader.close()
+    assert len(ticks) == 61
+    assert reader.reading.queries == len(rests)
+    assert sum(rests) == pytest.approx(3.0 * reader.reading.busy_s, rel=1e-6)
+    assert reader.reading.series["gpu_memory_used_bytes"] == 16
+    assert reader.reading.series["gpu_sm_clock_mhz"] == 0
+    gpus = ticks[30].frames[SubjectKind.GPU]
+    assert gpus.value(Subject(SubjectKind.GPU, "GPU-n1-3"), "gpu_memory_used_bytes") == 40_000 * 2**20
+
+
+def test_a_server_that_goes_away_leaves_gaps_that_are_told_and_no_health(
+    server: tuple[PrometheusServer, int],
+) -> None:
+    """Nothing raises, every tick says that its source was lost, and the report names what was not read."""
+    running, start_s = server
+    reader = RangeReader(
+        PrometheusCollector.Settings(url=running.url), float(STEP_S), load=1.0, sleep=lambda _: None
+    )
+    running.stop()
+    ticks = list(reader.ticks(start_s, start_s + 600.0, Inventory()))
+    with pytest.raises(SourceError):
+        reader.matrix("up", start_s, start_s + 600.0, 60.0)
+    reader.close()
+    assert all(not tick.frames for tick in ticks)
+    assert len(reader.reading.failed) > 10
+    text = as_text(report([], [], False, (start_s, start_s + 600.0), 0, BudgetSettings(), [], ["x"] * 3), Reading())
+    assert "NOT READ (3 queries failed)" in text
+
+
+def test_a_wrong_address_is_one_sentence() -> None:
+    """No trace for a mistyped URL."""
+    done = nightshift("lookback", "--prometheus", "nonsense", "--days", "1")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "nonsense" in done.stderr
+
+
+def seen(opened_s: float, node: str, event: bool = False, pages: bool = True) -> Seen:
+    finding = Finding(
+        "straggler",
+        Fault.STRAGGLER,
+        Subject(SubjectKind.GPU, "GPU-1"),
+        State.FIRING,
+        Instant(opened_s),
+        Instant(opened_s),
+        Severity.WARNING,
+        "slow",
+        2.0,
+        1.0,
+    )
+    return Seen(opened_s, finding, (finding,), node, "", pages, event)
+
+
+def test_what_counts_as_false_is_what_nothing_explains() -> None:
+    """A page a day before a cordon is explained; an event and one that did not page are not counted."""
+    day = 86400.0
+    found = [
+        seen(10 * day - 3600, "n1"),
+        seen(5 * day, "n1"),
+        seen(6 * day, "n2", event=True),
+        seen(7 * day, "n3", pages=False),
+    ]
+    own = [OwnEvent("cordoned", "n1.example", 10 * day), OwnEvent("not ready", "n9", 3 * day)]
+    told = report(found, own, True, (0.0, 14 * day), 8, BudgetSettings(), [], [])
+    assert told.unexplained == (found[1],)
+    assert told.per_week == 0.5
+    assert told.interval[0] < 0.5 < told.interval[1]
+    assert [e.node for e in told.missed] == ["n9"]
+    assert told.warned[0].lead_s == 3600
+
+
+def test_a_state_that_was_set_before_the_range_is_no_event_of_it() -> None:
+    set_ = np.array([[True, False], [True, True], [False, True], [True, True]])
+    events = own_events("cordoned", ["a", "b"], [0.0, 60.0, 120.0, 180.0], set_.tolist())
+    assert [(e.node, e.at_s) for e in events] == [("b", 60.0), ("a", 180.0)]
+    assert same_node("n1", "n1.example.org")
+    assert not same_node("n1", "n11")
+    assert not same_node("", "")
+
+
+def test_every_detector_says_what_it_needs() -> None:
+    """A detector without an entry would be called sighted; every signal has a way to enable it."""
+    assert {kind.plugin for kind in ALL} == set(NEEDS) | set(LOGS)
+    blind = blind_signals({}, False)
+    assert {need for needs in NEEDS.values() for need in needs} < {b.signal for b in blind}
+    assert all(b.how and b.detectors for b in blind)
+    assert look_back([], Inventory(), [], BudgetSettings()) == ([], 0)
