@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.kernels_best import best
+from kernels.generate import known
 from kernels.generate.families import ALL
-from kernels.generate.known import neighbours
 from kernels.generate.template import candidate
 from kernels.judge.contest import FULL
 from kernels.judge.inputs import FULL_GPU, QUICK_GPU
@@ -57,18 +58,27 @@ def rows(only: list[str]) -> list[tuple[str, Case]]:
     return sorted(found, key=lambda r: (r[0] not in ANCHORS, order.get(r[0], 9)))
 
 
-def from_tables(path: Path, top: int) -> dict[str, list[Choice]]:
-    """The fastest configurations of each row over all families' tables (`benchmarks.kernels_tables --single`)."""
-    found: dict[str, list[tuple[float, Choice]]] = {}
-    for text in path.read_text().splitlines():
-        table = json.loads(text)
-        names = list(table["dimensions"])
-        case = Case.of(table["case"]["dtype"], **table["case"]["params"])
-        for row, micro in zip(table["configs"], table["microseconds"], strict=True):
-            if micro is not None:
-                config = {n: table["dimensions"][n][i] for n, i in zip(names, row, strict=True)}
-                found.setdefault(f"{table['problem']} {case}", []).append((micro, (table["family"], config)))
-    return {key: [c for _, c in sorted(items, key=lambda x: x[0])[:top]] for key, items in found.items()}
+def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:
+    """The fastest configurations of each row over all families' tables; a later path's table replaces an earlier's.
+
+    A path is a folder of tables or a file of lines (`benchmarks.kernels_tables --single`). The best of a second
+    family comes last, in case the judge refuses the first family's.
+    """
+    tables: dict[str, Any] = {}
+    for path in paths:
+        for part in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+            for table in map(json.loads, part.read_text().splitlines()):
+                tables[f"{table['family']} {table['problem']} {table['case']}"] = table
+    found: dict[str, list[known.Known]] = {}
+    for table in tables.values():
+        for item in best(table, top):
+            found.setdefault(f"{item.problem} {item.case}", []).append(item)
+    chosen = {}
+    for key, items in found.items():
+        items.sort(key=lambda k: k.seconds)
+        others = [k for k in items[top:] if k.family != items[0].family][:1]
+        chosen[key] = [(k.family, dict(k.config)) for k in items[:top] + others]
+    return chosen
 
 
 def copy_seconds(size_bytes: int, flush: torch.Tensor) -> float:
@@ -180,7 +190,7 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--tables", type=Path)
+    parser.add_argument("--tables", type=Path, nargs="*", default=[])
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a smaller examination, for a first look")
     parser.add_argument("--seconds", type=float, default=600.0)
@@ -194,8 +204,10 @@ def main() -> None:
     told: Any = context.Queue()
     work = []
     for problem, case in rows(options.only):
-        known: list[Choice] = [(k.family, dict(k.config)) for k in neighbours(gpu, problem, case)[: options.top]]
-        choices = tables.get(f"{problem} {case}", known)
+        near: list[Choice] = [
+            (k.family, dict(k.config)) for k in known.neighbours(gpu, problem, case)[: options.top]
+        ]
+        choices = tables.get(f"{problem} {case}", near)
         if choices:
             work.append((problem, case, choices))
     for item in work:

@@ -41,6 +41,13 @@ def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:
     )
 
 
+LOOP = "for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):"
+ONCE = """turn = tl.program_id(0)
+    if STAGES > 0:"""
+
+
 def row_values(config: Config) -> dict[str, Value]:
-    """The placeholders of a row kernel's body: the configuration, and `grid`, the lines that set `programs`."""
-    return {**config, "grid": string.Template(ROW_HOST).substitute(config)}
+    """The placeholders of a row kernel's body: the configuration, `grid` (host lines that set `programs`) and
+    `walk` (the loop over tiles, or none where each program has one)."""
+    walk = LOOP if config["waves"] else ONCE
+    return {**config, "grid": string.Template(ROW_HOST).substitute(config), "walk": walk}

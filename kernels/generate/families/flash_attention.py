@@ -94,11 +94,11 @@ class FlashAttention:
             bm, bn, stages, warps = (int(config[k]) for k in ("bm", "bn", "stages", "warps"))
             room = (bm * d + stages * 2 * bn * d) * wide
             held = bm * (bn + d) / (32 * warps)
-            return room <= 227 << 10 and 32 <= held <= 224 and bm >= bn and True
+            return room <= 227 << 10 and 32 <= held <= 192 and True
 
         return Space.of(
             admits,
-            bm=(64, 128, 256),
+            bm=(64, 128),
             bn=(32, 64, 128),
             warps=(4, 8),
             stages=(2, 3, 4),

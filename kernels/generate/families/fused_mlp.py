@@ -48,11 +48,11 @@ def gated(
 @triton.jit
 def product(
     x, w, out, m, n, k, programs, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    SPECIALISED: tl.constexpr, FLAT: tl.constexpr,
+    SPECIALISED: tl.constexpr, FLAT: tl.constexpr, SPLIT: tl.constexpr,
 ):
     left = tl.make_tensor_descriptor(x, shape=[m, k], strides=[k, 1], block_shape=[BM, BK])
     right = tl.make_tensor_descriptor(w, shape=[n, k], strides=[k, 1], block_shape=[BN, BK])
-    result = tl.make_tensor_descriptor(out, shape=[m, n], strides=[n, 1], block_shape=[BM, BN])
+    result = tl.make_tensor_descriptor(out, shape=[m, n], strides=[n, 1], block_shape=[BM, BN // SPLIT])
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
     for number in tl.range(
         tl.program_id(0), tiles_m * tiles_n, programs, flatten=FLAT, warp_specialize=SPECIALISED
@@ -62,7 +62,12 @@ def product(
         for turn in range(tl.cdiv(k, BK)):
             a = left.load([at_m * BM, turn * BK])
             total = tl.dot(a, right.load([at_n * BN, turn * BK]).T, total)
-        result.store([at_m * BM, at_n * BN], total.to(out.dtype.element_ty))
+        if SPLIT == 2:
+            low, up = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
+            result.store([at_m * BM, at_n * BN], low.to(out.dtype.element_ty))
+            result.store([at_m * BM, at_n * BN + BN // 2], up.to(out.dtype.element_ty))
+        else:
+            result.store([at_m * BM, at_n * BN], total.to(out.dtype.element_ty))
 
 
 def room(size, alignment, stream):
@@ -84,13 +89,23 @@ def entry(x, gate, up, down):
             SPECIALISED=bool($specialised), FLAT=bool($persistent), num_warps=$warps, num_stages=$stages,
         )
         tiles = triton.cdiv(m, $cm) * triton.cdiv(d, $cn)
-        programs = min(tiles, units) if $persistent else tiles
+        programs = min(tiles, units)
         product[(programs,)](
-            hidden, down, out, m, d, f, programs, BM=$cm, BN=$cn, BK=$bk, GROUP=$group,
-            SPECIALISED=bool($specialised), FLAT=bool($persistent), num_warps=8, num_stages=$stages,
+            hidden, down, out, m, d, f, programs, BM=$cm, BN=$cn, BK=64, GROUP=$group,
+            SPECIALISED=$cspecial, FLAT=True, SPLIT=$csplit, num_warps=$cwarps, num_stages=$cstages,
         )
     return out
 """
+
+
+SECOND: dict[str, tuple[int, int, int, int, int, bool]] = {
+    "wide": (128, 256, 8, 3, 1, False),
+    "wide_special": (128, 256, 8, 3, 1, True),
+    "square_special": (128, 128, 4, 5, 2, True),
+    "tall": (256, 128, 8, 3, 2, True),
+}
+"""The second product's tile, warps, stages, parts of its epilogue and warp specialisation: what was best for plain
+products of this size (see the matmul family's tables)."""
 
 
 class FusedMlp:
@@ -101,29 +116,28 @@ class FusedMlp:
         wide = case.element_bytes
 
         def admits(config: Config) -> bool:
-            bm, bn, bk, stages, warps, cm, cn = (
-                int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps", "cm", "cn")
-            )
-            first = (stages * bk * (bm + 2 * bn) + bm * bn) * wide
-            second = (stages * bk * (cm + cn) + cm * cn) * wide
+            bm, bn, bk, stages, warps = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps"))
+            room = (stages * bk * (bm + 2 * bn) + bm * bn) * wide
             held = 2 * bm * bn / (32 * warps)
-            paired = config["persistent"] or not config["specialised"]
-            return max(first, second) <= 227 << 10 and 64 <= held <= 128 and cm * cn <= 128 * 256 and bool(paired)
+            paired = bool(config["persistent"] or not config["specialised"])
+            return room <= 227 << 10 and 64 <= held <= 128 and paired
 
         return Space.of(
             admits,
             bm=(64, 128, 256),
             bn=(64, 128),
             bk=(64,),
-            cm=(128, 256),
-            cn=(128, 256),
             stages=(2, 3, 4),
             warps=(4, 8),
             group=(4, 8, 16),
             persistent=(0, 1),
             specialised=(0, 1),
+            second=tuple(SECOND),
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         keys = {"dtypes": "float16 bfloat16", "bounds": "m 0.., d 8.. /8, f 8.. /8"}
-        return render(problem, BODY, config, layouts="contiguous", keys=keys)
+        cm, cn, cwarps, cstages, csplit, special = SECOND[str(config["second"])]
+        second = {"cm": cm, "cn": cn, "cwarps": cwarps, "cstages": cstages, "csplit": csplit}
+        values = {**config, **second, "cspecial": str(special)}
+        return render(problem, BODY, values, layouts="contiguous", keys=keys)

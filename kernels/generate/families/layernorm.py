@@ -21,7 +21,7 @@ def layernorm(
     column = tl.arange(0, BLOCK)[None, :]
     w = tl.load(weight + column, mask=column < n, other=0.0).to(tl.float32)
     b = tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)
-    for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):
+    $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < m) & (column < n)
         v = tl.load(x + row * x_row + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)

@@ -19,7 +19,7 @@ def quantise(
     x, code, scales, m, n, x_row, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
     column = tl.arange(0, BLOCK)[None, :]
-    for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):
+    $walk
         line = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         row = line[:, None]
         inside = (row < m) & (column < n)
@@ -56,7 +56,7 @@ def dequantise(
     code, scales, out, m, n, c_row, s_step, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
     column = tl.arange(0, BLOCK)[None, :]
-    for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):
+    $walk
         line = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         row = line[:, None]
         inside = (row < m) & (column < n)

@@ -114,9 +114,9 @@ class Rotary:
         places = ("new",) if problem == "rotary_interleaved" else ("new", "in_place")
         return Space.of(
             admits,
-            tile=(2, 4, 8, 16, 32, 64),
-            heads=(1, 2, 4, 8),
-            warps=(1, 2, 4, 8),
+            tile=(4, 8, 16, 32, 64),
+            heads=(1, 2, 4),
+            warps=(2, 4, 8),
             load=POLICIES,
             store=POLICIES,
             place=places,

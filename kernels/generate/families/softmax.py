@@ -19,7 +19,7 @@ def softmax(
     x, out, m, n, x_row, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
     column = tl.arange(0, BLOCK)[None, :]
-    for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):
+    $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < m) & (column < n)
         v = tl.load(x + row * x_row + column, mask=inside, other=-float("inf"), eviction_policy="$load")

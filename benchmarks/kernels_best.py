@@ -1,0 +1,65 @@
+"""Write the best measured configurations where searches begin: kernels/generate/known.json, from committed tables.
+
+    python -m benchmarks.kernels_best [--import TABLES.jsonl …] [--top 6]
+
+--import splits files of `benchmarks.kernels_tables --single` into one file a table first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernels_tables import OUT
+from kernels.generate import known
+from kernels.generate.base import GeneratorError
+from kernels.generate.families import ALL
+from kernels.problem import Case
+
+
+def read(folder: Path = OUT) -> list[dict[str, Any]]:
+    """All committed tables, by file name."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def best(table: dict[str, Any], top: int) -> list[known.Known]:
+    """The table's fastest configurations that its family's space still holds."""
+    case = Case.of(table["case"]["dtype"], table["case"]["layout"], **table["case"]["params"])
+    family = next(f for f in ALL if f.name == table["family"])
+    try:
+        space = family.space(table["problem"], case)
+    except GeneratorError:
+        return []
+    names = list(table["dimensions"])
+    found = []
+    for micro, row in sorted((m, r) for m, r in zip(table["microseconds"], table["configs"], strict=True) if m):
+        config = {n: table["dimensions"][n][i] for n, i in zip(names, row, strict=True)}
+        if space.holds(config):
+            gpu = table["environment"]["gpu"]
+            found.append(known.Known(gpu, table["problem"], case, family.name, config, micro * 1e-6))
+        if len(found) == top:
+            break
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--import", dest="imports", type=Path, nargs="*", default=[])
+    parser.add_argument("--top", type=int, default=6)
+    options = parser.parse_args()
+    for path in options.imports:
+        for text in path.read_text().splitlines():
+            table = json.loads(text)
+            label = table.pop("label")
+            (OUT / f"{label}.json").write_text(json.dumps(table, separators=(",", ":")) + "\n")
+    found = [k for table in read() for k in best(table, options.top)]
+    target = Path(known.__file__).with_name("known.json")
+    lines = ",\n".join(json.dumps(item, separators=(",", ":")) for item in known.to_json(found))
+    target.write_text(f"[\n{lines}\n]\n")
+    print(f"{len(found)} configurations of {len(read())} tables in {target}")
+
+
+if __name__ == "__main__":
+    main()
