@@ -90,6 +90,7 @@ class History:
         self._lock = RLock()
         self._rings: dict[SubjectKind, _Ring] = {}
         self._steps: OrderedDict[Subject, deque[StepSeries]] = OrderedDict()
+        self._step_counts: dict[Subject, int] = {}
         self._lines: OrderedDict[Subject, deque[LogRecord]] = OrderedDict()
         self._events: OrderedDict[Subject, deque[KernelEvent]] = OrderedDict()
         self._sources: dict[Subject, SourceStatus] = {}
@@ -106,8 +107,12 @@ class History:
             for steps in tick.steps:
                 kept = self._slot(self._steps, steps.subject)
                 kept.append(steps)
-                while len(kept) > 1 and sum(len(s.step) for s in kept) > self.settings.max_steps:
-                    kept.popleft()
+                count = len(steps.step) + (self._step_counts.get(steps.subject, 0) if len(kept) > 1 else 0)
+                while len(kept) > 1 and count > self.settings.max_steps:
+                    count -= len(kept.popleft().step)
+                self._step_counts[steps.subject] = count
+            if len(self._step_counts) > 2 * self.settings.max_subjects:
+                self._step_counts = {s: n for s, n in self._step_counts.items() if s in self._steps}
             for record in tick.logs:
                 kept_lines = self._slot(self._lines, record.subject)
                 kept_lines.append(record)

@@ -18,11 +18,15 @@ _NAME = (
     r"|private[_-]?key|credential|account[_-]?key|encryption[_-]?key|signing[_-]?key|auth[_-]?key)s?"
 )
 _HARMLESS = (
-    r"(?!(?:null|none|true|false|nil|unset|empty|redacted|\*+|<[^>]*>|\$\{?\w+\}?|\d+(?:\.\d+)?)(?:[\s\"',;}&]|$))"
+    r"(?!(?:null|none|true|false|nil|unset|empty|redacted|\*+|<[^>]*>|\$\{?\w+\}?|\d+(?:\.\d+)?)(?:[\s\"',;}&\\]|$))"
     r"(?!\[redacted:)"
 )
 
-_VALUE = rf"\"{_HARMLESS}(?:[^\"\\]|\\.){{1,512}}\"|'{_HARMLESS}[^']{{1,512}}'|{_HARMLESS}[^\s\"',;}}&]{{4,512}}"
+_VALUE = (
+    rf"\\{{1,6}}[\"']{_HARMLESS}[^\"'\\]{{1,512}}|\"{_HARMLESS}(?:[^\"\\]|\\.){{1,512}}\"|'{_HARMLESS}[^']{{1,512}}'"
+    rf"|{_HARMLESS}[^\s\"',;}}&]{{4,512}}"
+)
+"""A value as it is written: in quotes that a JSON within JSON has escaped, in quotes, or bare."""
 
 RULES: tuple[tuple[str, str], ...] = (
     (
@@ -59,11 +63,11 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "assigned_secret",
-        rf"(?i)(?P<keep>(?<![\w.-]){_NAME}[\"']?\s*(?:=|:|:=|=>)\s*)(?:{_VALUE})",
+        rf"(?i)(?P<keep>(?<![\w.-]){_NAME}\\{{0,6}}[\"']?\s*(?:=|:|:=|=>)\s*)(?:{_VALUE})",
     ),
     (
         "argument_secret",
-        rf"(?i)(?P<keep>(?<!\S)--?{_NAME}\s+)(?!-){_HARMLESS}[^\s\"']{{4,512}}",
+        rf"(?i)(?P<keep>(?<![\w.-])--?{_NAME}\s+)(?!-){_HARMLESS}[^\s\"']{{4,512}}",
     ),
 )
 _EMAIL = r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.[A-Za-z]{2,24}\b"

@@ -18,7 +18,8 @@ from agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_o
 from agent.rca.bundle import Bundle
 from agent.rca.case import Case, Where
 from agent.rca.claims import draft
-from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Predicate
+from agent.rca.confidence import confidence_of, jumped, right_share
+from agent.rca.diagnosis import Claim, Diagnosis, Predicate
 from agent.rca.grounding import ground
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Fault, Finding
@@ -51,7 +52,6 @@ _SAYS: dict[Fault, str] = {
     Fault.SOURCE_LOST: "Source lost",
     Fault.ANOMALY: "Unusual behaviour",
 }
-_STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
 
 
 def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) -> Diagnosis:
@@ -60,7 +60,8 @@ def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) 
     case = Case(cause, tuple(findings), bundle, where_of(findings, inventory, bundle))
     grounded = ground(draft(case), bundle.items)
     fault = fault_of(findings)
-    confidence = _confidence(case, grounded.held)
+    confidence = confidence_of(case, grounded.held)
+    share = right_share(confidence)
     return Diagnosis(
         cause=fault,
         headline=_headline(case, fault, grounded.held),
@@ -70,7 +71,7 @@ def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) 
         caveats=tuple(_caveats(case, grounded.held)),
         hypothesis=_hypothesis(case, grounded.held),
         dropped=len(grounded.fell),
-        facts=_facts(case, inventory),
+        facts=_facts(case, inventory) | ({} if share is None else {"confidence_right": share}),
     )
 
 
@@ -152,14 +153,14 @@ def _headline(case: Case, fault: Fault, held: Sequence[Claim]) -> str:
         meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
         what = f"Xid {code} ({meaning})"
     if kin_of(case.cause) is Kin.LOSS:
-        if _jumped(held):
+        if jumped(held):
             what += " after the learning rate jumped"
         elif not case.fact("hardware_events") > 0:
             what += ", silent corruption possible, not shown"
         else:
             what += ", silent corruption suspected, not proven"
     suspect = suspect_of(case.bundle)
-    named = f", suspect rank {suspect[0].rpartition('#')[2]}" if suspect and not _jumped(held) else ""
+    named = f", suspect rank {suspect[0].rpartition('#')[2]}" if suspect and not jumped(held) else ""
     return f"{what} · {case.where.sentence(case.cause.subject)}{named}"
 
 
@@ -172,38 +173,14 @@ def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
     return str(told["rank"]).partition(":")[2], str(told["gpu"]).partition(":")[2]
 
 
-def _jumped(held: Sequence[Claim]) -> bool:
-    return any(c.arguments.get("path") == "jumped" and c.arguments.get("value") == "yes" for c in held)
-
-
-def _confidence(case: Case, held: Sequence[Claim]) -> Confidence:
-    """How sure the cause is, by the kind of proof that stands: measured changes and orders in time weigh more than
-    what a detector says of itself."""
-    strong = sum(claim.predicate in _STRONG for claim in held)
-    quoted = any(claim.quotes for claim in held)
-    if not held or case.cause.fault is Fault.ANOMALY:
-        return Confidence.UNKNOWN
-    kin = kin_of(case.cause)
-    if kin is Kin.LOSS:
-        return Confidence.HIGH if _jumped(held) else Confidence.MEDIUM if strong else Confidence.LOW
-    if kin is Kin.FOLLOWER:
-        return Confidence.LOW
-    if kin in HARDWARE or kin in (Kin.OOM, Kin.GONE, Kin.APPLICATION):
-        return Confidence.HIGH if quoted else Confidence.MEDIUM if strong else Confidence.LOW
-    alone = kin in (Kin.GPU_LEAK, Kin.HOST_LEAK) and not any("peer" in str(c.arguments.get("path")) for c in held)
-    if strong and not alone:
-        return Confidence.HIGH
-    return Confidence.MEDIUM if strong or kin in (Kin.SOURCE, Kin.HANG, Kin.THROTTLE) else Confidence.LOW
-
-
 def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
     found = []
     kin = kin_of(case.cause)
-    if kin is Kin.LOSS and not _jumped(held) and not case.fact("hardware_events") > 0:
+    if kin is Kin.LOSS and not jumped(held) and not case.fact("hardware_events") > 0:
         found.append(SILENT)
     if kin is Kin.LOSS and case.bundle.one("departure") is None and len(case.where.ranks) != 1:
         found.append("whose fault it was is not seen: the ranks' own values are not logged, or left together")
-    if _jumped(held):
+    if jumped(held):
         found.append(
             "resumed with the same schedule it may diverge again: the owner should look at the learning rate"
         )
@@ -233,7 +210,7 @@ def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
 
 def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
     kin = kin_of(case.cause)
-    if kin is Kin.LOSS and not _jumped(held):
+    if kin is Kin.LOSS and not jumped(held):
         if case.cause.fault is Fault.LOSS_DIVERGED:
             return "a flipped bit in weights or optimizer state, bad data, or an unstable step"
         return "an overflow, a division by zero in the data path, or a flipped bit"

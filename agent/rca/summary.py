@@ -123,10 +123,17 @@ def _why(diagnosis: Diagnosis) -> list[Line]:
     lines: list[Line] = []
     for claim in diagnosis.claims[:MAX_CLAIMS]:
         cited = " ".join(f"[{name}]" for name in claim.evidence_ids)
-        label = "" if lines else f"Why ({diagnosis.confidence} confidence)"
+        label = "" if lines else f"Why ({_how_sure(diagnosis)})"
         lines.append(Line(label, f"{claim.sentence} {cited}", _quotes(claim)))
     more = len(diagnosis.claims) - MAX_CLAIMS
     return lines + ([Line("", f"and {more} more claims")] if more > 0 else [])
+
+
+def _how_sure(diagnosis: Diagnosis) -> str:
+    """The level, and how often it was right where that was measured."""
+    right = diagnosis.facts.get("confidence_right")
+    measured = f", right in {100 * right:.0f} % of benchmark incidents" if isinstance(right, float) else ""
+    return f"{diagnosis.confidence} confidence{measured}"
 
 
 def _quotes(claim: Claim) -> tuple[tuple[str, str], ...]:

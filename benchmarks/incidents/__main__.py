@@ -84,6 +84,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "cases": len(rows),
         "faults": sum(row["faults"] for row in rows),
+        "not_judged": sum(len(row["not_judged"]) for row in rows),
+        "suspects_named": [sum(v == n for row in rows for v in row["suspects"]) for n in (1.0, 0.0, -1.0)],
         "two_faults": sum(row["faults"] > 1 for row in rows),
         "no_ops": len(no_ops),
         **{name: share(name) for name in TARGETS},

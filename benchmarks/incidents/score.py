@@ -54,6 +54,7 @@ TRUTHS: Mapping[str, Truth] = {
     "dark": Truth(frozenset({_F.SOURCE_LOST}), "node", frozenset(), ends=False),
 }
 _OF_A_JOB = frozenset({_F.LOSS_DIVERGED, _F.LOSS_NONFINITE, _F.DATA_STALL, _F.HANG, _F.OOM_KILL})
+TOO_SHORT_S = 120.0
 EARLY_S = 150.0
 """A finding's bucket may begin this much before the fault."""
 
@@ -73,6 +74,8 @@ class Score:
     """By incident: whether its cause is that of the fault behind it."""
     suspects: list[float] = field(default_factory=list)
     """Of bit flips that show on their rank first: 1 where that rank was named, 0 where none, −1 where another."""
+    not_judged: list[str] = field(default_factory=list)
+    """Faults that another fault's repair ended (a reboot of the node) before anybody could have seen them."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -86,8 +89,13 @@ def truth_of(trouble: Trouble) -> Truth | None:
 def score(case: Mapping[str, Any], played: Played) -> Score:
     result = Score()
     faults = [(t, truth) for t in played.world.troubles if (truth := truth_of(t)) is not None]
+    cut_short = [(t, truth) for t, truth in faults if t.over and t.over_s - t.since_s < TOO_SHORT_S and truth.ends]
+    result.not_judged = [
+        f"{t['do']} ended {t.over_s - t.since_s:.0f} s after its onset: {t.over}" for t, _ in cut_short
+    ]
+    judged = [pair for pair in faults if pair not in cut_short]
     used: set[str] = set()
-    for trouble, truth in faults:
+    for trouble, truth in judged:
         entry = _match(trouble, truth, played, used)
         result.detected.append(float(entry is not None))
         if entry is None:

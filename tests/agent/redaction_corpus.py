@@ -115,6 +115,7 @@ HARMLESS = (
     "nfs: server ckpt-store OK",
     "@rank3 meet @rank4",
     "user@ host",
+    r'{"msg": "config: {\\"password\\": \\"null\\", \\"token\\": \\"none\\"}"}',
     "E1 E2 [E3] GPU-0000…",
     "passed 12 tests; bypass=1 compass: north",
 )
