@@ -40,7 +40,7 @@ from detectors.base import Finding, State
 from detectors.plugins import ALL
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
 
-APPROVED_AFTER_S, QUIET_S, CONFIRM_S = 30.0, 120.0, 900.0
+APPROVED_AFTER_S, QUIET_S, CONFIRM_S, RECENT_S = 30.0, 120.0, 900.0, 60.0
 _S = IncidentState
 
 
@@ -100,18 +100,16 @@ class Player:
 
     def play(self, duration_s: float) -> Played:
         began = time.process_time()
-        marks: dict[str, int] = {}
         while self.world.elapsed_s < duration_s:
             self.world.tick()
             self._look()
             for entry in self.entries.values():
                 self._drive(entry)
-            if duration_s - self.world.elapsed_s <= 120 and not marks:
-                marks = {name: job.step for name, job in self.world.jobs.items()}
         for collector in self.collectors:
             collector.close()
         self.world.close()
-        moving = tuple(n for n, j in self.world.jobs.items() if j.up and j.step > marks.get(n, 0))
+        recent_s = self.world.now_s - RECENT_S  # a job that was restarted has made steps since, if fewer
+        moving = tuple(n for n, j in self.world.jobs.items() if j.up and j.last_made_s > recent_s)
         told = [e.incident.diagnosis for e in self.entries.values() if e.incident.diagnosis]
         return Played(
             tuple(self.entries.values()),

@@ -89,7 +89,7 @@ def truth_of(trouble: Trouble) -> Truth | None:
 def score(case: Mapping[str, Any], played: Played) -> Score:
     result = Score()
     faults = [(t, truth) for t in played.world.troubles if (truth := truth_of(t)) is not None]
-    cut_short = [(t, truth) for t, truth in faults if t.over and t.over_s - t.since_s < TOO_SHORT_S and truth.ends]
+    cut_short = [(t, truth) for t, truth in faults if _cut_short(t, truth)]
     result.not_judged = [
         f"{t['do']} ended {t.over_s - t.since_s:.0f} s after its onset: {t.over}" for t, _ in cut_short
     ]
@@ -139,6 +139,12 @@ def score(case: Mapping[str, Any], played: Played) -> Score:
             if not near:
                 result.unneeded.append(f"{action.kind} {action.target.name}")
     return result
+
+
+def _cut_short(trouble: Trouble, truth: Truth) -> bool:
+    """Whether another fault's repair ended this one before anybody could have seen it."""
+    ours = trouble.over in {kind.value for kind in truth.repairs} or trouble.over == "moved off the GPU"
+    return truth.ends and bool(trouble.over) and not ours and trouble.over_s - trouble.since_s < TOO_SHORT_S
 
 
 def _gpu(trouble: Trouble) -> str | None:

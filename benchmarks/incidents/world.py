@@ -123,6 +123,8 @@ class Job:
     """By rank: how many times longer its own work takes."""
     started_s: float = START_S - 7200.0
     last_step_s: float = START_S
+    last_made_s: float = START_S
+    """When it last made a step, whereas `last_step_s` also begins anew with each start."""
 
     def __post_init__(self) -> None:
         self.extra_gpu, self.extra_host = ([0.0] * len(self.gpus) for _ in range(2))
@@ -500,7 +502,7 @@ class World:
         for number in range(count):
             job.step += 1
             t_s = self.now_s - TICK_S + (number + 1) * TICK_S / count
-            took_s, job.last_step_s = t_s - job.last_step_s, t_s
+            took_s, job.last_step_s, job.last_made_s = t_s - job.last_step_s, t_s, t_s
             level = 2.2 + 0.8 * math.exp(-(job.step - 5000) / 4000)
             gradient = 1.0 + abs(self.rng.gauss(0, 0.1)) + (3.0 * job.loss_added if job.loss_added > 0 else 0.0)
             for rank in range(len(job.gpus)):
