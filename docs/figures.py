@@ -215,7 +215,7 @@ TABLES = (
                 Row(f"{half} half: cases; faults; no-ops", f"halves/{half}",
                     lambda h: f"{h['cases']}; {h['faults']}; {h['no_ops']}", "≥ 60 cases in both"),
                 Row(f"{half}: detected", f"halves/{half}/detected", percent, "100 %"),
-                Row(f"{half}: located (a larger place counts its share)", f"halves/{half}/located", percent, "≥ 90 %"),
+                Row(f"{half}: located (more than it: its share)", f"halves/{half}/located", percent, "≥ 90 %"),
                 Row(f"{half}: cause", f"halves/{half}/caused", percent, "≥ 80 %"),
                 Row(f"{half}: mitigated, by the cluster's state", f"halves/{half}/mitigated", percent, "≥ 85 %"),
                 Row(f"{half}: no-ops acted on; unneeded actions", f"halves/{half}",
