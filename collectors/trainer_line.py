@@ -137,8 +137,8 @@ def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
         for part in match.group(2).split("|"):
             key, _, value = part.partition(":")
             key = key.strip().lower()
-            if key == "elapsed time per iteration (ms)":
-                _set(figures, "step_time_s", value, 1e-3)
+            if key == "elapsed time per iteration (ms)":  # some forks add the mean: 284.1/283.9
+                _set(figures, "step_time_s", value.partition("/")[0], 1e-3)
             elif (column := _COLUMN_OF.get(key)) in FIGURES:
                 _set(figures, str(column), value)
         return _step(match.group(1)), figures, None

@@ -28,6 +28,23 @@ MEGATRON = (
     "iteration (ms): 3456.7 | learning rate: 1.500000E-04 | global batch size:  1024 | lm loss: 6.512345E+00 | "
     "loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations:   0 | number of nan iterations:   0 |"
 )
+# flagos-ai/OpenSeek, docs: Megatron-LM under torchrun
+OPENSEEK = (
+    "[default0]: [2025-05-27 15:23:07] iteration        1/    24000 | consumed samples:          1024 | elapsed "
+    "time per iteration (ms): 271607.0 | throughput per GPU (TFLOP/s/GPU): 40.4 | learning rate: 1.500000E-06 | "
+    "global batch size:  1024 | lm loss: 1.192634E+01 | load_balancing_loss: 1.041994E+00 | loss scale: 1.0 | "
+    "grad norm: 5.960 | num zeros: 0.0 | params norm: 238.330 | number of skipped iterations:    0 |"
+)
+# Ascend/ModelLink, examples/llama: an older Megatron-LM
+MODELLINK = (
+    " iteration  11/50000 | consumed samples: 5632 | consumed tokens:  11534336 | elapsed time per iteration "
+    "(ms):  52728.1 | learning rate:    1.499E-05 | gloabl batch size:  512 | lm loss:  1.376514E+01 | loss "
+    "scale:  65536.0 | grad norm:    459.628 | actual seqlen:  2048 | number of nan iterations:   0 |"
+)
+# AMD-AGI/Primus: this step's time over their mean
+PRIMUS = (
+    " iteration       12/     50 | elapsed time per iteration (ms): 284.1/283.9 | lm loss: nan | grad norm: inf |"
+)
 TITAN = (
     "[titan] 2026-11-21 13:00:00,500 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  8.0123  \x1b[33mgrad_norm:  "
     "1.2345  \x1b[34mmemory: 10.00GiB(20.00%)  tps: 12,345  tflops: 10.0  mfu: 20.0%\x1b[39m"
@@ -38,6 +55,13 @@ TITAN = (
     ("line", "step", "figures"),
     [
         (MEGATRON, 100, {"step_time_s": 3.4567, "learning_rate": 1.5e-4, "loss": 6.512345, "grad_norm": 1.234}),
+        (OPENSEEK, 1, {"step_time_s": 271.607, "learning_rate": 1.5e-6, "loss": 11.92634, "grad_norm": 5.96}),
+        (
+            MODELLINK,
+            11,
+            {"step_time_s": 52.7281, "learning_rate": 1.499e-5, "loss": 13.76514, "grad_norm": 459.628},
+        ),
+        (PRIMUS, 12, {"step_time_s": 0.2841, "loss": math.inf, "grad_norm": math.inf}),
         (TITAN, 10, {"loss": 8.0123, "grad_norm": 1.2345, "tokens_per_s": 12345.0}),
         ("iter 100: loss 2.3456, time 123.45ms, mfu 12.34%", 100, {"loss": 2.3456, "step_time_s": 0.12345}),
         (
