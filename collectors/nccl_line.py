@@ -1,4 +1,4 @@
-"""What PyTorch's NCCL watchdog and flight recorder print when a collective hangs: which, and how far each rank came.
+"""What PyTorch's NCCL watchdog and flight recorder print when a collective hangs: which, and how far ranks came.
 
 The rank that enqueued least never reached the collective that the others wait in.
 
