@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -28,7 +28,18 @@ from collectors.tick import Batch
 from collectors.workload import WorkloadRule, container_subject
 
 _GPU, _MIG, _BOX, _NODE = SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER, SubjectKind.NODE
-_KEYS = {_GPU: ("UUID",), _MIG: ("UUID", "GPU_I_ID"), _BOX: ("namespace", "pod", "container"), _NODE: ("nodename",)}
+_NIC, _DISK = SubjectKind.NIC, SubjectKind.DISK
+_KEYS = {
+    _GPU: ("UUID",),
+    _MIG: ("UUID", "GPU_I_ID"),
+    _BOX: ("namespace", "pod", "container"),
+    _NODE: ("nodename",),
+    _NIC: ("nodename", "device", "port"),
+    _DISK: ("nodename", "device", "mountpoint"),
+}
+_HOST = (_NODE, _NIC, _DISK)
+TELL_S = 1.0
+"""Most time that one tick spends on whose GPUs are whose: a fleet of 100,000 is told over its first ticks."""
 _PARALLEL = 4
 """Queries under way at once: Prometheus itself runs 20 of all its users."""
 
@@ -121,7 +132,7 @@ class PrometheusCollector:
 
         url: str = Field(description="Base address, such as http://prometheus:9090")
         kinds: list[SubjectKind] = Field(
-            [_GPU, _BOX, _NODE], min_length=1, description="What to ask for: gpu, mig, container, node"
+            [_GPU, _BOX, _NODE], min_length=1, description="What to ask for: gpu, mig, container, node, nic, disk"
         )
         matchers: str = Field(
             "", description='Label matchers of every query, such as cluster="prod-1",job="dcgm-exporter"'
@@ -178,6 +189,7 @@ class PrometheusCollector:
         self._labels = GpuLabels(settings.workload, clock)
         self._labelled_s, self._labelled_boards = -np.inf, 0
         self._readers: dict[str, VectorReader] = {}
+        self._suspects: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -194,6 +206,9 @@ class PrometheusCollector:
         requests = [ask_for(ask.query) for ask in asks]
         when = {kind: len(requests) + n for n, kind in enumerate(self._known)}
         requests += [ask_for(scrape_time_query(kind, matchers)) for kind in self._known]
+        doubts = len(requests)
+        if _GPU in self._known:
+            requests += [ask_for(query) for query in (doubled_query(matchers), contradiction_query(matchers))]
         wants_labels = self._wants_labels(now_s)
         if wants_labels:
             requests.append(ask_for(f"{IDENTITY}{{{matchers}}}"))
@@ -202,14 +217,16 @@ class PrometheusCollector:
         rejected: dict[Reason, int] = {}
         if wants_labels:
             self._take_labels(answers[-1], now_s, failed)
-        self._labels.tell(inventory, now_s, timeout_s / 4)
+        self._labels.tell(inventory, now_s, min(timeout_s / 4, TELL_S))
         times = {kind: self._scraped_s(kind, answers[n], failed) for kind, n in when.items()}
         used = 0
         for ask, answer in zip(asks, answers, strict=False):
             used += self._take(ask, answer, times[ask.kind], now_s, failed, rejected)
-        frames = [known.rows.frame(now_s) for known in self._known.values()]
+        made = (known.rows.frame(now_s) for known in self._known.values())
+        frames = [frame for frame in made if isinstance(frame, Frame)]
+        told = self._doubt(frames, answers[doubts : doubts + 2], failed, rejected) if _GPU in self._known else ""
         status = self._status(now_s, used, failed, len(requests), rejected, self._timer() - started)
-        return Batch([status], [frame for frame in frames if isinstance(frame, Frame)])
+        return Batch([replace(status, detail=told) if status.ok else status], frames)
 
     def close(self) -> None:
         self._fetcher.close()
@@ -256,6 +273,35 @@ class PrometheusCollector:
             _count(rejected, reason, count)
         return len(where.row)
 
+    def _doubt(
+        self,
+        frames: Sequence[Frame],
+        answers: Sequence[Answer | SourceError],
+        failed: list[SourceError],
+        rejected: dict[Reason, int],
+    ) -> str:
+        """Says which GPUs two exporters tell of. Where they contradict each other over two looks, nobody knows
+        which is right, so the GPU has no value."""
+        doubled, apart = (
+            [] if vector is None else [one.get("UUID", "") for one in vector.labels]
+            for vector in (self._vector(f"doubt {n}", answer, failed) for n, answer in enumerate(answers))
+        )
+        contradicted = self._suspects & set(apart)
+        self._suspects = frozenset(apart)
+        if not doubled:
+            return ""
+        for frame in frames:
+            rows = [n for n, s in enumerate(frame.index.subjects) if s.name in contradicted] if contradicted else []
+            if frame.kind is _GPU and rows:
+                frame.values[rows] = np.nan
+                _count(rejected, Reason.DUPLICATE, len(rows))
+        if contradicted:
+            names = ", ".join(sorted(contradicted)[:3])
+            return f"exporters contradict each other about {len(contradicted)} GPUs, which have no value: {names}"[
+                :300
+            ]
+        return f"{len(doubled)} GPUs are told by more than one exporter: {', '.join(sorted(doubled)[:3])}"[:300]
+
     def _scraped_s(self, kind: SubjectKind, answer: Answer | SourceError, failed: list[SourceError]) -> Floats:
         """[n_rows] when each row's samples were scraped (Unix s), NaN where that is not known."""
         vector = self._vector(kind, answer, failed)
@@ -298,21 +344,45 @@ class PrometheusCollector:
 
 def query_for(kind: SubjectKind, metric: Metric, matchers: str = "") -> str:
     """The query of one metric, its result keyed by the labels that name a subject of the kind."""
-    return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, metric.exported_as, matchers)})"
+    names = (metric.exported_as, *metric.aliases)
+    return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, names, matchers)})"
+
+
+def doubled_query(matchers: str = "") -> str:
+    """The GPUs that more than one exporter tells of. `max` alone would hide it."""
+    return f"count by (UUID) ({_selected(_GPU, (IDENTITY,), matchers)}) > 1"
+
+
+def contradiction_query(matchers: str = "") -> str:
+    """The GPUs of which two exporters tell memory in use that differs by more than a tenth."""
+    told = _selected(_GPU, (IDENTITY,), matchers)
+    return f"(max by (UUID) ({told}) - min by (UUID) ({told})) > 0.1 * max by (UUID) ({told})"
 
 
 def scrape_time_query(kind: SubjectKind, matchers: str = "") -> str:
     """When the newest sample of each subject was scraped, as its exporter's steadiest metric tells."""
-    steady = {_BOX: "container_memory_working_set_bytes", _NODE: "node_memory_MemTotal_bytes"}
-    name = steady.get(kind, IDENTITY)
-    return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, name, matchers, 'timestamp({})')})"
+    steady = {
+        _BOX: ("container_memory_working_set_bytes",),
+        _NODE: ("node_memory_MemTotal_bytes",),
+        _NIC: ("node_network_carrier", "node_infiniband_state_id"),
+        _DISK: ("node_disk_reads_completed_total", "node_filesystem_avail_bytes"),
+    }
+    names = steady.get(kind, (IDENTITY,))
+    return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, names, matchers, 'timestamp({})')})"
 
 
-def _selected(kind: SubjectKind, name: str, matchers: str, shape: str = "{}") -> str:
-    own = {_GPU: 'GPU_I_ID=""', _MIG: 'GPU_I_ID!=""', _BOX: 'container!="",container!="POD",pod!=""', _NODE: ""}
-    within = ",".join(part for part in (own[kind], matchers) if part)
+def _selected(kind: SubjectKind, names: Sequence[str], matchers: str, shape: str = "{}") -> str:
+    own = {
+        _GPU: 'GPU_I_ID=""',
+        _MIG: 'GPU_I_ID!=""',
+        _BOX: 'container!="",container!="POD",pod!=""',
+        _NIC: 'device!~"lo|veth.*|cali.*|lxc.*|docker.*|cni.*|br-.*|ifb.*|tunl.*|kube-.*"',
+        _DISK: 'device!~"loop.*|ram.*|zram.*|dm-.*|tmpfs|shm|overlay"',
+    }
+    name, any_of = (names[0], "") if len(names) == 1 else ("", f'__name__=~"{"|".join(names)}"')
+    within = ",".join(part for part in (any_of, own.get(kind, ""), matchers) if part)
     selector = shape.format(f"{name}{{{within}}}")
-    if kind is _NODE:
+    if kind in _HOST:
         return f"{selector} * on (instance) group_left (nodename) node_uname_info"
     return selector
 
@@ -323,8 +393,15 @@ def _metrics(kind: SubjectKind) -> tuple[Metric, ...]:
 
 def _subject(kind: SubjectKind, parts: tuple[str, ...]) -> Subject:
     """Raises ValueError where the labels name nothing usable."""
-    if not all(parts) or not all(part.isprintable() for part in parts):
+    needed = parts[:2] if kind in (_NIC, _DISK) else parts
+    if kind is _DISK and parts[2]:
+        needed = (parts[0], parts[2])
+    if not all(needed) or not all(part.isprintable() for part in parts):
         raise ValueError("a key label is missing")
+    if kind is _NIC:
+        return Subject(kind, f"{parts[0]}/{parts[1]}" + (f":{parts[2]}" if parts[2] else ""))
+    if kind is _DISK:
+        return Subject(kind, f"{parts[0]}:{parts[2]}" if parts[2] else f"{parts[0]}/{parts[1]}")
     if kind is _BOX:
         return container_subject(*parts)
     return Subject(kind, f"{parts[0]}/mig{parts[1]}" if kind is _MIG else parts[0])

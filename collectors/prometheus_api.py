@@ -2,6 +2,8 @@
 
 Answers are decoded into columns, not objects per series: 100,000 series a query, dozens of queries a tick. Like an
 exposition page, an answer repeats itself from tick to tick but for its values, so its label sets are read once.
+(prometheus-api-client makes dictionaries and has no deadline over a whole exchange: it is the peer of
+`benchmarks/collectors_speed.py`, and no dependency.)
 Reference: https://prometheus.io/docs/prometheus/latest/querying/api/
 """
 

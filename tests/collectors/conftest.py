@@ -61,9 +61,11 @@ def answer(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, **he
 def page_server() -> Iterator[PageServer]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        form = b""
 
         def do_GET(self) -> None:
             served.requests.append((self.path, dict(self.headers)))
+            self.form = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             page = served.pages.get(self.path.partition("?")[0])
             try:
                 if page is None:

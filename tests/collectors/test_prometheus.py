@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import shutil
+import socket
 import ssl
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -49,6 +53,13 @@ def dcgm(power_w: float, gpus: int = 2, pod: str = "job-1") -> bytes:
 CADVISOR = b"""container_memory_working_set_bytes{container="t",id="/a",namespace="ml",pod="job-1"} 77
 container_memory_working_set_bytes{container="",id="/",namespace="ml",pod="job-1"} 99
 """
+FABRIC = b"""node_network_carrier{device="eth0"} 1
+node_network_receive_bytes_total{device="eth0"} 5
+node_infiniband_port_data_received_bytes_total{device="mlx5_0",port="1"} 7
+node_infiniband_state_id{device="mlx5_0",port="1"} 4
+node_disk_reads_completed_total{device="nvme0n1"} 9
+node_filesystem_avail_bytes{device="/dev/nvme0n1",fstype="xfs",mountpoint="/data"} 11
+"""
 NODE = b'node_uname_info{nodename="n1"} 1\nnode_memory_MemTotal_bytes 2e12\nnode_memory_MemAvailable_bytes 1e12\n'
 
 
@@ -78,7 +89,7 @@ def until(read: Callable[[], Batch], good: Callable[[Batch], bool], within_s: fl
 def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     page_server: Any, prometheus_server: Any, collector: Any
 ) -> None:
-    page_server.pages |= {"/gpu": dcgm(100), "/box": CADVISOR, "/node": NODE}
+    page_server.pages |= {"/gpu": dcgm(100), "/box": CADVISOR, "/node": NODE + FABRIC}
     target = page_server.url.removeprefix("http://")
     jobs = "".join(
         f"\n- job_name: {name}\n  metrics_path: /{name}\n  static_configs: [{{targets: ['{target}']}}]"
@@ -86,12 +97,18 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     )
     config = f"global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}\nscrape_configs:{jobs}\n"
     server = prometheus_server(config)
-    of, inventory = collector(server.url, refresh_s=1), Inventory()
+    kinds = ["gpu", "container", "node", "nic", "disk"]
+    of, inventory = collector(server.url, refresh_s=1, kinds=kinds), Inventory()
 
     def read() -> Batch:
         return check_collect(of, time.time(), inventory, 3.0)
 
-    batch = until(read, lambda b: len(b.frames) == 3 and b.sources[0].ok)
+    batch = until(read, lambda b: len(b.frames) == 5 and b.sources[0].ok)
+    nics, disks = frame(batch, SubjectKind.NIC), frame(batch, SubjectKind.DISK)
+    assert nics.value(Subject(SubjectKind.NIC, "n1/eth0"), "nic_receive_bytes_total") == 5
+    assert nics.value(Subject(SubjectKind.NIC, "n1/mlx5_0:1"), "nic_receive_bytes_total") == 7
+    assert disks.value(Subject(SubjectKind.DISK, "n1/nvme0n1"), "disk_reads_total") == 9
+    assert disks.value(Subject(SubjectKind.DISK, "n1:/data"), "disk_available_bytes") == 11
     then_s = batch.sources[0].at_s
     gpus, boxes, nodes = (frame(batch, k) for k in (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE))
     assert [gpus.value(gpu, "gpu_power_w") for gpu in GPUS[:2]] == [100, 101]
@@ -142,12 +159,91 @@ class Api:
         self.of = of
 
     def __call__(self, handler: BaseHTTPRequestHandler) -> None:
-        form = parse_qs(handler.rfile.read(int(handler.headers["Content-Length"])).decode())
+        form = parse_qs(handler.form.decode())
         body = self.of(form["query"][0])
         handler.send_response(200)
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body)
+
+
+def test_exporters_that_contradict_each_other_leave_no_value_and_are_named(
+    page_server: Any, prometheus_server: Any, collector: Any
+) -> None:
+    """`max by (UUID)` would take one of two words; a GPU told twice alike keeps its value and is named."""
+    page_server.pages |= {"/a": dcgm(100), "/b": dcgm(100)}
+    target = page_server.url.removeprefix("http://")
+    jobs = "".join(
+        f"\n- job_name: {name}\n  metrics_path: /{name}\n  static_configs: [{{targets: ['{target}']}}]"
+        for name in "ab"
+    )
+    config = f"global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}\nscrape_configs:{jobs}\n"
+    of, inventory = collector(prometheus_server(config).url, kinds=["gpu"]), Inventory()
+
+    def read() -> Batch:
+        return check_collect(of, time.time(), inventory, 3.0)
+
+    alike = until(read, lambda b: "more than one exporter" in b.sources[0].detail)
+    assert alike.sources[0].ok
+    assert "GPU-0, GPU-1" in alike.sources[0].detail
+    assert frame(alike).value(GPUS[0], "gpu_power_w") == 100
+    page_server.pages["/b"] = dcgm(100).replace(b"} 10\n", b"} 900\n")
+    apart = until(read, lambda b: "contradict" in b.sources[0].detail)
+    assert "about 1 GPUs, which have no value: GPU-0" in apart.sources[0].detail
+    assert apart.sources[0].rejected[Reason.DUPLICATE] == 1
+    assert math.isnan(frame(apart).value(GPUS[0], "gpu_power_w"))
+    assert frame(apart).value(GPUS[1], "gpu_power_w") == 101
+
+
+@pytest.fixture
+def victoria_metrics(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Debian's victoria-metrics, scraping by itself; gives its address."""
+    program = shutil.which("victoria-metrics")
+    if program is None:
+        if os.environ.get("CI"):
+            pytest.fail("victoria-metrics is not installed")
+        pytest.skip("victoria-metrics is not installed")
+    running = []
+
+    def start(config: str) -> str:
+        (tmp_path / "scrape.yml").write_text(config)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        command = [program, f"-promscrape.config={tmp_path / 'scrape.yml'}", f"-storageDataPath={tmp_path / 'vm'}"]
+        command += [f"-httpListenAddr={address}", "-search.latencyOffset=1s", "-memory.allowedPercent=5"]
+        running.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        return f"http://{address}"
+
+    yield start
+    for process in running:
+        process.terminate()
+        process.wait(20)
+
+
+def test_a_real_victoria_metrics_is_read_by_the_same_queries(
+    page_server: Any, victoria_metrics: Callable[[str], str], collector: Any
+) -> None:
+    """Values, times, labels and the fabric's rows, as a Prometheus gives them."""
+    page_server.pages |= {"/gpu": dcgm(100), "/node": NODE + FABRIC}
+    target = page_server.url.removeprefix("http://")
+    jobs = "".join(
+        f"\n- job_name: {name}\n  metrics_path: /{name}\n  static_configs: [{{targets: ['{target}']}}]"
+        for name in ("gpu", "node")
+    )
+    url = victoria_metrics(f"global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:{jobs}\n")
+    of, inventory = collector(url, kinds=["gpu", "nic"], refresh_s=1), Inventory()
+
+    def read() -> Batch:
+        return check_collect(of, time.time(), inventory, 3.0)
+
+    batch = until(read, lambda b: len(b.frames) == 2 and b.sources[0].ok, within_s=30.0)
+    assert frame(batch).value(GPUS[1], "gpu_power_w") == 101
+    assert abs(frame(batch).times_s("gpu_power_w")[0] - time.time()) < 15
+    mlx = Subject(SubjectKind.NIC, "n1/mlx5_0:1")
+    assert frame(batch, SubjectKind.NIC).value(mlx, "nic_receive_bytes_total") == 7
+    until(read, lambda _: bool(inventory.parents(GPUS[0], time.time())))
+    assert inventory.above(GPUS[0], SubjectKind.NODE, time.time()) == Subject(SubjectKind.NODE, "n1")
 
 
 def test_order_duplicates_and_unusable_keys_do_not_mix_rows_up(page_server: Any, collector: Any) -> None:
@@ -286,7 +382,7 @@ def test_tls_is_verified_against_the_given_authority_and_refused_otherwise(
     only = {"kinds": ["gpu"], "metrics": ["gpu_power_w"]}
     trusted = collector(server.url, http={"ca_file": pem}, **only)
     check_collect(trusted, time.time(), Inventory(), 3.0)
-    assert len(server.requests) == 3
+    assert len(server.requests) == 5
     batch = check_collect(collector(server.url, **only), time.time(), Inventory(), 3.0, expect_ok=False)
     assert batch.sources[0].reason is Reason.UNREACHABLE
     assert "certificate" in batch.sources[0].detail.lower()
