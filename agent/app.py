@@ -84,7 +84,9 @@ class App:
         self.history = History(settings.history)
         self.inventory = Inventory(settings.cluster)
         self.detection = Detection(build_detectors(settings.detectors), self.metrics, settings.budget)
-        self.collection = Collection(build_collectors(settings.sources), settings.collect_timeout_s)
+        self.collection = Collection(
+            build_collectors(settings.sources, settings.state_dir), settings.collect_timeout_s
+        )
         self.watch = Watch(
             self.collection,
             self.detection,
@@ -206,7 +208,9 @@ class App:
             collectors = self.collection.collectors
             kept = {i: collectors[i] for i in range(len(before.sources))}
             reused = {j: kept.pop(i) for j, i in _same(settings.sources, before.sources)}
-            fresh = build_collectors([s for j, s in enumerate(settings.sources) if j not in reused])
+            fresh = build_collectors(
+                [s for j, s in enumerate(settings.sources) if j not in reused], settings.state_dir
+            )
             detectors = build_detectors(settings.detectors)
             actuators = build_actuators(settings.actuators, self.clock)
         except (Permanent, Temporary) as error:

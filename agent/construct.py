@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import collectors.plugins
@@ -11,6 +12,7 @@ import controllers.actuators.plugins
 import detectors.plugins
 from agent.clock import Clock
 from collectors.base import Collector, Permanent
+from collectors.seal import fingerprint
 from controllers.action import Actuator
 from detectors.base import Detector
 
@@ -19,8 +21,9 @@ LOCAL = ("nvml", "kernel_log")
 NVML_LIBRARY = "libnvidia-ml.so.1"
 
 
-def build_collectors(entries: Sequence[Any]) -> list[Collector]:
-    """One collector per entry of `sources`. Without entries: this machine's, where it has NVIDIA's driver."""
+def build_collectors(entries: Sequence[Any], state_dir: Path | None = None) -> list[Collector]:
+    """One collector per entry of `sources`. Without entries: this machine's, where it has NVIDIA's driver. What a
+    collector keeps over restarts goes to `state_dir`; without one it keeps nothing."""
     known: dict[str, Any] = {plugin.plugin: plugin for plugin in collectors.plugins.ALL}
     if not entries:
         if not has_nvidia_driver():
@@ -29,7 +32,16 @@ def build_collectors(entries: Sequence[Any]) -> list[Collector]:
                 "name `sources` in a configuration file (--config FILE)"
             )
         return [known[name](known[name].Settings()) for name in LOCAL if name in known]
-    return [known[entry.type](entry) for entry in entries]
+    return [known[entry.type](_with_state(entry, state_dir)) for entry in entries]
+
+
+def _with_state(entry: Any, state_dir: Path | None) -> Any:
+    """The entry with a file for its state, where its plug-in keeps any and no file is configured. The name follows
+    from what is read, so that it stays when entries are reordered."""
+    if state_dir is None or getattr(entry, "state_file", state_dir) is not None:
+        return entry
+    place = fingerprint([entry.type, *sorted(entry.urls)])[:16]
+    return entry.model_copy(update={"state_file": state_dir / f"{entry.type}-{place}.json"})
 
 
 def build_detectors(entries: Any) -> list[Detector]:

@@ -116,12 +116,9 @@ class JournalReader:
         self._boot: str | None = None
 
     def read(self, now_s: float) -> Lines:
-        arguments = [self._command, "-k", "-o", "json", "--no-pager", "-n", str(_MAX_RECORDS)]
-        arguments += (
-            [f"--after-cursor={self._cursor}"]
-            if self._cursor
-            else ["--boot=all", f"--since=@{now_s - self._since_s:.0f}"]
-        )
+        arguments = [self._command, "-k", "--boot=all", "-o", "json", "--no-pager", "-n", str(_MAX_RECORDS)]
+        since = f"--since=@{now_s - self._since_s:.0f}"  # -k alone means this boot only
+        arguments.append(f"--after-cursor={self._cursor}" if self._cursor else since)
         try:
             done = subprocess.run(arguments, capture_output=True, timeout=self._timeout_s, check=False)
         except FileNotFoundError as error:

@@ -2,6 +2,9 @@
 
 `GET URL?after=CURSOR` answers JSON lines `{"cursor": int, "t_s": float, "text": str}`, oldest first. A server whose
 newest cursor is below CURSOR began anew (reboot) and answers from its start; that is told as a GAP.
+
+Cursors outlive the daemon in `state_file`. They are written at the next look, when what was read has been taken up:
+after a crash a tick's lines may come twice, and none is lost.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -35,6 +39,7 @@ class _Node:
     node: Subject
     parser: KernelLogParser = field(init=False)
     cursor: int = -1
+    is_first: bool = True
 
     def __post_init__(self) -> None:
         self.parser = KernelLogParser(self.node)
@@ -56,6 +61,12 @@ class NodeLogCollector:
         )
         max_bytes: int = Field(8 * 2**20, ge=1024, description="Most that is read of one node in one tick (bytes)")
         max_lines: int = Field(5_000, ge=10, description="Most lines that are kept of one node in one tick")
+        since_s: float = Field(
+            900.0, ge=0, description="Of a node that was never read before, events older than this are not told (s)"
+        )
+        state_file: Path | None = Field(
+            None, description="Where the cursors are kept over restarts; none: in the daemon's state folder"
+        )
         http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
 
         @field_validator("urls")
@@ -67,7 +78,9 @@ class NodeLogCollector:
                 raise ValueError(str(error)) from error
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_lines = settings.max_lines
+        self._max_lines, self._since_s = settings.max_lines, settings.since_s
+        self._state_file = settings.state_file
+        self._kept, self._unkept = "", ""
         self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, timer=clock)
         self._nodes = [
             _Node(
@@ -77,12 +90,14 @@ class NodeLogCollector:
             )
             for url in settings.urls
         ]
+        self._load()
 
     @property
     def name(self) -> str:
         return self.plugin
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        self._keep()
         requests = [Request(n.url + ("&" if "?" in n.url else "?") + f"after={n.cursor}") for n in self._nodes]
         answers = self._fetcher.fetch(requests, timeout_s)
         statuses, logs, events = [], [], []
@@ -99,7 +114,42 @@ class NodeLogCollector:
         return Batch(statuses, logs=logs, events=events)
 
     def close(self) -> None:
+        self._keep()
         self._fetcher.close()
+
+    def _load(self) -> None:
+        """Takes up the kept cursors. A file that is damaged is as none: each node is read from its start."""
+        if self._state_file is None:
+            return
+        try:
+            kept = orjson.loads(self._state_file.read_bytes())
+            for node in self._nodes:
+                state = kept.get(node.url)
+                if state is not None:
+                    cursor, uuid_of = int(state["cursor"]), {str(k): str(v) for k, v in state["uuid_of"].items()}
+                    node.cursor, node.is_first, node.parser.uuid_of = cursor, cursor < 0, uuid_of
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._unkept = f"{self._state_file} cannot be used: {error}"
+
+    def _keep(self) -> None:
+        """Writes the cursors of what was read up to the last look, all or nothing."""
+        if self._state_file is None:
+            return
+        states = {
+            n.url: {"cursor": n.cursor, "uuid_of": dict(list(n.parser.uuid_of.items())[:64])} for n in self._nodes
+        }
+        text = orjson.dumps(states).decode()
+        if text == self._kept:
+            return
+        part = self._state_file.with_suffix(".part")
+        try:
+            part.write_text(text)
+            part.replace(self._state_file)
+            self._kept, self._unkept = text, ""
+        except OSError as error:
+            self._unkept = f"cursors cannot be kept in {self._state_file}: {error.strerror}"
 
     def _take(
         self, node: _Node, answer: Answer, now_s: float
@@ -111,17 +161,22 @@ class NodeLogCollector:
         records = [record for record in found if record is not None]
         began_anew = [r for r, cursor in _with_previous(records, node.cursor) if r.offset <= cursor]
         kept, events = node.parser.sift(records, self._max_lines)
+        refused = len(records) - len(kept)
+        if node.is_first and records:  # old lines tell the addresses of GPUs, but their events have had their day
+            oldest_s, node.is_first = now_s - self._since_s, False
+            kept = [record for record in kept if record.at.t_s >= oldest_s]
+            events = [event for event in events if event.record.at.t_s >= oldest_s]
         events = [*(node.parser.gap(record, "the log began anew") for record in began_anew), *events]
         if records:
             node.cursor = records[-1].offset
-        if len(kept) < len(records):
-            rejected[Reason.TOO_LARGE] = len(records) - len(kept)
+        if refused:
+            rejected[Reason.TOO_LARGE] = refused
         status = SourceStatus(
             node.source,
             now_s,
             whole,
             None if whole else Reason.TRUNCATED,
-            "" if whole else "the answer ends inside a line",
+            self._unkept[:300] if whole else "the answer ends inside a line",
             samples=len(records),
             rejected=rejected,
             took_s=answer.took_s,

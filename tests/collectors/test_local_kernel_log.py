@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +144,43 @@ def test_journald_is_read_by_cursor_with_its_reboots(collector: Any, tmp_path: P
     assert kinds(take(of)) == [KernelEventKind.BOOT, KernelEventKind.XID]
     assert take(of).events == []
     assert "--after-cursor=s=2" in asked.read_text().splitlines()[-1]
+
+
+def exported(rows: list[dict[str, str]]) -> str:
+    """The Journal Export Format (systemd.io/JOURNAL_EXPORT_FORMATS)."""
+    return "".join("".join(f"{key}={value}\n" for key, value in row.items()) + "\n" for row in rows)
+
+
+def test_a_real_journal_is_read_by_the_real_journalctl(collector: Any, tmp_path: Path) -> None:
+    """A journal file of two boots, written by systemd's own writer: kernel lines of both, the reboot between them,
+    lines of other programs left out, and nothing twice when it grows."""
+    writer = Path("/lib/systemd/systemd-journal-remote")
+    if not writer.exists() or shutil.which("journalctl") is None:
+        if os.environ.get("CI"):
+            pytest.fail("systemd-journal-remote is not installed")
+        pytest.skip("systemd-journal-remote is not installed")
+    store = tmp_path / "kernel.journal"
+
+    def write(rows: list[dict[str, str]]) -> None:
+        (tmp_path / "rows").write_text(exported(rows))
+        subprocess.run([writer, "-o", store, tmp_path / "rows"], check=True, capture_output=True)
+
+    def row(ago_s: float, boot: str, text: str, transport: str = "kernel") -> dict[str, str]:
+        at = {"__REALTIME_TIMESTAMP": str(int((NOW - ago_s) * 1e6)), "__MONOTONIC_TIMESTAMP": "1000"}
+        return at | {"_BOOT_ID": boot * 32, "_TRANSPORT": transport, "MESSAGE": text}
+
+    write([row(60, "1", XID), row(50, "1", XID, "syslog"), row(20, "2", "usb 1-1: new device"), row(10, "2", XID)])
+    command = tmp_path / "journalctl"
+    command.write_text(f'#!/bin/sh\nexec journalctl --file {store} "$@"\n')
+    command.chmod(0o755)
+    of = collector(source="journald", journalctl=str(command))
+    first = take(of)
+    assert kinds(first) == [KernelEventKind.XID, KernelEventKind.BOOT, KernelEventKind.XID]
+    assert [round(NOW - event.record.at.t_s) for event in first.events] == [60, 20, 10]
+    assert take(of).logs == []
+    write([row(1, "2", XID.replace("79", "48"))])
+    (event,) = take(of).events
+    assert event.code == 48
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -121,3 +122,62 @@ def test_a_faulty_node_is_told_and_never_becomes_an_event(
     (status,) = batch.sources
     assert not status.ok or status.rejected or status.samples == 0
     assert not batch.events
+
+
+def test_a_restarted_daemon_goes_on_where_it_was(collector: Any, page_server: Any, tmp_path: Path) -> None:
+    """Nothing that was taken up comes again, nothing that was not is lost, and GPUs' addresses are still known."""
+    log, state = Log(), tmp_path / "cursors.json"
+    page_server.pages["/k"] = log
+    told = "NVRM: GPU at PCI:0000:9b:00: GPU-11111111-2222-3333-4444-555555555555"
+    log.lines = [(1, NOW - 90, told), (2, NOW - 9, XID)]
+    of = collector(state_file=state)
+    assert len(take(of).events) == 1
+    of.close()
+    log.lines.append((3, NOW - 8, XID))
+    again = collector(state_file=state)
+    (event,) = take(again).events
+    assert event.record.offset == 3
+    assert event.gpu == Subject(SubjectKind.GPU, "GPU-11111111-2222-3333-4444-555555555555")
+
+
+def test_a_crash_tells_the_last_look_again_and_loses_none(collector: Any, page_server: Any, tmp_path: Path) -> None:
+    log, state = Log(), tmp_path / "cursors.json"
+    page_server.pages["/k"] = log
+    of = collector(state_file=state)
+    for n in range(3):
+        log.lines.append((n, NOW - 9, XID))
+        take(of)
+    crashed = collector(state_file=state)  # `of` was never closed
+    assert [event.record.offset for event in take(crashed).events] == [2]
+
+
+def test_events_of_a_node_that_was_never_read_are_told_only_while_they_are_new(
+    collector: Any, page_server: Any
+) -> None:
+    log, of = Log(), collector(since_s=60)
+    page_server.pages["/k"] = log
+    log.lines = [(1, NOW - 600, XID), (2, NOW - 5, XID)]
+    assert [event.record.offset for event in take(of).events] == [2]
+
+
+@pytest.mark.parametrize("kept", [b"", b"[]", b'{"x', b"null", b'{"URL": {"cursor": "a"}}', b'{"URL": 7}'])
+def test_a_damaged_state_file_is_said_and_the_log_read_from_its_start(
+    collector: Any, page_server: Any, tmp_path: Path, kept: bytes
+) -> None:
+    log, state = Log(), tmp_path / "cursors.json"
+    page_server.pages["/k"] = log
+    log.lines = [(1, NOW - 5, XID)]
+    state.write_bytes(kept.replace(b"URL", page_server.at("/k").encode()))
+    batch = take(collector(state_file=state))
+    assert len(batch.events) == 1
+
+
+def test_a_state_that_cannot_be_written_is_said(collector: Any, page_server: Any, tmp_path: Path) -> None:
+    log = Log()
+    page_server.pages["/k"] = log
+    log.lines = [(1, NOW - 5, XID)]
+    of = collector(state_file=tmp_path / "absent" / "cursors.json")
+    take(of)
+    batch = take(of)
+    assert batch.sources[0].ok
+    assert "cannot be kept" in batch.sources[0].detail
