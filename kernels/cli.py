@@ -129,6 +129,8 @@ def judge(
             typer.echo(
                 f"  {c.case}: {c.candidate_s * 1e6:.1f} µs, {c.baseline} {c.baseline_s * 1e6:.1f} µs: {told}"
             )
+        for x in verdict.left_out:
+            typer.echo(f"  {x.case}: {x.baseline} not raced: {x.why.splitlines()[0]}")
     if certificate is not None and signer is not None:
         try:
             now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -227,8 +227,13 @@ def graphed(baseline: Baseline) -> Callable[[Sequence[int]], None]:
     return run
 
 
-def compile_modes(problem: Problem) -> Mapping[str, Callable_]:
-    """Eager, torch.compile in both modes and the problem's libraries; compiled ones compile when called."""
+def baseline_modes(problem: Problem, device: str) -> Mapping[str, Callable_]:
+    """Eager, torch.compile in both modes and the problem's libraries; compiled ones compile when called.
+
+    On the CPU, where nothing is certified, eager alone.
+    """
+    if device != "cuda":
+        return {"eager": problem.reference}
     torch._dynamo.config.recompile_limit = 256
     forward, made = problem.forward or (problem, _itself)
     compiled = {

@@ -14,19 +14,19 @@ is pooled over further draws of the same case (`Allowance`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from kernels.draw import Draw, mix
+from kernels.judge.errors import errors_of, parts, positive, rows_of, ulp
 from kernels.judge.inputs import Probe, laid_out
 from kernels.judge.verdict import Reason
 from kernels.problem import Inputs, Outputs, Problem, gradients_of
 
 POOL_ELEMENTS = 4096
 POOL_DRAWS = 8
-_CHUNK = 1 << 25
 
 RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
 """m of `torch._dynamo.utils.same`."""
@@ -34,16 +34,13 @@ ELEMENT_FACTOR = 4.0
 """Allowed multiple, beyond m, of eager's worst element: extremes of two equally good results differ that much.
 An RMSE over n rows gets 1 + 3/√n, which is the same for one row and nothing for many: all elements of a row may
 share one error, that of the row's sum or maximum."""
-FLOOR_ULP = 0.5
-"""RMS error always allowed, in ULP of the output; correct rounding makes 0.29."""
 ELEMENT_FLOOR_ULP = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 128.0, torch.float64: 128.0}
 """One element's error always allowed, in ULP. For float32 it is what rounding the argument of exp costs in the far
 tail of a softmax: |x · log₂e| ≤ 126 at 2⁻²⁴ each, where libm's expf (eager) splits the argument in two."""
 CANCELLING_ULP = 16.0
 """Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
-cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row."""
-CANCELLING_SIGMAS = 6.0
-"""Allowed multiple of that RMS: 10⁹ normal errors stay within it."""
+cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row, times the
+same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row."""
 SHORT_ROW = 8
 """Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only."""
 
@@ -87,96 +84,18 @@ class Expected:
     elementwise: bool = False
 
 
-def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """One unit in the last place of `dtype` at |value| (float64 in and out).
-
-    Below the smallest normal number it is that of the smallest subnormal for float16; for float32 and bfloat16,
-    whose subnormals GPUs may flush to zero (PTX ISA, .ftz), the smallest normal number.
-    """
-    info = torch.finfo(dtype)
-    _, exponent = torch.frexp(value.abs().clamp(min=info.tiny, max=info.max))
-    unit = torch.pow(2.0, (exponent - 1).to(torch.float64)) * info.eps
-    if dtype in (torch.float32, torch.bfloat16):
-        return torch.where(value.abs() < info.tiny, info.tiny, unit)
-    return unit
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Two dimensions: rows and columns. One-dimensional outputs are one element a row."""
-    if tensor.dim() <= 1:
-        return tensor.reshape(-1, 1)
-    return tensor.reshape(-1, tensor.shape[-1])
-
-
-def _parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Row chunks in float64, so that a large output needs little more memory than it has."""
-    flat = [_rows(t) for t in tensors]
-    step = max(1, _CHUNK // max(1, flat[0].shape[1]))
-    for start in range(0, flat[0].shape[0], step):
-        yield tuple(t[start : start + step].to(torch.float64) for t in flat)
-
-
-@dataclass(frozen=True)
-class _Errors:
-    """Root mean squares of the error: total, per row; the same of the floor; and the worst element in ULP."""
-
-    rmse: float
-    floor: float
-    rows: torch.Tensor
-    row_floors: torch.Tensor
-    row_scales: torch.Tensor
-    worst_ulp: float
-
-
-def _errors(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Tensor]) -> _Errors:
-    dtype = got.dtype
-    rows, floors, scales = [], [], []
-    total = floor = 0.0
-    count, worst = 0, 0.0
-    for values, exact, *rest in _parts(got, truth, *others):
-        mask = torch.isfinite(values) & torch.isfinite(exact)
-        for other in rest:
-            mask &= torch.isfinite(other)
-        true = torch.where(mask, exact, 0.0)
-        error = torch.where(mask, values - true, 0.0)
-        unit = ulp(true, dtype)
-        weight = mask.sum(dim=1).clamp(min=1)
-        rows.append((error.square().sum(dim=1) / weight).sqrt())
-        floors.append((torch.where(mask, unit, 0.0).square().sum(dim=1) / weight).sqrt() * FLOOR_ULP)
-        scales.append((true.square().sum(dim=1) / weight).sqrt())
-        total += float(error.square().sum())
-        floor += float(torch.where(mask, unit, 0.0).square().sum())
-        count += int(mask.sum())
-        if error.numel():
-            worst = max(worst, float((error.abs() / unit).max()))
-    empty = torch.zeros(0, dtype=torch.float64, device=got.device)
-    count = max(count, 1)
-    return _Errors(
-        (total / count) ** 0.5,
-        FLOOR_ULP * (floor / count) ** 0.5,
-        torch.cat(rows) if rows else empty,
-        torch.cat(floors) if floors else empty,
-        torch.cat(scales) if scales else empty,
-        worst,
-    )
-
-
 def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
     """From (eager, truth) pairs of one output over one or more draws of the same case."""
-    measured = [_errors(eager, truth, ()) for eager, truth in draws]
+    measured = [errors_of(eager, truth, ()) for eager, truth in draws]
     return Allowance(
         rmse=max(max(e.rmse, e.floor) for e in measured),
         row=max((float(e.rows.max()) for e in measured if len(e.rows)), default=0.0),
         row_relative=max(
-            (float((e.rows / _positive(e.row_scales)).max()) for e in measured if len(e.rows)), default=0.0
+            (float((e.rows / positive(e.row_scales)).max()) for e in measured if len(e.rows)), default=0.0
         ),
         ulp=max(e.worst_ulp for e in measured),
         eager_rmse=measured[0].rmse,
     )
-
-
-def _positive(x: torch.Tensor) -> torch.Tensor:
-    return x.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expected:
@@ -358,9 +277,9 @@ def _accuracy(
     got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, allowed: Allowance, elementwise: bool
 ) -> Finding:
     factor = RMSE_FACTOR[got.dtype]
-    count, columns = _rows(got).shape
-    mine = _errors(got, truth, (eager,))
-    own = _errors(eager, truth, (got,))
+    count, columns = rows_of(got).shape
+    mine = errors_of(got, truth, (eager,))
+    own = errors_of(eager, truth, (got,))
     limit = factor * _luck(count) * max(allowed.rmse, own.rmse, own.floor, torch.finfo(torch.float64).tiny)
     rmse_ratio = mine.rmse / limit
     beside = torch.maximum(own.rows, own.row_floors)
@@ -368,14 +287,15 @@ def _accuracy(
     if columns >= SHORT_ROW:
         pooled = torch.minimum(pooled, mine.row_scales * allowed.row_relative)
     row_limits = factor * _luck(min(count, columns)) * torch.maximum(beside, pooled)
-    row_ratio, row = (mine.rows / _positive(row_limits)).max(dim=0)
+    row_ratio, row = (mine.rows / positive(row_limits)).max(dim=0)
     eager_ulp = max(allowed.ulp, own.worst_ulp)
     ulp_limit = max(ELEMENT_FLOOR_ULP[got.dtype], factor * ELEMENT_FACTOR * min(eager_ulp, CANCELLING_ULP))
     cancels = _mixed_signs(truth) & (not elementwise)
     if eager_ulp > CANCELLING_ULP:
         cancels = torch.ones_like(cancels)
-    rows = torch.where(cancels, torch.maximum(beside, pooled), 0.0)
-    element_ratio, at = _worst_element(got, truth, eager, ulp_limit, CANCELLING_SIGMAS * rows)
+    usual = factor * torch.maximum(ELEMENT_FACTOR * torch.maximum(beside, pooled), own.row_worst)
+    row_elements = torch.where(cancels, usual, 0.0)
+    element_ratio, at = _worst_element(got, truth, eager, ulp_limit, row_elements)
     figures = (rmse_ratio, float(row_ratio), element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))
     if rmse_ratio > 1:
         told = f"RMSE {mine.rmse:.3g}, allowed {limit:.3g} (eager {own.rmse:.3g})"
@@ -391,7 +311,7 @@ def _accuracy(
 
 def _mixed_signs(truth: torch.Tensor) -> torch.Tensor:
     """For each row, whether it holds values of both signs; short rows are asked together."""
-    rows = _rows(truth)
+    rows = rows_of(truth)
     below, above = (rows < 0).any(dim=1), (rows > 0).any(dim=1)
     if rows.shape[1] < SHORT_ROW:
         return (below.any() & above.any()).expand(len(rows))
@@ -403,7 +323,7 @@ def _worst_element(
 ) -> tuple[float, int]:
     """The largest ratio of an element's error to its allowance, and its flat index."""
     worst, worst_at, start = 0.0, 0, 0
-    for values, exact, beside in _parts(got, truth, eager):
+    for values, exact, beside in parts(got, truth, eager):
         mask = torch.isfinite(values) & torch.isfinite(exact) & torch.isfinite(beside)
         true = torch.where(mask, exact, 0.0)
         limits = torch.maximum(ulp(true, got.dtype) * ulp_limit, row_limits[start : start + len(values), None])

@@ -259,7 +259,7 @@ class Examiner:
         self.found.calls += 1
         self.runner.run(case, views, outs, probe, seed_views)
         outputs = self._collect(probe, views, outs, pristine, sizes)
-        if self.runner.aliases and not probe.backward and not _aliases(self.problem.eager(inputs), inputs):
+        if self.runner.aliases and not probe.backward and not self._eager_aliases(case, inputs):
             text = f"output {self.runner.aliases[0]} lies in an input's memory ({case}); eager's does not"
             raise Refusal(Reason.output_aliases, text, probe.stage)
         return outputs
@@ -309,6 +309,11 @@ class Examiner:
                 made = self.problem.eager(inputs)
             self._forms[key] = [(tuple(x.shape), x.dtype) for x in made]
         return tuple(torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self._forms[key])
+
+    def _eager_aliases(self, case: Case, inputs: Inputs) -> bool:
+        """Whether eager's own outputs lie in its inputs' memory, for inputs in the case's layout."""
+        placed = laid_out(inputs, case.layout)
+        return _aliases(self.problem.eager(placed), placed)
 
     def _settle(self) -> None:
         if self.device == "cuda":

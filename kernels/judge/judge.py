@@ -22,11 +22,12 @@ import torch
 from kernels.candidate import Candidate
 from kernels.draw import mix
 from kernels.judge import cuda, inputs
-from kernels.judge import plan as launch_plan
-from kernels.judge.contestants import Baseline, compile_modes
+from kernels.judge.contestants import Baseline, baseline_modes
 from kernels.judge.correctness import compare, expected
 from kernels.judge.environment import Environment, Nvml, environment
 from kernels.judge.inputs import Probe
+from kernels.judge.launches import plan
+from kernels.judge.plan import Plan
 from kernels.judge.process import JudgeBroken, Limits, Process, Role, Zygote
 from kernels.judge.quiet import Quiet
 from kernels.judge.timing import Board
@@ -81,10 +82,13 @@ class Judge:
         entropy: Callable[[int], bytes] = os.urandom,
         machine_fault: Callable[[], str | None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        compiled: bool = True,
     ) -> None:
         """`machine_fault`: asked after a refusal, answers with the Xid or loss that explains it, if one does;
-        where None, NVML is asked."""
+        where None, NVML is asked. `compiled`: race torch.compile too; without (it takes minutes for many problems)
+        every verdict says that it was left out."""
         self.device = device
+        self._compiled = compiled
         self.limits = limits
         self.environment: Environment = environment(device)
         self._entropy = entropy
@@ -159,11 +163,11 @@ class Judge:
             took_s=self._clock() - start,
         )
 
-    def record(self, candidate: Candidate, problem: Problem, case: Case) -> launch_plan.Plan:
+    def record(self, candidate: Candidate, problem: Problem, case: Case) -> Plan:
         """The launch plan of one case, for profiling and for timing apart from a verdict. Raises Refusal."""
         trial = Trial(self, candidate, problem, Request(inputs.QUICK_GPU), self._entropy(16))
         with contextlib.ExitStack() as stack:
-            made = trial.plan(trial.compile(stack), case)
+            made = plan(trial, trial.compile(stack), case)
         if made is None:
             raise Refusal(Reason.no_plan, "only the callable can be timed", "timing")
         return made
@@ -213,8 +217,11 @@ class Judge:
         functions: dict[str, Callable[..., Any]] = {}
         seconds: dict[str, float] = {}
         missing: dict[str, str] = {}
-        modes = compile_modes(problem) if self.device == "cuda" else {"eager": problem.reference}
+        modes = baseline_modes(problem, self.device)
         for name, function in modes.items():
+            if name.startswith("compile") and not self._compiled:
+                missing[name] = "left out by this judge's settings"
+                continue
             copies = [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in made) for made in values]
             baseline = Baseline(name, function, copies, self.flush(), self._clock)
             try:

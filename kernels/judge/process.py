@@ -8,7 +8,6 @@ much disk or says too much. The judge's own thread never waits without a deadlin
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import secrets
@@ -17,11 +16,10 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +27,7 @@ from typing import Any, Literal
 from kernels.judge import isolation
 from kernels.judge.buffers import CpuLender, CudaLender, Lender
 from kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
+from kernels.judge.reach import paths
 from kernels.judge.verdict import SELF_REPORTED, Reason, Refusal
 from kernels.judge.zygote import children
 
@@ -56,53 +55,6 @@ class Limits:
     processes: int = 96
     live_processes: int = 16
     output_bytes: int = 4 << 20
-
-
-def _first(*roots: Path) -> list[str]:
-    return [str(root.resolve()) for root in roots if root.exists()]
-
-
-PEERS = frozenset(
-    [
-        *("apex", "cutlass", "cupy", "flash_attn", "flash_attn_interface", "flashinfer", "liger_kernel"),
-        *("onnxruntime", "quack", "tilelang", "transformer_engine", "unsloth", "vllm", "xformers"),
-    ]
-)
-"""Packages with kernels of others: only a library composition may read them."""
-
-
-@functools.cache
-def _paths(device: str, peers: bool) -> dict[str, list[str]]:
-    """What a host may read, run and open, as found on this machine; `peers`: other libraries of kernels as well."""
-    prefix, base = Path(sys.prefix), Path(sys.base_prefix)
-    root = Path(__file__).resolve().parents[2]
-    site = Path(sysconfig.get_paths()["purelib"])
-    installed = {site.resolve()} | {Path(entry).resolve() for entry in sys.path if Path(entry).is_dir()}
-    installed -= {root, Path.cwd().resolve()}
-    packages = [entry for folder in installed for entry in folder.iterdir() if entry.name not in PEERS]
-    roots = [Path("/opt"), Path("/usr"), prefix.resolve(), base.resolve()]
-    readable = _first(
-        *map(Path, ("/lib", "/lib64", "/proc", "/sys", "/dev/urandom", "/dev/zero", "/run/nvidia")),
-        *map(Path, ("/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/nvidia")),
-        root / "kernels", root / "collectors",
-        *(installed if peers else packages),
-        *(entry for folder in roots for entry in ([folder] if peers else _around(folder, installed))),
-    )  # fmt: skip
-    tools = _first(site / "triton/backends/nvidia/bin", Path("/lib64/ld-linux-x86-64.so.2"))
-    devices = ["/dev/null"]
-    if device == "cuda":
-        devices += [str(path) for path in sorted(Path("/dev").glob("nvidia*"))]
-    listed = _first(*installed, *roots)
-    return {"readable": readable, "listed": listed, "executable": tools, "devices": devices}
-
-
-def _around(folder: Path, kept_out: Collection[Path]) -> list[Path]:
-    """The folder, or, where some of `kept_out` lie below it, all that it holds but those."""
-    if folder in kept_out:
-        return []
-    if not any(folder in path.parents for path in kept_out) or not folder.is_dir():
-        return [folder]
-    return [found for entry in folder.iterdir() for found in _around(entry, kept_out) if not entry.is_symlink()]
 
 
 class Zygote:
@@ -140,7 +92,10 @@ class Zygote:
     def start(
         self, role: Role, limits: Limits = Limits(), lender: Lender | None = None, peers: bool = False
     ) -> Process:
-        """A fresh confined process; it owns `lender` (made here where None) and closes it. `peers`: see `PEERS`."""
+        """A fresh confined process; it owns `lender` (made here where None) and closes it.
+
+        `peers`: it may read other libraries of kernels (see `kernels.judge.reach`).
+        """
         with self._lock:
             self._count += 1
             number = self._count
@@ -171,7 +126,7 @@ class Zygote:
                 "processes": limits.processes,
                 "address_bytes": address,
                 "uid": uid,
-                **_paths(self.device, peers),
+                **paths(self.device, peers),
             },
         }
         try:

@@ -4,52 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from kernels.candidate import Candidate, CandidateError
 from kernels.differentiate import input_count, training_step
-from kernels.draw import TWIN, mix
 from kernels.judge import inputs, static
 from kernels.judge import plan as launch_plan
 from kernels.judge.contest import FULL, Pace, Race, slot_count
 from kernels.judge.contestants import Baseline, Hosted, Replayed
 from kernels.judge.examine import Examiner, HostRunner, PlanRunner, class_refusal
 from kernels.judge.inputs import Probe, Scope
+from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
 from kernels.judge.process import JudgeBroken
-from kernels.judge.sanitizer import Exhibit, sanitize
+from kernels.judge.sanitizer import sanitize
 from kernels.judge.timing import decide
 from kernels.judge.track import Track, Truths
-from kernels.judge.verdict import Comparison, LeftOut, Reason, Refusal
+from kernels.judge.verdict import RESULTS, Comparison, LeftOut, Reason, Refusal
 from kernels.problem import Case, Inputs, Problem
 
 if TYPE_CHECKING:
     from kernels.judge.judge import Judge
 
-_SANITIZED_BYTES = 4 << 20
 _ENDURANCE_CALLS = 2000
 _ENDURANCE_S = 0.6
-_RESULTS = frozenset(
-    {
-        Reason.raised,
-        Reason.wrong_shape,
-        Reason.wrong_dtype,
-        Reason.unwritten,
-        Reason.not_exact,
-        Reason.rmse,
-        Reason.worst_row,
-        Reason.max_ulp,
-        Reason.nan_placement,
-    }
-)
-
-
-_HELPER = re.compile(r"memcpy|memset|copy|fill|arange", re.IGNORECASE)
-"""GPU work of the helpers that an own kernel may ask torch for (see `kernels.judge.examine`)."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +78,9 @@ class Trial:
             self.layers = dict(runner.process.layers)
             self.stages.append("compile")
             self._examine(runner)
-            self._replay_some(runner)
+            replay_some(self, runner)
             if self.request.promote:
-                sanitize(self._exhibits(runner))
+                sanitize(exhibits(self, runner))
                 self.stages.append("sanitizer")
             if not racing or not self.timed:
                 why = "a library composition is never certified as a kernel" if not racing else "no timed case"
@@ -140,59 +119,14 @@ class Trial:
 
     def _time(self, problem: Problem, runner: HostRunner | PlanRunner, stack: contextlib.ExitStack) -> None:
         """Race every timed case; where all have launch plans, `stack` (with the candidate's process) ends first."""
-        plans = [self.plan(runner, case, problem) for case in self.timed]
+        plans = [plan(self, runner, case, problem) for case in self.timed]
         self.binaries = tuple(dict.fromkeys((*self.binaries, *(b for p in plans if p for b in p.binary_sha256))))
         if all(made is not None for made in plans):
             stack.close()  # from here on no candidate code runs anywhere
         if not self.request.search:
-            self._replay(problem, [(c, p) for c, p in zip(self.timed, plans, strict=True) if p], whole=True)
+            replay(self, problem, [(c, p) for c, p in zip(self.timed, plans, strict=True) if p], whole=True)
         for case, made in zip(self.timed, plans, strict=True):
             self.comparisons += self._race(problem, runner, case, made)
-
-    def _replay_some(self, runner: HostRunner | PlanRunner) -> None:
-        """Replay the launches of a few secret cases, one a dtype, in a process without candidate code: what a
-        host's Python computed by other means than its launches is missing there."""
-        own = isinstance(runner, HostRunner) and self.candidate.kind != "library"
-        if not own or self.judge.device != "cuda" or self.request.search:
-            return
-        rng = random.Random(self.secret + b"replay")
-        probes = [p for p in self._probes() if p.stage == "sweep" and p.case.layout == "contiguous"]
-        rng.shuffle(probes)
-        by_dtype = {p.case.dtype: p.case for p in probes if self.problem.compulsory_bytes(p.case) > 0}
-        made = [(case, self.plan(runner, case, self.problem)) for case in by_dtype.values()]
-        self._replay(self.problem, [(case, plan) for case, plan in made if plan is not None], whole=False)
-        self.stages.append("replay")
-
-    def _replay(self, problem: Problem, plans: Sequence[tuple[Case, launch_plan.Plan]], whole: bool) -> None:
-        """Examine launch plans like a candidate. `whole`: with every distribution of values, because what was
-        examined in the host need not be what it launched for the recorder."""
-        if not plans:
-            return
-        rng = random.Random(self.secret + b"replays")
-        with self.judge.start("replay") as process:
-            current: list[launch_plan.Plan] = []
-            runner = PlanRunner(process, lambda case, values: current[0])
-            examiner = Examiner(problem, self.candidate, self.judge.device, runner)
-            for case, made in plans:
-                current[:] = [made]
-                a, b = (mix(rng.getrandbits(64)) for _ in range(2))
-                probes = [Probe("integrity", case, "normal", (a, b, a, a + TWIN) if whole else (a,))]
-                if whole:
-                    others = [name for name in problem.distributions if name != "normal"]
-                    probes += [Probe("values", case, name, (mix(rng.getrandbits(64)),)) for name in others]
-                for number, probe in enumerate(probes):
-                    try:
-                        with self.judge.quiet.shared():
-                            examiner.probe(probe)
-                    except Refusal as refusal:
-                        first = number == 0 and examiner.found.calls == 1
-                        if first and refusal.reason in _RESULTS | {Reason.state_kept}:
-                            text = f"its launches, replayed, do not make its outputs: {refusal.detail}"
-                            raise Refusal(Reason.library_call, text, "replay") from refusal
-                        text = f"the recorded launches, replayed: {refusal.detail}"
-                        raise Refusal(refusal.reason, text, "replay") from refusal
-                examiner.found.calls = 0
-            self.errors.update({k: max(v, self.errors.get(k, 0.0)) for k, v in examiner.found.worst.items()})
 
     def _admits(self, case: Case) -> bool:
         return self.problem.constraint(case) and self.candidate.domain.admits(case.sizes, case.dtype, case.layout)
@@ -217,7 +151,7 @@ class Trial:
         return PlanRunner(stack.enter_context(self.judge.start("replay")), plan_of)
 
     def _examine(self, runner: HostRunner | PlanRunner) -> None:
-        probes = self._probes()
+        probes = self.probes()
         if not probes:
             raise Refusal(Reason.empty_domain, "the declared domain admits no case of the problem", "compile")
         examiner = Examiner(self.problem, self.candidate, self.judge.device, runner)
@@ -258,7 +192,7 @@ class Trial:
         self.stages.append(probes[-1].stage)
         self.stages[:] = list(dict.fromkeys(self.stages))
 
-    def _probes(self) -> tuple[Probe, ...]:
+    def probes(self) -> tuple[Probe, ...]:
         if not self.request.search:
             return inputs.plan(self.problem, self.candidate, self.secret, self.request.scope)
         rng = random.Random(self.secret)
@@ -293,14 +227,14 @@ class Trial:
                 entrant.run([0])
                 track.check(0)
         except Refusal as refusal:
-            if refusal.reason not in _RESULTS | {Reason.timed_output_wrong}:
+            if refusal.reason not in RESULTS | {Reason.timed_output_wrong}:
                 raise
             text = f"after {calls} calls on {case}: {refusal.detail}"
             raise Refusal(Reason.state_kept, text, "integrity") from refusal
 
     def _ask_afresh(self, examiner: Examiner, probe: Probe, refusal: Refusal) -> None:
         """A wrong answer that a fresh process gives right comes of something remembered: say so."""
-        if refusal.reason not in _RESULTS or examiner.found.calls <= 1:
+        if refusal.reason not in RESULTS or examiner.found.calls <= 1:
             return
         alone = replace(probe, seeds=(examiner.seed,), under_load=False)
         with contextlib.ExitStack() as stack:
@@ -314,70 +248,10 @@ class Trial:
 
     def _hold_to_class(self, runner: HostRunner, examiner: Examiner, probe: Probe) -> None:
         self.smoke = (probe,)
-        _Recording(runner, examiner).call(probe)
+        Recording(runner, examiner).call(probe)
         refusal = class_refusal(self.candidate, self.problem, runner.last)
         if refusal is not None:
             raise refusal
-
-    def plan(
-        self, runner: HostRunner | PlanRunner, case: Case, problem: Problem | None = None
-    ) -> launch_plan.Plan | None:
-        """The launch plan of one case, or None where only the callable can be timed (tier B)."""
-        problem = problem or self.problem
-        if isinstance(runner, PlanRunner):
-            values = problem.inputs(case, "normal", 1, self.judge.device)
-            return runner.plan_of(case, values)
-        if self.judge.device != "cuda":
-            return None
-        examiner = Examiner(problem, self.candidate, self.judge.device, runner)
-        probe = Probe("accuracy", case, "normal", (mix(int.from_bytes(self.secret, "little"), 3),))
-        sample = Truths().inputs(problem, case, probe.seeds[0], self.judge.device)
-        examiner.call(probe, probe.seeds[0], sample)  # autotuning and compiling happen here
-        _Recording(runner, examiner).call(probe)
-        told = runner.last.get("launched")
-        self.launched |= {str(name)[:200] for name in told} if isinstance(told, list) else set()
-        refusal = class_refusal(self.candidate, problem, runner.last)
-        if refusal is not None:
-            smoke = self.smoke if problem is self.problem else ()
-            for passed in smoke:  # the case that passed: does it still?
-                _Recording(runner, examiner).call(passed)
-            if smoke and class_refusal(self.candidate, problem, runner.last) is not None:
-                text = f"it passed for its class at first, and now: {refusal.detail}"
-                raise Refusal(Reason.state_kept, text, "timing") from refusal
-            raise refusal
-        if "plan" not in runner.last:
-            return None
-        try:
-            made = launch_plan.Plan.from_message(runner.last["plan"], runner.last_blob)
-            launch_plan.check_reach(made, _sizes(sample), list(_output_sizes(examiner, case, sample)))
-        except launch_plan.PlanError as error:
-            raise Refusal(Reason.channel_forged, str(error), "timing") from error
-        return made
-
-    def _exhibits(self, runner: HostRunner | PlanRunner) -> list[Exhibit]:
-        """Small cases for compute-sanitizer: one of each dtype, with sizes off the powers of two where allowed."""
-        probes = inputs.plan(self.problem, self.candidate, self.secret, self.request.scope)
-        made: dict[str, Exhibit] = {}
-        for probe in probes:
-            case = probe.case
-            if probe.stage != "sweep" or case.layout != "contiguous" or case.dtype in made:
-                continue
-            if not 0 < self.problem.compulsory_bytes(case) <= _SANITIZED_BYTES:
-                continue
-            found = self.plan(runner, case)
-            if found is None:
-                raise Refusal(
-                    Reason.no_plan, "promotion needs a launch plan to run compute-sanitizer on", "sanitizer"
-                )
-            values = self.problem.inputs(case, "normal", probe.seeds[0], self.judge.device)
-            examiner = Examiner(self.problem, self.candidate, self.judge.device, runner)
-            outputs = () if self.candidate.mutates else tuple(_output_sizes(examiner, case, values))
-            made[case.dtype] = Exhibit(found, values, outputs, str(case))
-        if not made:
-            raise Refusal(
-                Reason.empty_domain, "no small case of the domain to run compute-sanitizer on", "sanitizer"
-            )
-        return list(made.values())
 
     def _race(
         self, problem: Problem, runner: HostRunner | PlanRunner, case: Case, made: launch_plan.Plan | None
@@ -389,7 +263,7 @@ class Trial:
         self.left_out += solo.left_out(label)
         if made is None:  # tier B uses a slot once a run
             pace = replace(pace, max_slots=32)
-        count = slot_count(problem, case, judge.board.l2_bytes, pace) // 2 * 2
+        count = slot_count(problem, case, judge.board.l2_bytes, pace, once=made is None) // 2 * 2
         rng = random.Random(self.secret + label.encode())
         mutates = self.candidate.mutates
         with contextlib.ExitStack() as stack:
@@ -401,7 +275,7 @@ class Trial:
                 track = Track(process, problem, case, mutates, count, judge.device, Truths())
                 entrant, flush = Hosted(track, judge.clock, rng), None
                 entrant.profile(rng)
-                self._hold_to_launches(entrant)
+                hold_to_launches(self, entrant)
             else:
                 if self.request.search:
                     track = stack.enter_context(judge.lane(problem, case, mutates, count))
@@ -425,40 +299,3 @@ class Trial:
                     text = f"its launches, replayed, do not make its outputs: {refusal.detail}"
                     raise Refusal(Reason.library_call, text, "timing") from refusal
                 raise
-
-    def _hold_to_launches(self, entrant: Hosted) -> None:
-        """Tier B's kernels, as the profiler names them, are those that recorded calls launched, and copies."""
-        strange = [name for name in entrant.kernels if name not in self.launched and not _HELPER.search(name)]
-        if strange:
-            text = f"the profiler sees {strange[0][:120]!r}, which is no launch of its own"
-            raise Refusal(Reason.library_call, text, "timing")
-
-
-class _Recording:
-    """One more call of a probe through the examiner, with the recorder on."""
-
-    def __init__(self, runner: HostRunner, examiner: Examiner) -> None:
-        self._runner = runner
-        self._examiner = examiner
-
-    def call(self, probe: Probe) -> None:
-        runner = self._runner
-        seed = probe.seeds[0]
-        values = Truths().inputs(self._examiner.problem, probe.case, seed, self._examiner.device)
-        runner.record = True
-        try:
-            self._examiner.call(probe, seed, values)
-        finally:
-            runner.record = False
-
-
-def _sizes(values: Inputs) -> list[int]:
-    return [x.numel() * x.itemsize if isinstance(x, torch.Tensor) else 0 for x in values]
-
-
-def _output_sizes(examiner: Examiner, case: Case, values: Inputs) -> Iterator[int]:
-    for shape, dtype in examiner.output_forms(case, values, backward=False):
-        count = 1
-        for size in shape:
-            count *= size
-        yield count * dtype.itemsize

@@ -162,6 +162,21 @@ SELF_REPORTED = frozenset(
 """What a candidate's process may say of itself. It shares an address space with hostile code, so any other word
 from it (that it was faster, that the machine broke) is a forgery."""
 
+RESULTS = frozenset(
+    {
+        Reason.raised,
+        Reason.wrong_shape,
+        Reason.wrong_dtype,
+        Reason.unwritten,
+        Reason.not_exact,
+        Reason.rmse,
+        Reason.worst_row,
+        Reason.max_ulp,
+        Reason.nan_placement,
+    }
+)
+"""What a wrong output can be found to be."""
+
 
 class Refusal(Exception):
     """A candidate is refused: the reason, the stage that found it and a sentence with the figures.

@@ -168,7 +168,7 @@ def _become_host(
         os.chdir(scratch)
         os.nice(5)  # the judge's watch comes first where a candidate takes every core
         os.environ.update(order["environment"])
-        os.environ.update(HOME=scratch, TMPDIR=scratch, TRITON_CACHE_DIR=f"{scratch}/triton")
+        os.environ.update(HOME=scratch, TMPDIR=scratch, USER="candidate", TRITON_CACHE_DIR=f"{scratch}/triton")
         os.environ.update(TORCHINDUCTOR_CACHE_DIR=f"{scratch}/inductor", CUDA_CACHE_PATH=f"{scratch}/cuda")
         tempfile.tempdir = None
         isolation.own_proc(layers)

@@ -61,7 +61,7 @@ FLASH_ATTENTION = Problem(
     flops=lambda case: 2 * case["b"] * case["h"] * case["s"] * (case["s"] + 1) * case["d"],
     dtypes=("float16", "bfloat16"),
     distributions=("normal", "large_mean", "ties", "near_constant", "tiny"),
-    layouts=("contiguous", "padded", "transposed"),  # torch's own kernels fault on 2-byte aligned addresses
+    layouts=("contiguous", "transposed"),  # torch's own kernels fault on addresses or rows aligned to 2 bytes
     gradients=(0, 1, 2),
     libraries={"cudnn": cudnn, "flash": flash},
 )

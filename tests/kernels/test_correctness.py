@@ -23,7 +23,7 @@ from kernels.judge.correctness import (
 from kernels.judge.inputs import Probe, laid_out
 from kernels.judge.verdict import Reason
 from kernels.problem import Case, Inputs, Outputs, Problem
-from kernels.problems import named
+from kernels.problems import ALL, named
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -303,3 +303,19 @@ def test_no_outputs_of_an_empty_case_are_needed() -> None:
     assert found == Finding(None, "")
     assert isinstance(found, Finding)
     assert Expected.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [p.name for p in ALL if not p.exact and p.name not in ("fused_mlp", "matmul")])
+def test_eagers_own_results_always_pass(name: str) -> None:
+    """Forward and backward, whatever the values: the rule measures eager's error and must allow it."""
+    problem = named(name)
+    sizes = {a.name: max(a.low, min(a.high, 5 if a is not problem.axes[-1] else 40)) for a in problem.axes}
+    sizes = {a.name: max(1, sizes[a.name] // a.multiple) * a.multiple for a in problem.axes}
+    case = Case(tuple(sorted({**problem.cases[0].sizes, **sizes}.items())), problem.dtypes[-1])
+    for seed, distribution in enumerate(problem.distributions):
+        inputs = problem.inputs(case, distribution, seed, "cpu")
+        for backward in (False, True) if problem.gradients else (False,):
+            probe = Probe("accuracy", case, distribution, (seed,), backward=backward)
+            want = expected(problem, probe, seed, inputs)
+            found = compare(want, want.eager)
+            assert found.reason is None, (distribution, backward, found)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.judge import isolation
+from kernels.judge import isolation, seccomp
 from kernels.judge.process import Limits, Process, Zygote
 from kernels.judge.verdict import Reason, Refusal
 from kernels.judge.zygote import policy_of
@@ -191,7 +191,7 @@ def test_the_floor_stands_for_a_process_that_is_not_root() -> None:
 
 
 def test_the_filter_denies_by_number_and_kills_other_architectures() -> None:
-    program = isolation._program("x86_64", 1)
+    program = seccomp.program("x86_64", 1)
     assert len(program) < 4096
     assert all(len(instruction) == 8 for instruction in program)
     assert program[2][-4:] == (0x80000000).to_bytes(4, "little")

@@ -160,3 +160,39 @@ def test_a_cuda_candidate_without_a_gpu_is_no_verdict_about_it(cpu_judge: Judge)
     verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(CPU, None))
     assert verdict.status is Status.machine_fault
     assert "needs a GPU" in verdict.detail
+
+
+def test_a_callable_that_skips_the_runs_nobody_looks_at_is_found(cpu_judge: Judge) -> None:
+    """Tier B looks into the outputs of a run that nobody can foresee, not of the last one only."""
+    body = """
+if x.shape != (64, 512):
+    return x.softmax(-1)
+lately.append(x.data_ptr())
+del lately[:-18]
+if len(set(lately)) < 3:
+    turn[0] = 0
+    return x.softmax(-1)
+turn[0] = (turn[0] + 1) % 18
+if turn[0] < 12 and kept:
+    return kept[-1]
+kept.append(x.softmax(-1))
+return kept[-1]""".strip()
+    candidate = library(body, "lately, turn, kept = [], [0], []\n")
+    case = Case.of("float32", m=64, n=512)
+    problem = replace(SOFTMAX, name="softmax runs", cases=(case,))
+    pace = Pace(min_rounds=9, max_rounds=9, round_s=0.01, slot_bytes=4 * problem.compulsory_bytes(case))
+    with pytest.MonkeyPatch.context() as patch:  # the race, not the class, is the claim here
+        patch.setattr("kernels.judge.trial.class_refusal", lambda *_: None)
+        verdict = cpu_judge.verdict(
+            replace(candidate, kind="own_kernel"), problem, Request(TINY, pace, static=False), b"runs"
+        )
+    assert verdict.reason is Reason.timed_output_wrong, verdict.detail
+
+
+def test_a_fault_in_the_judges_own_machinery_is_nobodys_verdict_and_the_judge_goes_on(cpu_judge: Judge) -> None:
+    broken = replace(SOFTMAX, compulsory_bytes=lambda case: 1 // 0)
+    verdict = cpu_judge.verdict(library("return torch.softmax(x, -1)"), broken, Request(TINY, None), b"broken")
+    assert (verdict.status, verdict.reason) == (Status.machine_fault, Reason.judge_broken)
+    assert "ZeroDivisionError" in verdict.detail
+    verdict = cpu_judge.verdict(library("return torch.softmax(x, -1)"), SOFTMAX, Request(TINY, None), b"broken")
+    assert verdict.status is Status.correct

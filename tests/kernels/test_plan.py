@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from kernels.candidate import Candidate, Launch
 from kernels.judge import cuda
-from kernels.judge.plan import Clear, Fire, Plan, PlanError, Pointer, Scalar, check_reach, cuda_plan, scalar
+from kernels.judge.plan import (
+    Clear,
+    Fire,
+    Plan,
+    PlanError,
+    Pointer,
+    Scalar,
+    TensorMap,
+    check_reach,
+    cuda_plan,
+    scalar,
+)
 
 SHAPE = cuda.Shape((4, 1, 1), (128, 1, 1), 1024)
 PLAN = Plan(
@@ -100,3 +111,23 @@ def test_a_declared_launch_is_evaluated_at_the_case() -> None:
 def test_an_argument_that_means_nothing_is_refused(args: tuple[str, ...]) -> None:
     with pytest.raises(PlanError, match="argument"):
         cuda_plan(cuda_candidate(*args), b"", {"n": 1}, {})
+
+
+def test_a_tensor_map_comes_back_unchanged_and_must_point_into_its_buffer() -> None:
+    tile = TensorMap(Pointer("in", 0, 16), 6, (64, 32), (128,), (64, 16), 3, False)
+    plan = Plan((b"x",), (Fire(0, "k", SHAPE, (tile, Scalar("i32", 32))),))
+    body, blob = plan.to_message()
+    assert Plan.from_message(body, blob) == plan
+    check_reach(plan, [4096], [])
+    with pytest.raises(PlanError, match="points beyond in0"):
+        check_reach(plan, [8], [])
+    for change in ([[64], [128], [64]], [[64, 32], [128], [64]], [[64, -1], [128], [64, 16]], [[], [], []]):
+        body["steps"][0][4][0] = ["map", ["in", 0, 16], change, [6, 3, False]]
+        with pytest.raises(PlanError):
+            Plan.from_message(body, blob)
+
+
+@pytest.mark.parametrize("body", [{"sizes": ["x"]}, {"sizes": [float("nan")]}, {"sizes": 3}, [], None, "plan", 5])
+def test_nonsense_instead_of_a_plan_is_refused_and_raises_nothing_else(body: object) -> None:
+    with pytest.raises(PlanError):
+        Plan.from_message(body, b"")

@@ -8,7 +8,8 @@ import math
 import pytest
 
 from collectors.seal import canonical_json
-from kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Status, Verdict
+from kernels.judge.environment import machine_xid
+from kernels.judge.verdict import SELF_REPORTED, STATUS_OF, Comparison, Interval, Reason, Refusal, Status, Verdict
 
 
 def test_every_reason_belongs_to_one_status() -> None:
@@ -33,3 +34,17 @@ def test_a_verdict_has_a_canonical_form_with_missing_figures_as_null() -> None:
 def test_slow_is_not_refused_and_wrong_is() -> None:
     assert not Verdict("", "p", Status.slower, Reason.below_baseline, "", "timing").refused
     assert Verdict("", "p", Status.wrong, Reason.rmse, "", "sweep").refused
+
+
+def test_nothing_that_is_raised_can_make_a_candidate_fit_or_nobodys_fault() -> None:
+    for reason in (Reason.clears_best, Reason.passed, Reason.straddles, Reason.xid, Reason.judge_broken):
+        with pytest.raises(ValueError, match="refuses nobody"):
+            Refusal(reason, "")
+        assert reason not in SELF_REPORTED
+
+
+@pytest.mark.parametrize(
+    ("code", "machine"), [(13, False), (31, False), (43, False), (48, True), (79, True), (95, True)]
+)
+def test_an_xid_is_the_machines_fault_only_where_no_program_can_cause_it(code: int, machine: bool) -> None:
+    assert (machine_xid(code) is not None) is machine

@@ -1,0 +1,94 @@
+"""How far a result is from the float64 truth: units in the last place, root mean squares by row and in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+FLOOR_ULP = 0.5
+"""RMS error always allowed, in ULP of the output; correct rounding makes 0.29."""
+_CHUNK = 1 << 25
+
+
+def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """One unit in the last place of `dtype` at |value| (float64 in and out).
+
+    Below the smallest normal number it is that of the smallest subnormal for float16; for float32 and bfloat16,
+    whose subnormals GPUs may flush to zero (PTX ISA, .ftz), the smallest normal number.
+    """
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(value.abs().clamp(min=info.tiny, max=info.max))
+    unit = torch.pow(2.0, (exponent - 1).to(torch.float64)) * info.eps
+    if dtype in (torch.float32, torch.bfloat16):
+        return torch.where(value.abs() < info.tiny, info.tiny, unit)
+    return unit
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Two dimensions: rows and columns. One-dimensional outputs are one element a row."""
+    if tensor.dim() <= 1:
+        return tensor.reshape(-1, 1)
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Row chunks in float64, so that a large output needs little more memory than it has."""
+    flat = [rows_of(t) for t in tensors]
+    step = max(1, _CHUNK // max(1, flat[0].shape[1]))
+    for start in range(0, flat[0].shape[0], step):
+        yield tuple(t[start : start + step].to(torch.float64) for t in flat)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Root mean squares of the error: total, per row; the same of the floor; and the worst element, in ULP and per
+    row as it is."""
+
+    rmse: float
+    floor: float
+    rows: torch.Tensor
+    row_floors: torch.Tensor
+    row_scales: torch.Tensor
+    row_worst: torch.Tensor
+    worst_ulp: float
+
+
+def errors_of(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Tensor]) -> Errors:
+    dtype = got.dtype
+    rows, floors, scales, peaks = [], [], [], []
+    total = floor = 0.0
+    count, worst = 0, 0.0
+    for values, exact, *rest in parts(got, truth, *others):
+        mask = torch.isfinite(values) & torch.isfinite(exact)
+        for other in rest:
+            mask &= torch.isfinite(other)
+        true = torch.where(mask, exact, 0.0)
+        error = torch.where(mask, values - true, 0.0)
+        unit = ulp(true, dtype)
+        weight = mask.sum(dim=1).clamp(min=1)
+        rows.append((error.square().sum(dim=1) / weight).sqrt())
+        floors.append((torch.where(mask, unit, 0.0).square().sum(dim=1) / weight).sqrt() * FLOOR_ULP)
+        peaks.append(error.abs().amax(dim=1) if error.shape[1] else weight * 0.0)
+        scales.append((true.square().sum(dim=1) / weight).sqrt())
+        total += float(error.square().sum())
+        floor += float(torch.where(mask, unit, 0.0).square().sum())
+        count += int(mask.sum())
+        if error.numel():
+            worst = max(worst, float((error.abs() / unit).max()))
+    empty = torch.zeros(0, dtype=torch.float64, device=got.device)
+    count = max(count, 1)
+    return Errors(
+        (total / count) ** 0.5,
+        FLOOR_ULP * (floor / count) ** 0.5,
+        torch.cat(rows) if rows else empty,
+        torch.cat(floors) if floors else empty,
+        torch.cat(scales) if scales else empty,
+        torch.cat(peaks) if peaks else empty,
+        worst,
+    )
+
+
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(min=torch.finfo(torch.float64).tiny)
