@@ -19,6 +19,7 @@ ROW_HOST = """tiles = triton.cdiv(m, $rows)
 """Sets `programs` from `m`: host lines of an entry."""
 
 POLICIES = ("", "evict_first")
+STORES = (*POLICIES, "streaming")
 
 
 def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:
@@ -37,7 +38,7 @@ def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:
         waves=(0, 4, 8),
         stages=(1, 3),
         load=POLICIES,
-        store=POLICIES,
+        store=STORES,
     )
 
 

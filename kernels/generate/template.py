@@ -42,6 +42,15 @@ class Family(Protocol):
         ...
 
 
+HINTS = {
+    "": "",
+    "evict_first": ', eviction_policy="evict_first"',
+    "streaming": ', cache_modifier=".cs"',
+}
+"""What a configuration's `load` and `store` add to a Triton access. evict_first is a hint to L2 as well as to L1
+(createpolicy), streaming one of PTX's cache operators: likely to be accessed once."""
+
+
 def render(
     problem: str,
     body: str,
@@ -57,6 +66,7 @@ def render(
     head = {"problem": problem, "language": language, "kind": kind, "determinism": "bitwise", "layouts": layouts}
     declared = {**head, **(keys or {})}
     lines = [f"{mark} nightshift candidate", *(f"{mark} {k}: {v}" for k, v in declared.items() if v)]
+    values = {k: HINTS.get(str(v), v) if k in ("load", "store") else v for k, v in values.items()}
     return "\n".join(lines) + "\n\n" + string.Template(body).substitute(values).strip() + "\n"
 
 

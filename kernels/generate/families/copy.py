@@ -17,8 +17,8 @@ import triton.language as tl
 @triton.jit
 def copy(x, out, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, mask=at < count, eviction_policy="$load")
-    tl.store(out + at, v, mask=at < count, eviction_policy="$store")
+    v = tl.load(x + at, mask=at < count$load)
+    tl.store(out + at, v, mask=at < count$store)
 
 
 def entry(x):
@@ -41,9 +41,9 @@ def permute(x, out, m, n, x_plane, x_row, x_column, TALL: tl.constexpr, WIDE: tl
     j = (tl.program_id(0) * WIDE + tl.arange(0, WIDE)).to(tl.int64)
     inside = (i[:, None] < m) & (j[None, :] < n)
     at = x + plane * x_plane + i[:, None] * x_row + j[None, :] * x_column
-    v = tl.load(at, mask=inside, eviction_policy="$load")
+    v = tl.load(at, mask=inside$load)
     turned = out + plane * m * n + j[:, None] * m + i[None, :]
-    tl.store(turned, tl.trans(v), mask=tl.trans(inside), eviction_policy="$store")
+    tl.store(turned, tl.trans(v), mask=tl.trans(inside)$store)
 
 
 def entry(x):

@@ -34,13 +34,13 @@ def loss(
     total = tl.zeros((LANES,), tl.float32)
     whole = v // (DEPTH * LANES) * (DEPTH * LANES)
     for start in tl.range(0, whole, DEPTH * LANES, num_stages=STAGES):
-        x = tl.load(base + start + offset, eviction_policy="$load").to(tl.float32)
+        x = tl.load(base + start + offset$load).to(tl.float32)
         peak = tl.maximum(high, tl.max(x, 0))
         total = total * tl.exp(high - peak) + tl.sum(tl.exp(x - peak[None, :]), 0)
         high = peak
     if whole < v:
         x = tl.load(
-            base + whole + offset, mask=whole + offset < v, other=-float("inf"), eviction_policy="$load"
+            base + whole + offset, mask=whole + offset < v, other=-float("inf")$load
         ).to(tl.float32)
         peak = tl.maximum(high, tl.max(x, 0))
         total = total * tl.exp(high - peak) + tl.sum(tl.exp(x - peak[None, :]), 0)

@@ -21,16 +21,16 @@ def step_kernel(
     for turn in tl.static_range($steps):
         i = start + turn * BLOCK + tl.arange(0, BLOCK)
         inside = i < n
-        p = tl.load(parameter + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
-        g = tl.load(gradient + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
-        mean = tl.load(first + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
-        square = tl.load(second + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        p = tl.load(parameter + i, mask=inside, other=0.0$load).to(tl.float32)
+        g = tl.load(gradient + i, mask=inside, other=0.0$load).to(tl.float32)
+        mean = tl.load(first + i, mask=inside, other=0.0$load).to(tl.float32)
+        square = tl.load(second + i, mask=inside, other=0.0$load).to(tl.float32)
         mean = mean + (g - mean) * rest1
         square = square * beta2 + g * g * rest2
         p = p * shrink - scale * mean / (tl.sqrt(square) / root + eps)
-        tl.store(parameter + i, p.to(parameter.dtype.element_ty), mask=inside, eviction_policy="$store")
-        tl.store(first + i, mean.to(first.dtype.element_ty), mask=inside, eviction_policy="$store")
-        tl.store(second + i, square.to(second.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(parameter + i, p.to(parameter.dtype.element_ty), mask=inside$store)
+        tl.store(first + i, mean.to(first.dtype.element_ty), mask=inside$store)
+        tl.store(second + i, square.to(second.dtype.element_ty), mask=inside$store)
 
 
 def entry(parameter, gradient, first, second, rate, beta1, beta2, eps, decay, step):
@@ -56,10 +56,10 @@ def dropout_add(x, residual, out, count, p, rest, seed, BLOCK: tl.constexpr):
     for turn in tl.static_range($steps):
         i = start + turn * BLOCK + tl.arange(0, BLOCK)
         inside = i < count
-        v = tl.load(x + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
-        r = tl.load(residual + i, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        v = tl.load(x + i, mask=inside, other=0.0$load).to(tl.float32)
+        r = tl.load(residual + i, mask=inside, other=0.0$load).to(tl.float32)
         y = tl.where(tl.rand(seed, i) > p, v / rest, 0.0) + r
-        tl.store(out + i, y.to(out.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(out + i, y.to(out.dtype.element_ty), mask=inside$store)
 
 
 def entry(x, residual, p, seed):

@@ -19,11 +19,11 @@ def gated(gate, up, out, count, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * (BLOCK * $steps)
     for step in tl.static_range($steps):
         at = first + step * BLOCK + tl.arange(0, BLOCK)
-        g = tl.load(gate + at, mask=at < count, other=0.0, eviction_policy="$load").to(tl.float32)
-        u = tl.load(up + at, mask=at < count, other=0.0, eviction_policy="$load").to(tl.float32)
+        g = tl.load(gate + at, mask=at < count, other=0.0$load).to(tl.float32)
+        u = tl.load(up + at, mask=at < count, other=0.0$load).to(tl.float32)
         z = $inner
         y = g / (1.0 + tl.exp(-z)) * u
-        tl.store(out + at, y.to(out.dtype.element_ty), mask=at < count, eviction_policy="$store")
+        tl.store(out + at, y.to(out.dtype.element_ty), mask=at < count$store)
 
 
 def entry(gate, up):

@@ -24,11 +24,11 @@ def layernorm(
     $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < m) & (column < n)
-        v = tl.load(x + row * x_row + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
         centred = tl.where(column < n, v - (tl.sum(v, 1) / n)[:, None], 0.0)
         scale = tl.rsqrt(tl.sum(centred * centred, 1) / n + eps)
         y = centred * scale[:, None] * w + b
-        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
 
 
 def entry(x, weight, bias, eps):

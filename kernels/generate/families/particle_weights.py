@@ -27,9 +27,9 @@ def update(
         i = (tl.program_id(0) * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
         inside = i < m
         pair = (tl.program_id(0) * TURNS + turn) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
-        both = tl.load(position + pair, mask=pair < 2 * m, other=0.0, eviction_policy="$load")
+        both = tl.load(position + pair, mask=pair < 2 * m, other=0.0$load)
         x, y = tl.split(tl.reshape(both, (BLOCK, 2)))
-        w = tl.load(weight + i, mask=inside, other=-float("inf"), eviction_policy="$load")
+        w = tl.load(weight + i, mask=inside, other=-float("inf")$load)
         likelihood = tl.zeros((BLOCK,), tl.float32)
         for j in range(k):
             dx = x - tl.load(landmark + 2 * j)
@@ -55,7 +55,7 @@ def normalise(out, highs, sums, m, parts, PARTS: tl.constexpr, BLOCK: tl.constex
     for turn in tl.static_range(TURNS):
         i = (tl.program_id(0) * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
         w = tl.load(out + i, mask=i < m, other=0.0)
-        tl.store(out + i, w - shift, mask=i < m, eviction_policy="$store")
+        tl.store(out + i, w - shift, mask=i < m$store)
 
 
 def entry(position, weight, landmark, distance, sigma):

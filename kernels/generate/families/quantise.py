@@ -23,12 +23,12 @@ def quantise(
         line = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         row = line[:, None]
         inside = (row < m) & (column < n)
-        v = tl.load(x + row * x_row + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
         scale = tl.div_rn(tl.maximum(tl.max(tl.abs(v), 1), 1e-10), 127.0)
         ratio = tl.div_rn(v, scale[:, None] + tl.zeros_like(v))
         even = (ratio + 12582912.0) - 12582912.0  # adding 1.5 * 2^23 rounds half to even
         even = tl.minimum(tl.maximum(even, -127.0), 127.0)
-        tl.store(code + row * n + column, even.to(tl.int8), mask=inside, eviction_policy="$store")
+        tl.store(code + row * n + column, even.to(tl.int8), mask=inside$store)
         tl.store(scales + line, scale, mask=line < m)
 
 
@@ -60,10 +60,10 @@ def dequantise(
         line = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         row = line[:, None]
         inside = (row < m) & (column < n)
-        c = tl.load(code + row * c_row + column, mask=inside, other=0, eviction_policy="$load").to(tl.float32)
+        c = tl.load(code + row * c_row + column, mask=inside, other=0$load).to(tl.float32)
         s = tl.load(scales + line * s_step, mask=line < m, other=0.0).to(tl.float32)
         y = (c * s[:, None]).to(out.dtype.element_ty)
-        tl.store(out + row * n + column, y, mask=inside, eviction_policy="$store")
+        tl.store(out + row * n + column, y, mask=inside$store)
 
 
 def entry(x, scales):

@@ -22,7 +22,7 @@ def row_sum(x, out, m, n, x_row, ROWS: tl.constexpr, CHUNK: tl.constexpr, STAGES
     for start in tl.range(0, n, CHUNK, num_stages=STAGES):
         column = start + tl.arange(0, CHUNK)[None, :]
         inside = (line[:, None] < m) & (column < n)
-        total += tl.load(base + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        total += tl.load(base + column, mask=inside, other=0.0$load).to(tl.float32)
     tl.store(out + line, tl.sum(total, 1).to(out.dtype.element_ty), mask=line < m)
 
 
@@ -54,7 +54,7 @@ def row_max(
     for start in tl.range(0, n, CHUNK, num_stages=STAGES):
         column = start + tl.arange(0, CHUNK)[None, :]
         inside = (line[:, None] < m) & (column < n)
-        v = tl.load(base + column, mask=inside, other=low, eviction_policy="$load")
+        v = tl.load(base + column, mask=inside, other=low$load)
         if FLOAT:
             v = v.to(tl.float32)
             bad = bad | (v != v).to(tl.int32)

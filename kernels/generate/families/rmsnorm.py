@@ -23,10 +23,10 @@ def rmsnorm(
     $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < m) & (column < n)
-        v = tl.load(x + row * x_row + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
+        v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
         scale = tl.rsqrt(tl.sum(v * v, 1) / n + eps)
         y = v * scale[:, None] * w
-        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
 
 
 def entry(x, weight, eps):
@@ -57,14 +57,14 @@ def rmsnorm_residual(
     $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < m) & (column < n)
-        v = tl.load(x + row * x_row + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
-        r = tl.load(residual + row * r_row + column, mask=inside, other=0.0, eviction_policy="$load")
+        v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
+        r = tl.load(residual + row * r_row + column, mask=inside, other=0.0$load)
         rounded = (v + r.to(tl.float32)).to(total.dtype.element_ty)
-        tl.store(total + row * n + column, rounded, mask=inside, eviction_policy="$store")
+        tl.store(total + row * n + column, rounded, mask=inside$store)
         s = rounded.to(tl.float32)
         scale = tl.rsqrt(tl.sum(s * s, 1) / n + eps)
         y = s * scale[:, None] * w
-        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
 
 
 def entry(x, residual, weight, eps):

@@ -7,7 +7,7 @@ vectors. The rotation of q and k is one launch; it may write into its inputs ("i
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES
+from kernels.generate.rows import POLICIES, STORES
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -31,11 +31,11 @@ def rotate(x, cos, sin, out, s, half, heads, TILE: tl.constexpr, HALF: tl.conste
         head = tl.program_id(1) * HEADS + turn
         at = (head.to(tl.int64) * s + place) * (2 * half) + column
         live = inside & (head + 0 * place < heads)
-        v = tl.load(x + at, mask=live, other=0.0, eviction_policy="$load").to(tl.float32)
+        v = tl.load(x + at, mask=live, other=0.0$load).to(tl.float32)
         even, odd = tl.split(tl.reshape(v, (TILE, HALF, 2)))
         y = tl.join(even * c - odd * d, even * d + odd * c)
         y = tl.reshape(y, (TILE, 2 * HALF)).to(out.dtype.element_ty)
-        tl.store(out + at, y, mask=live, eviction_policy="$store")
+        tl.store(out + at, y, mask=live$store)
 
 
 def entry(x, cos, sin):
@@ -77,12 +77,12 @@ def rotate(
         number = head if queries else head - q_heads
         at = number.to(tl.int64) * s * (2 * half) + low
         live = inside & (head + 0 * place < heads)
-        a = tl.load(x + at, mask=live, other=0.0, eviction_policy="$load").to(tl.float32)
-        b = tl.load(x + at + half, mask=live, other=0.0, eviction_policy="$load").to(tl.float32)
+        a = tl.load(x + at, mask=live, other=0.0$load).to(tl.float32)
+        b = tl.load(x + at + half, mask=live, other=0.0$load).to(tl.float32)
         first = (a * c0 - b * d0).to(out.dtype.element_ty)
         second = (b * c1 + a * d1).to(out.dtype.element_ty)
-        tl.store(out + at, first, mask=live, eviction_policy="$store")
-        tl.store(out + at + half, second, mask=live, eviction_policy="$store")
+        tl.store(out + at, first, mask=live$store)
+        tl.store(out + at + half, second, mask=live$store)
 
 
 def entry(q, k, cos, sin):
@@ -118,7 +118,7 @@ class Rotary:
             heads=(1, 2, 4),
             warps=(2, 4, 8),
             load=POLICIES,
-            store=POLICIES,
+            store=STORES,
             place=places,
         )
 

@@ -22,11 +22,11 @@ def softmax(
     $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < m) & (column < n)
-        v = tl.load(x + row * x_row + column, mask=inside, other=-float("inf"), eviction_policy="$load")
+        v = tl.load(x + row * x_row + column, mask=inside, other=-float("inf")$load)
         v = v.to(tl.float32)
         e = tl.exp(v - tl.max(v, 1)[:, None])
         y = e * (1.0 / tl.sum(e, 1))[:, None]
-        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
 
 
 def entry(x):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kernels.generate.base import Config
 from kernels.generate.rows import POLICIES
 from kernels.generate.space import Space
-from kernels.generate.template import render
+from kernels.generate.template import HINTS, render
 from kernels.problem import Case
 
 BODY = """
@@ -50,8 +50,7 @@ def steps(size: int, height: int, config: Config) -> str:
         lines += ["inside = (row + none >= 0) & (row + none < h)"]
         for b in range(size):
             lines.append(
-                f"v{b} = tl.load(line + {b - reach}, mask=inside & in{b}, other=0.0, "
-                f'eviction_policy="{config["load"]}")'
+                f"v{b} = tl.load(line + {b - reach}, mask=inside & in{b}, other=0.0{HINTS[str(config['load'])]})"
             )
         for a in range(size):
             t = r - a
@@ -61,8 +60,8 @@ def steps(size: int, height: int, config: Config) -> str:
             lines.append(f"s{t} = {terms}" if a == 0 else f"s{t} += {terms}")
             if a == size - 1:
                 lines.append(
-                    f"tl.store(target + (i + {t}) * w, s{t}, mask=(i + {t} + none < h) & (j < w), "
-                    f'eviction_policy="{config["store"]}")'
+                    f"tl.store(target + (i + {t}) * w, s{t}, mask=(i + {t} + none < h) & (j < w)"
+                    f"{HINTS[str(config['store'])]})"
                 )
     return "\n".join("    " + line for line in lines)
 
