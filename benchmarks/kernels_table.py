@@ -50,6 +50,7 @@ LIMITED = frozenset({"flash_attention", "matmul", "fused_mlp", "swiglu"})
 """Where the vendor's library is at the limit: there the intervals may overlap."""
 COMPUTE = frozenset({"flash_attention", "matmul", "fused_mlp"})
 Choice = tuple[str, dict[str, int | str]]
+Done = tuple[dict[str, Any], str, Case, list[Choice]]
 
 
 def rows(only: list[str]) -> list[tuple[str, Case]]:
@@ -132,7 +133,7 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float) 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/inductor-{os.getpid()}")
     with Judge("cuda") as judge:
         told.put(("environment", judge.environment.to_json()))
-        done: list[tuple[Any, str, Case, list[Choice]]] = []
+        done: list[Done] = []
         flush = judge.flush()
         scope = FULL_GPU if full else QUICK_GPU
         assert flush is not None
@@ -172,9 +173,7 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float) 
     told.put(("end", gpu))
 
 
-def again(
-    judge: Judge, done: list[tuple[Any, str, Case, list[Choice]]], told: Any, scope: Any, until_s: float
-) -> None:
+def again(judge: Judge, done: list[Done], told: Any, scope: Any, until_s: float) -> None:
     """While time is left: rows that lose, the closest loss first, race further configurations and are judged anew."""
 
     def lead(made: dict[str, Any]) -> float:
@@ -238,14 +237,14 @@ def main() -> None:
     options = parser.parse_args()
     began = time.time()
     tables = from_tables(options.tables, options.top + options.more) if options.tables else {}
-    gpu = torch.cuda.get_device_name(0)
+    board = torch.cuda.get_device_name(0)
     context = mp.get_context("spawn")
     until_s = began + options.seconds - 25.0
     todo: Any = context.Queue()
     told: Any = context.Queue()
     work = []
     for problem, case in rows(options.only):
-        near = known.neighbours(gpu, problem, case)[: options.top + options.more]
+        near = known.neighbours(board, problem, case)[: options.top + options.more]
         choices = tables.get(f"{problem} {case}", [(k.family, dict(k.config)) for k in near])
         if choices:
             work.append((problem, case, choices))
