@@ -174,7 +174,7 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float) 
 
 
 def again(judge: Judge, done: list[Done], told: Any, scope: Any, until_s: float) -> None:
-    """While time is left: rows that lose, the closest loss first, race further configurations and are judged anew."""
+    """While time is left: rows that lose, the closest first, race further configurations and are judged anew."""
 
     def lead(made: dict[str, Any]) -> float:
         return made["peers_us"][made["best_peer"]] / made["ours_us"] if made.get("ours_us") else math.inf
