@@ -133,15 +133,20 @@ def _consequences(case: Case) -> Drafts:
         same = kin_of(finding) is kin_of(case.cause) and finding.subject == case.cause.subject
         if not same and finding.fault is not Fault.XID:
             by_fault.setdefault(finding.fault, []).append(finding)
-    for fault, found in by_fault.items():
+    for found in by_fault.values():
         first = min(found, key=onset_key)
         later_s = first.since.t_s - case.cause.since.t_s
-        apart = case.cause.since.order(first.since) is not Order.CONCURRENT
-        when = f"{span(later_s)} later" if later_s >= 1 and apart else "at the same time, as far as clocks tell"
-        when = f"{span(-later_s)} before" if later_s <= -1 and apart else when
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        sentence = f"{when}: {_words(fault)} on {first.subject.kind} {short(first.subject.name)}{more}"
-        yield claim(_P.EQUALS, sentence, case.said(first), path="fault", value=fault.value)
+        yield _consequence(case, first, later_s, f" and {len(found) - 1} more" if len(found) > 1 else "")
+
+
+def _consequence(case: Case, first: Finding, later_s: float, more: str) -> Claim | None:
+    apart = case.cause.since.order(first.since) is not Order.CONCURRENT
+    when = "at the same time"
+    if abs(later_s) >= 1:
+        when = f"{span(abs(later_s))} {'later' if later_s > 0 else 'before'}"
+        when = when if apart else f"{when} (or not: their clocks cannot tell)"
+    sentence = f"{when}: {_words(first.fault)} on {first.subject.kind} {short(first.subject.name)}{more}"
+    return claim(_P.EQUALS, sentence, case.said(first), path="fault", value=first.fault.value)
 
 
 def _words(fault: Fault) -> str:

@@ -35,7 +35,8 @@ def _leak(case: Case) -> Drafts:
         yield rise(case, "signal", metric, case.cause.since.t_s, 0.4 * grown, sentence)
     peers, others = case.fact("peer_growth_bytes"), case.fact("peers")
     if math.isfinite(peers) and math.isfinite(others):
-        sentence = f"the job's {others:.0f} other ranks grew by {size(peers)} (median) in the same time"
+        rest = f"{others:.0f} other ranks" if others > 1 else "other rank"
+        sentence = f"the job's {rest} grew by {size(peers)}{' (median)' if others > 1 else ''} in the same time"
         yield equals(case, "peer_growth_bytes", sentence)
     eta_s = case.fact("eta_s")
     if math.isfinite(eta_s):

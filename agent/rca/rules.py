@@ -251,7 +251,22 @@ def _facts(case: Case, inventory: Inventory) -> dict[str, str | float]:
             facts["remap"] = 1.0
         if MEMORY_XIDS & set(codes):
             facts["memory_xids"] = " ".join(str(c) for c in codes if c in MEMORY_XIDS)
+    damaged = _damaged_since(case)
+    if kin_of(cause) is Kin.LOSS and math.isfinite(damaged[0]):
+        facts["damaged_step"] = damaged[0]
     return facts | _checkpoints(case)
+
+
+def _damaged_since(case: Case) -> tuple[float, float]:
+    """(step, Unix s) from which on training is damaged: the onset, or earlier where one rank had left its peers."""
+    step, at_s = case.fact("onset_step"), case.cause.since.t_s
+    left = case.bundle.one("departure")
+    if left is None:
+        return step, at_s
+    told = json.loads(left.content)
+    return (min(step, float(told["step"])) if math.isfinite(step) else float(told["step"])), min(
+        at_s, float(told["t_s"])
+    )
 
 
 def _checkpoints(case: Case) -> dict[str, str | float]:
@@ -263,12 +278,7 @@ def _checkpoints(case: Case) -> dict[str, str | float]:
     pairs = list(zip(saved["step"], saved["t_s"], strict=True))
     step, at_s = pairs[-1]
     facts: dict[str, str | float] = {"checkpoint_step": float(step), "checkpoint_s": float(at_s)}
-    onset_step, onset_s = case.fact("onset_step"), case.cause.since.t_s
-    left = case.bundle.one("departure")
-    if left is not None:  # the rank that left first was damaged already
-        told = json.loads(left.content)
-        onset_s = min(onset_s, float(told["t_s"]))
-        onset_step = min(onset_step, float(told["step"])) if math.isfinite(onset_step) else float(told["step"])
+    onset_step, onset_s = _damaged_since(case)
     safe = [(s, t) for s, t in pairs if t < onset_s and not s >= onset_step]
     if safe:
         facts |= {"safe_checkpoint_step": float(safe[-1][0]), "safe_checkpoint_s": float(safe[-1][1])}

@@ -141,7 +141,7 @@ def _quotes(claim: Claim) -> tuple[tuple[str, str], ...]:
 
 
 def _warning(diagnosis: Diagnosis) -> list[Line]:
-    onset = diagnosis.facts.get("onset_step")
+    onset = diagnosis.facts.get("damaged_step", diagnosis.facts.get("onset_step"))
     since = (
         f"step {float(onset):.0f}" if isinstance(onset, int | float) else _clock(float(diagnosis.facts["since_s"]))
     )
