@@ -37,8 +37,8 @@ class Limits(BaseModel):
 @dataclass(frozen=True)
 class Bundle:
     """An incident's evidence. `tags` says what each item is, by id: `finding`, `exhibit`, `signal`, `peers`,
-    `kernel_log`, `log_state`, `job_log`, `condensed`, `first_lines`, `order`, `events`, `changes`, `topology`,
-    `checkpoints`, `departure`, `past`, `looked_up`, with the episode, metric or subject."""
+    `kernel_log`, `log_state`, `job_log`, `condensed`, `templates`, `first_lines`, `order`, `events`, `alerts`,
+    `changes`, `topology`, `checkpoints`, `departure`, `past`, `looked_up`, with the episode, metric or subject."""
 
     items: tuple[Evidence, ...]
     tags: Mapping[str, tuple[str, str]]

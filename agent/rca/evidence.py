@@ -29,6 +29,7 @@ _K = SubjectKind
 KERNEL_LOGS = ("node_log", "kernel_log")
 """Collectors whose lines are a node's kernel log."""
 CHANGES_BEFORE_S = 86_400.0
+ALERTS = "alertmanager"
 _STEP_SIGNALS = ("loss", "grad_norm", "learning_rate", "step_time_s")
 
 JUMP_RATIO = 1.5
@@ -74,7 +75,7 @@ class _Gatherer:
             self._victims(cause)
         for node in self._kind(_K.NODE)[:4]:
             self._kernel_log(node)
-        self._told_by_kubernetes()
+        self._told_by_others()
         self._job_logs(cause)
         self._topology(ordered)
         self._checkpoints()
@@ -253,11 +254,14 @@ class _Gatherer:
             ("log_state", node.name), "collector", node.name, f"state of {node.name}'s kernel log", body
         )
 
-    def _told_by_kubernetes(self) -> None:
-        """Events about the places of the fault, and what was changed there in the day before the onset."""
-        near = [s for kind in (_K.NODE, _K.POD, _K.JOB) for s in self._kind(kind)] + [self.inventory.cluster]
+    def _told_by_others(self) -> None:
+        """Events and other rules' alerts about these places, and what was changed there in the day before."""
+        kinds = (_K.NODE, _K.POD, _K.JOB, _K.GPU)
+        near = [self.inventory.cluster, *(s for kind in kinds for s in self._kind(kind))]
         early_s = self.ledger.onset_s - CHANGES_BEFORE_S
         lines = [record for subject in near[:64] for record in self.history.logs(subject, early_s, self.at_s)]
+        alerts = [r for r in lines if r.source.startswith(ALERTS) and r.at.t_s >= self._start_s]
+        self.ledger.log(("alerts", ""), alerts, "alerts of other rules about these places")
         events = [r for r in lines if r.source.startswith(EVENTS) and r.at.t_s >= self._start_s]
         changes = [r for r in lines if r.source.startswith(CHANGES)]
         self.ledger.log(("events", ""), events, "Kubernetes events about these places")
@@ -278,14 +282,14 @@ class _Gatherer:
             own = {
                 name: kept
                 for name, lines in sources.items()
-                if (kept := [r for r in lines if not r.source.startswith((EVENTS, CHANGES))])
+                if (kept := [r for r in lines if not r.source.startswith((EVENTS, CHANGES, ALERTS))])
             }
             condensed(own, job, self.ledger)
             first_lines(own, job, self.ledger)
 
     def _own_lines(self, subject: Subject) -> list[LogRecord]:
         lines = self.history.logs(subject, self._start_s, self.at_s)
-        return [r for r in lines if not r.source.startswith((EVENTS, CHANGES, *KERNEL_LOGS))]
+        return [r for r in lines if not r.source.startswith((EVENTS, CHANGES, ALERTS, *KERNEL_LOGS))]
 
     def _topology(self, findings: Sequence[Finding]) -> None:
         subjects = dict.fromkeys([*(f.subject for f in findings[:20]), *sorted(self._places)])

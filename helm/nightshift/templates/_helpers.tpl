@@ -69,7 +69,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "nightshift.config" -}}
 {{- $sources := list -}}
-{{- if .Values.sources.kubernetes.enabled }}{{ $sources = append $sources (mergeOverwrite (dict "type" "kubernetes") .Values.sources.kubernetes.settings) }}{{ end -}}
+{{- if .Values.sources.kubernetes.enabled }}{{ $sources = list (mergeOverwrite (dict "type" "kubernetes") .Values.sources.kubernetes.settings) (dict "type" "kubernetes_events") }}{{ end -}}
 {{- with .Values.sources.prometheus }}{{ if .url }}{{ $sources = append $sources (mergeOverwrite (dict "type" "prometheus" "url" .url) .settings) }}{{ end }}{{ end -}}
 {{- $sources = concat $sources .Values.sources.extra -}}
 {{- $console := dict "host" "0.0.0.0" "port" (int .Values.console.port) -}}
