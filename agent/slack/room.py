@@ -56,8 +56,10 @@ class Slack:
         directory: Directory,
         leads: Callable[[], bool],
         count: Callable[[str, str], None],
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raises Permanent where a token's file cannot be read."""
+        """`wake` is called after each click, so that what it approved starts at once. Raises Permanent where a
+        token's file cannot be read."""
         self._settings = settings
         self._log = structlog.get_logger("slack")
         self._stopping = threading.Event()
@@ -81,10 +83,13 @@ class Slack:
             count=count,
         )
         self.courier = Courier(courier_parts)
+
+        def clicked() -> None:
+            wake()
+            self.courier.wake()
+
         members = Members(self.web, settings.workspace)
-        self.desk = Desk(
-            DeskParts(store, gate, clock, self.web, settings, directory, silences, members, self.courier.wake)
-        )
+        self.desk = Desk(DeskParts(store, gate, clock, self.web, settings, directory, silences, members, clicked))
         self._bot_user = ""
         self._bolt = self._build_bolt()
         self._socket: SocketModeHandler | None = None
