@@ -346,7 +346,7 @@ class App:
             clock=self.clock,
             directory=Directory(settings.people),
             leads=lambda: self.lifecycle.leads,
-            wake=lambda: self.lifecycle.wake(),
+            wake=self.lifecycle.wake,
             count=lambda what, outcome: self.metrics.chat_calls.labels(what, outcome).inc(),
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.rca.summary import plain
-from collectors.seal import fingerprint
+from collectors.seal import fingerprint, sha256_hex
 
 Block = dict[str, Any]
 MAX_BLOCKS = 50
@@ -42,6 +42,18 @@ class Message:
     def sha256(self) -> str:
         """Of the content: a message is edited only when this changes."""
         return fingerprint({"text": self.text, "blocks": list(self.blocks)})
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image (PNG bytes) for a thread; `title` is what screen readers say."""
+
+    title: str
+    png: bytes
+
+    @property
+    def sha256(self) -> str:
+        return sha256_hex(self.png)
 
 
 def text(said: str, *, bold: bool = False, code: bool = False, limit: int = 600) -> Block:

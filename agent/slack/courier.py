@@ -21,15 +21,17 @@ from agent.archive import name_of, number_of
 from agent.clock import Clock
 from agent.incident import Cause, Incident, IncidentState
 from agent.people import Directory
+from agent.picture import deciding, png
 from agent.silence import Silences, silenced
 from agent.slack import card as words
-from agent.slack.blocks import Message
+from agent.slack.blocks import Message, Picture
 from agent.slack.ledger import Ledger, Row, card_key
 from agent.slack.routing import channel_of, hold
 from agent.slack.settings import Settings
 from agent.slack.web import UNREACHABLE_CHANNEL, NoAnswer, RateLimited, Refused, Web
 from agent.store import Store
 from collectors.base import Permanent, Temporary
+from collectors.seal import sha256_hex
 
 _T = TypeVar("_T")
 POLL_S = 0.5
@@ -212,6 +214,18 @@ class Courier:
             if key not in there:
                 reply = Row(key, "thread", number_of(incident.id), row.channel, row.ts)
                 self._post(reply, content, broadcast)
+        if story is not None:
+            self._show(incident, row, there)
+
+    def _show(self, incident: Incident, row: Row, there: set[str]) -> None:
+        """Puts the chart of the deciding signal into the thread, once for each diagnosis that has another one."""
+        chart = deciding(incident)
+        if chart is None:
+            return
+        key = f"{incident.id}/chart/{sha256_hex(chart.values.tobytes())[:16]}"
+        if key not in there:
+            reply = Row(key, "thread", number_of(incident.id), row.channel, row.ts)
+            self._post(reply, Picture(chart.title, png(chart)))
 
     def _seen(self, row: Row, incident: Incident) -> None:
         shown: dict[str, object] = {"seen_s": incident.updated_s, "seen_version": incident.version}
@@ -278,7 +292,7 @@ class Courier:
 
     # Sending ----------------------------------------------------------------------------------------------------
 
-    def _post(self, row: Row, content: Message, broadcast: bool = False) -> bool:
+    def _post(self, row: Row, content: Message | Picture, broadcast: bool = False) -> bool:
         """Writes the post down, sends it, writes down that it is there. False where an earlier try of it is still
         being looked for."""
         if not self._ledger.begin(row, self._p.wall_s()):

@@ -15,7 +15,8 @@ from typing import Any
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 
-from agent.slack.blocks import Message, problems
+from agent.rca.summary import plain
+from agent.slack.blocks import Message, Picture, problems
 from collectors.base import Permanent, Temporary
 
 EVENT_TYPE = "nightshift_message"
@@ -66,8 +67,13 @@ class Web:
             answer = self.client.auth_test()
         return str(answer["team_id"]), str(answer["user_id"])
 
-    def post(self, channel: str, key: str, message: Message, thread: str | None, broadcast: bool = False) -> str:
-        """Puts a message into a channel or thread; returns its timestamp. `key` finds it again."""
+    def post(
+        self, channel: str, key: str, message: Message | Picture, thread: str | None, broadcast: bool = False
+    ) -> str:
+        """Puts a message into a channel or thread, or a picture into a thread; returns its timestamp, or the
+        file's id. `key` finds it again."""
+        if isinstance(message, Picture):
+            return self._upload(channel, key, message, thread)
         arguments: dict[str, Any] = {"reply_broadcast": True} if broadcast and thread else {}
         with _meaning():
             answer = self.client.chat_postMessage(
@@ -109,7 +115,9 @@ class Web:
                     answer = self.client.conversations_history(**arguments)
             for item in answer.get("messages") or ():
                 metadata = item.get("metadata") or {}
-                if metadata.get("event_type") == EVENT_TYPE and metadata.get("event_payload", {}).get("key") == key:
+                ours = metadata.get("event_type") == EVENT_TYPE
+                files = {file.get("name") for file in item.get("files") or ()}
+                if (ours and metadata.get("event_payload", {}).get("key") == key) or _file_name(key) in files:
                     found.append(str(item["ts"]))
             cursor = (answer.get("response_metadata") or {}).get("next_cursor")
             if not cursor:
@@ -134,13 +142,23 @@ class Web:
         with _meaning():
             return bool(self.client.conversations_info(channel=channel)["channel"].get("is_member"))
 
-    def upload(self, channel: str, thread: str, name: str, title: str, alt: str, content: bytes) -> None:
-        """Puts an image into a thread (the external upload flow: files.getUploadURLExternal and
-        files.completeUploadExternal)."""
+    def _upload(self, channel: str, key: str, picture: Picture, thread: str | None) -> str:
+        """The external upload flow: files.getUploadURLExternal, the bytes, files.completeUploadExternal."""
+        title = plain(picture.title, 150)
         with _meaning():
-            self.client.files_upload_v2(
-                channel=channel, thread_ts=thread, filename=name, title=title, alt_txt=alt, content=content
+            answer = self.client.files_upload_v2(
+                channel=channel,
+                thread_ts=thread,
+                filename=_file_name(key),
+                title=title,
+                alt_txt=title,
+                content=picture.png,
             )
+        return str(answer["files"][0]["id"])
+
+
+def _file_name(key: str) -> str:
+    return f"nightshift-{key.replace('/', '-')}.png"
 
 
 def _content(message: Message) -> dict[str, Any]:

@@ -160,7 +160,8 @@ class Workspace:
             if not self.uploads[file["id"]].content:
                 raise Failed("file_not_found")
             message: Answer = {"ts": f"{time.time():.3f}{next(self._numbers) % 1000:03d}", "text": "", "blocks": []}
-            message |= {"files": [{"id": file["id"], "title": file.get("title", "")}]}
+            named = {"name": self.uploads[file["id"]].name, "title": file.get("title", "")}
+            message |= {"files": [{"id": file["id"]} | named]}
             if a.get("thread_ts"):
                 message["thread_ts"] = str(a["thread_ts"])
             room.append(message)

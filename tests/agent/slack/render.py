@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 from agent.incident import Incident, IncidentState, Step, StoredFinding
-from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from agent.rca.diagnosis import SERIES, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
 from detectors.base import Fault, Severity, State
 from tests.agent.incidents import a_finding, an_action
+
+
+def with_a_series() -> Diagnosis:
+    """A diagnosis whose first claim rests on a series."""
+    body = {
+        "t_s": [0.0, 60.0, 120.0],
+        "values": [1.0, 2.0, 3.0],
+        "unit": "bytes",
+        "metric": "gpu_memory_used_bytes",
+    }
+    content = json.dumps(body | {"subject": "gpu:GPU-1"}).encode()
+    item = Evidence("E1", "dcgm n1", "gpu_memory_used_bytes", 0.0, 120.0, SERIES, content, "memory")
+    claim = Claim("memory rose", Predicate.ROSE, ("E1",), (), {}, {"E1": item.sha256})
+    return Diagnosis(Fault.GPU_MEMORY_LEAK, "memory of GPU-1 leaks", Confidence.HIGH, (claim,), (item,))
 
 
 def an_incident(said: str) -> Incident:

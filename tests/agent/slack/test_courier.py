@@ -22,6 +22,7 @@ from detectors.base import Severity
 from examples.slack_stand_in.server import Fault
 from tests.agent.incidents import a_finding
 from tests.agent.slack.chat import CHANNEL, Chat, a_chat, buttons_of, text_of
+from tests.agent.slack.render import with_a_series
 
 RESPONDER = Person("rae@example.org", frozenset({Role.RESPONDER}), "slack")
 PERSON = Person("ann@example.org", frozenset({Role.APPROVER}), "slack")
@@ -69,6 +70,23 @@ def test_one_message_per_incident_updated_in_place_with_its_story_in_the_thread(
     (recovery,) = [said for said in thread if said.startswith("Recovered")]
     assert "clear since 00:17:40 UTC" in recovery
     assert len(thread) == len(set(thread))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_deciding_signal_stands_in_the_thread_once_as_an_image(
+    chat: Chat, wall: Callable[[float], None], lost: bool
+) -> None:
+    if lost:
+        chat.stand_in.faults["files.completeUploadExternal"].append(Fault("lost_answer"))
+    name = chat.store.open_incident("leak", [a_finding()])
+    chat.store.save_diagnosis(chat.store.incident(name), with_a_series(), by="rules")
+    for _ in range(6):
+        chat.once()
+        wall(3.5)
+    thread = chat.stand_in.workspace.thread(CHANNEL, chat.card(name)["ts"])
+    (shown,) = [m for m in thread if m.get("files")]
+    assert "GPU-1" in shown["files"][0]["title"]
+    assert chat.stand_in.workspace.uploads[shown["files"][0]["id"]].content.startswith(b"\x89PNG")
 
 
 def test_nothing_is_sent_again_when_nothing_changed(chat: Chat) -> None:
