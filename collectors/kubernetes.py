@@ -1,7 +1,8 @@
 """Nodes and GPU pods of a Kubernetes cluster, kept as relations over time: who runs where, of which job and rank.
 
 What the API server says outweighs what a pod's name suggests. A rank is told only where it is certain: the
-completion index of an indexed Job whose pods hold one GPU each. Needs `list` and `watch` on nodes and pods.
+completion index of an indexed Job, or the RANK that an operator (PyTorchJob) put into the environment, of pods that
+hold one GPU each. Needs `list` and `watch` on nodes and pods.
 """
 
 from __future__ import annotations
@@ -24,14 +25,21 @@ from collectors.workload import pod_subject, rank_of
 
 AUTHORITY = 1
 """Of relations that the API server told, over inferred ones."""
-JOB_LABELS = (
-    "jobset.sigs.k8s.io/jobset-name",
-    "training.kubeflow.org/job-name",
-    "ray.io/originated-from-cr-name",
-    "batch.kubernetes.io/job-name",
-    "job-name",
-)
-"""Labels that carry a pod's job, the outermost owner first (each operator's label reference)."""
+JOB_LABELS = {
+    "jobset.sigs.k8s.io/jobset-name": "JobSet",
+    "training.kubeflow.org/job-name": "PyTorchJob",
+    "ray.io/originated-from-cr-name": "RayJob",
+    "ray.io/cluster": "RayCluster",
+    "leaderworkerset.sigs.k8s.io/name": "LeaderWorkerSet",
+    "volcano.sh/job-name": "VolcanoJob",
+    "kueue.x-k8s.io/pod-group-name": "PodGroup",
+    "batch.kubernetes.io/job-name": "Job",
+    "job-name": "Job",
+}
+"""Labels that carry a pod's job and what kind of job that is, the outermost owner first (each operator's label
+reference). A Kueue Workload stands for one of these and has no pods of its own; its queue is a fact of the pod."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+ZONE_LABEL = "topology.kubernetes.io/zone"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 OPT_OUT = "nightshift-opt-out"
 _K = SubjectKind
@@ -129,7 +137,14 @@ class KubernetesCollector:
         meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
         labels = meta.get("labels") or {}
         ready = next((c["status"] for c in status.get("conditions") or [] if c.get("type") == "Ready"), "Unknown")
+        wrong = sorted(
+            str(c.get("type"))
+            for c in status.get("conditions") or []
+            if c.get("type") != "Ready" and c.get("status") == "True"
+        )
         facts = {
+            "zone": str(labels.get(ZONE_LABEL, ""))[:200],
+            "conditions": ",".join(wrong)[:200],
             "unschedulable": _word(spec.get("unschedulable") is True),
             "ready": {"True": "true", "False": "false"}.get(ready, "unknown"),
             "taints": ",".join(sorted(str(t.get("key")) for t in spec.get("taints") or [])),
@@ -148,13 +163,25 @@ class KubernetesCollector:
         if not gpus or status.get("phase") in ("Succeeded", "Failed"):
             return None
         labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
-        job = next((labels[name] for name in JOB_LABELS if labels.get(name)), None)
-        owner = next((r["name"] for r in meta.get("ownerReferences") or [] if r.get("controller")), None)
+        label = next((name for name in JOB_LABELS if labels.get(name)), None)
+        job = None if label is None else labels[label]
+        owner: Object = next((r for r in meta.get("ownerReferences") or [] if r.get("controller")), {})
+        kind = JOB_LABELS[label] if label is not None else str(owner.get("kind", ""))
+        if label == "ray.io/originated-from-cr-name":
+            kind = labels.get("ray.io/originated-from-crd") or kind
         indexed = job is not None and job == labels.get("batch.kubernetes.io/job-name", labels.get("job-name"))
         index = labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or ""
         rank = int(index) if indexed and gpus == 1 and index.isdigit() else None
-        facts = {"uid": str(meta["uid"]), "gpus": str(gpus), OPT_OUT: _opted_out(meta)}
-        return _Pod(spec.get("nodeName") or None, job or owner, rank, tuple(facts.items()))
+        if rank is None and gpus == 1:
+            rank = _rank_of(spec)
+        facts = {
+            "uid": str(meta["uid"]),
+            "gpus": str(gpus),
+            "job_kind": kind[:100],
+            "queue": str(labels.get(QUEUE_LABEL, ""))[:200],
+            OPT_OUT: _opted_out(meta),
+        }
+        return _Pod(spec.get("nodeName") or None, job or owner.get("name"), rank, tuple(facts.items()))
 
     # into the inventory
 
@@ -199,6 +226,16 @@ class KubernetesCollector:
             self._held[key] = relations
         else:
             self._held.pop(key, None)
+
+
+def _rank_of(spec: Object) -> int | None:
+    """The RANK that stands in a container's environment."""
+    for container in spec.get("containers") or []:
+        for variable in container.get("env") or []:
+            text = variable.get("value") or ""
+            if variable.get("name") == "RANK" and text.isdecimal() and len(text) < 7:
+                return int(text)
+    return None
 
 
 def _opted_out(meta: Object) -> str:

@@ -157,3 +157,44 @@ def test_a_refused_identity_is_told(cluster: Cluster, tmp_path: Path, token: str
         assert "401" in batch.sources[0].detail
     finally:
         collector.close()
+
+
+OPERATORS = [
+    ("Job", {"batch.kubernetes.io/job-name": "j"}, "Job"),
+    ("JobSet", {"jobset.sigs.k8s.io/jobset-name": "j", "batch.kubernetes.io/job-name": "j-workers-0"}, "JobSet"),
+    ("PyTorchJob", {"training.kubeflow.org/job-name": "j"}, "PyTorchJob"),
+    ("RayJob", {"ray.io/originated-from-cr-name": "j", "ray.io/originated-from-crd": "RayJob"}, "RayJob"),
+    (
+        "RayService",
+        {"ray.io/originated-from-cr-name": "j", "ray.io/originated-from-crd": "RayService"},
+        "RayService",
+    ),
+    ("Kueue", {"kueue.x-k8s.io/pod-group-name": "j", "kueue.x-k8s.io/queue-name": "research"}, "PodGroup"),
+]
+
+
+@pytest.mark.parametrize(("name", "labels", "kind"), OPERATORS, ids=[o[0] for o in OPERATORS])
+def test_every_operators_pods_are_of_their_job(
+    cluster: Cluster, collector: KubernetesCollector, name: str, labels: dict[str, str], kind: str
+) -> None:
+    """By the outermost owner's label, with its kind and its Kueue queue."""
+    pod = gpu_pod(cluster, f"{name.lower()}-pod", cluster.node(), labels=labels)
+    inventory = Inventory()
+    collector.collect(100.0, inventory, 5.0)
+    assert inventory.above(pod, K.JOB, 100.0) == Subject(K.JOB, f"{cluster.namespace}/j")
+    assert inventory.fact(pod, "job_kind") == kind
+    assert inventory.fact(pod, "queue") == ("research" if name == "Kueue" else "")
+
+
+def test_the_rank_that_an_operator_put_into_the_environment_is_told(
+    cluster: Cluster, collector: KubernetesCollector
+) -> None:
+    box = GPU_POD[0] | {"env": [{"name": "RANK", "value": "5"}, {"name": "WORLD_SIZE", "value": "8"}]}
+    body = {
+        "metadata": {"name": "j-worker-4", "labels": {"training.kubeflow.org/job-name": "j"}},
+        "spec": {"containers": [box], "automountServiceAccountToken": False},
+    }
+    cluster.core.create_namespaced_pod(cluster.namespace, body)
+    inventory = Inventory()
+    collector.collect(100.0, inventory, 5.0)
+    assert inventory.parents(Subject(K.RANK, f"{cluster.namespace}/j#5"), 100.0) != []
