@@ -213,6 +213,7 @@ def main() -> None:
     parser.add_argument("--configurations", type=int, default=256)
     parser.add_argument("--threads", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--plain", action="store_true", help="without torch.compile's baselines: starts sooner")
     parser.add_argument("--verdicts", nargs="*", default=["softmax_row", "rmsnorm_row", "copy_rows"])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels_judge.json")
     options = parser.parse_args()
@@ -225,7 +226,7 @@ def main() -> None:
         brief = {k: v for k, v in value.items() if k != "verdicts"} if isinstance(value, dict) else value
         print(name, json.dumps(brief), flush=True)
 
-    with Judge("cuda") as judge:
+    with Judge("cuda", compiled=not options.plain) as judge:
         keep("environment", judge.environment.to_json())
         if options.configurations:
             keep("throughput", throughput(judge, options.configurations, options.threads))

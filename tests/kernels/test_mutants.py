@@ -1,7 +1,7 @@
 """Ten plausible kernels with a hidden defect, written after the judge was frozen: what it made of them is measured.
 
-`python -m benchmarks.kernels_exploits --parts mutants` shows them to the judge as it stood; those it missed then were
-answered afterwards, and the fixtures stay.
+`python -m benchmarks.kernels_exploits --parts mutants` shows them to the judge. Those it missed when it was frozen
+were answered afterwards, and the fixtures stay.
 """
 
 from __future__ import annotations
