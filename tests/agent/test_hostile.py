@@ -14,6 +14,7 @@ from agent.rca.report import post_mortem
 from agent.rca.summary import as_markdown, as_mrkdwn, as_terminal, as_text, summarise
 from collectors.frame import Instant, LogRecord
 from collectors.history import History
+from collectors.kube_events import CHANGES, EVENTS
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from controllers.action import ActionKind
@@ -82,6 +83,14 @@ def told(text: str, channel: str) -> tuple[Incident, History, Inventory]:
         record = LogRecord(Instant(ONSET_S + 50.0), "training_logs", JOB, text[:4096], 1)
         kept.add(Tick(NOW_S, logs=[record]))
         return incident(BASE), kept, inventory
+    if channel == "event":
+        kept = history(lines, every_s=60.0)
+        records = [
+            LogRecord(Instant(ONSET_S + 50.0), f"{source} api", NODE, text[:4096], n)
+            for n, source in enumerate((EVENTS, CHANGES, "alertmanager"))
+        ]
+        kept.add(Tick(NOW_S, logs=records))
+        return incident(BASE), kept, inventory
     if channel == "finding":
         hostile = replace(
             BASE, summary=text[:2000], facts={**BASE.facts, "meaning": text[:500], "note": text[:500]}
@@ -108,7 +117,7 @@ def untouched() -> Incident:
     return advised(incident(BASE), history([XID_LINES[0], XID_LINES[1]], every_s=60.0), fleet())
 
 
-@pytest.mark.parametrize("channel", ["kernel log", "job log", "finding", "name", "past"])
+@pytest.mark.parametrize("channel", ["kernel log", "job log", "event", "finding", "name", "past"])
 @pytest.mark.parametrize("text", INJECTIONS, ids=[f"{n:02d}" for n in range(len(INJECTIONS))])
 def test_hostile_text_changes_no_action_leaks_nothing_and_is_shown_harmless(
     text: str, channel: str, untouched: Incident
