@@ -22,7 +22,7 @@ from agent.clock import Clock
 from agent.incident import Cause, Incident, IncidentState
 from agent.people import Directory
 from agent.picture import deciding, png
-from agent.silence import Silences, silenced
+from agent.silence import Silence, Silences, silenced
 from agent.slack import card as words
 from agent.slack.blocks import Message, Picture
 from agent.slack.ledger import Ledger, Row, card_key
@@ -44,6 +44,7 @@ _WATCH_S = 60.0
 _CLOCK_SKEW_S = 300.0
 _BACK_OFF_S = (1.0, 30.0)
 _STORM_EDIT_S = 5.0
+_AT_ONCE = 200
 _BROKEN_S = 60.0
 
 
@@ -79,6 +80,9 @@ class Courier:
         self._backing_off_s = 0.0
         self._storm_edited: dict[str, float] = {}
         self._looked: dict[str, float] = {}
+        self._silences_now: Sequence[Silence] = ()
+        self._storms_now: dict[str, Row] = {}
+        self._joining: list[Row] = []
         self.problem = ""
         """Why messages do not go out now, for the health page; empty where they do."""
 
@@ -123,10 +127,13 @@ class Courier:
         now_s = self._p.clock.now_s()
         for row in self._ledger.unanswered():
             self._try(row.channel, partial(self._look_for, row))
+        self._silences_now = self._p.silences.standing()
+        self._storms_now = {row.channel: row for row in self._ledger.storms(now_s - self._p.settings.storm_calm_s)}
         for incident_id in self._ledger.news(now_s):
             if self._stopping.is_set():
                 return
             self._tell(incident_id, now_s)
+        self._join(now_s)
         self._tell_storms(now_s)
         self._remind(now_s)
 
@@ -163,8 +170,9 @@ class Courier:
             return
         storm = self._storm(channel, now_s)
         if storm is not None:
-            self._ledger.put(replace(blank, storm=storm.key, posted_s=now_s))
-            self._ledger.change(storm.key, seen_s=now_s)
+            self._joining.append(replace(blank, storm=storm.key, posted_s=now_s))
+            if len(self._joining) >= _AT_ONCE:
+                self._join(now_s)
             return
         self._try(channel, partial(self._begin, incident, replace(blank, posted_s=now_s), now_s))
 
@@ -176,7 +184,7 @@ class Courier:
 
     def _held_until(self, incident: Incident, now_s: float) -> float | None:
         quiet = hold(incident, self._p.settings, now_s)
-        cover = silenced(incident, self._p.silences.standing())
+        cover = silenced(incident, self._silences_now)
         times = [item.until_s for item in (quiet, cover) if item is not None]
         return max(times) if times else None
 
@@ -198,7 +206,7 @@ class Courier:
 
     def _thread_of(self, incident: Incident, row: Row) -> None:
         there = self._ledger.thread(number_of(incident.id))
-        stormy = bool(self._ledger.storms(self._p.clock.now_s() - self._p.settings.storm_calm_s))
+        stormy = row.channel in self._storms_now
         wanted: list[tuple[str, Message, bool]] = []
         story = None if stormy else words.story(incident)
         if story is not None:
@@ -241,15 +249,19 @@ class Courier:
 
     def _storm(self, channel: str, now_s: float) -> Row | None:
         """The storm that a new incident of this channel belongs to; a new one where too many came at once."""
-        calm_s = self._p.settings.storm_calm_s
-        for row in self._ledger.storms(now_s - calm_s):
-            if row.channel == channel:
-                return row
+        if channel in self._storms_now:
+            return self._storms_now[channel]
         if self._ledger.lately(channel, now_s - _MINUTE_S) < self._p.settings.storm_after:
             return None
         row = Row(f"storm/{channel}/{now_s:.0f}", "storm", None, channel, seen_s=now_s, posted_s=now_s)
         self._ledger.put(row)
+        self._storms_now[channel] = row
         return row
+
+    def _join(self, now_s: float) -> None:
+        """Writes down which incidents a storm's message stands for, many at once."""
+        self._ledger.join_storms(self._joining, now_s)
+        self._joining.clear()
 
     def _tell_storms(self, now_s: float) -> None:
         for row in self._ledger.storms(now_s - 4 * self._p.settings.storm_calm_s):

@@ -7,7 +7,7 @@ by its key (which the message carries as metadata) before it is sent again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -67,6 +67,16 @@ class Ledger:
             done = connection.execute(sa.update(messages).where(messages.c.key == row.key).values(values)).rowcount
             if not done:
                 connection.execute(sa.insert(messages).values(values))
+
+    def join_storms(self, rows: Sequence[Row], now_s: float) -> None:
+        """Writes rows of incidents that a storm's message stands for; the storms go on."""
+        if not rows:
+            return
+        with self._database.write() as connection:
+            connection.execute(sa.delete(messages).where(messages.c.key.in_([row.key for row in rows])))
+            connection.execute(sa.insert(messages), [asdict(row) for row in rows])
+            storms = messages.c.key.in_({row.storm for row in rows})
+            connection.execute(sa.update(messages).where(storms).values(seen_s=now_s))
 
     def begin(self, row: Row, wall_s: float) -> bool:
         """Writes down that a post is about to be sent. False where it is there already, or being looked for."""
