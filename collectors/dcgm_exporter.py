@@ -127,9 +127,10 @@ def _subject(kind: SubjectKind, labels: Mapping[str, str], lane: str | None) -> 
     gpu = Subject(SubjectKind.GPU, uuid)
     if kind is SubjectKind.GPU:
         return gpu, gpu
-    if kind is SubjectKind.MIG:
-        return Subject(kind, f"{uuid}/mig{labels['GPU_I_ID']}"), gpu
-    return Subject(kind, f"{uuid}/link{lane if lane is not None else labels['nvlink']}"), gpu
+    part = f"mig{labels['GPU_I_ID']}" if kind is SubjectKind.MIG else f"link{lane or labels['nvlink']}"
+    if not part.isprintable():
+        raise ValueError("an instance or link with control characters")
+    return Subject(kind, f"{uuid}/{part}"), gpu
 
 
 def _describe(
@@ -155,13 +156,18 @@ def _describe(
         "driver": labels.get("DCGM_FI_DRIVER_VERSION", ""),
         PCI_FACT: canonical_pci(labels.get("pci_bus_id", "")) or "",
     }
-    facts.setdefault(gpu, {}).update({key: value[:200] for key, value in known.items() if value})
+    facts.setdefault(gpu, {}).update({key: _plain(value) for key, value in known.items() if value})
     pod = labels.get("exported_pod") or labels.get("pod") or ""
     namespace = labels.get("exported_namespace") or labels.get("namespace") or ""
     if pod and namespace:
         holder = pod_subject(namespace, pod)
         relations.update(((gpu, holder), (holder, node)))
         holders[holder].add(gpu)
+
+
+def _plain(text: str) -> str:
+    """To display: short, control characters as spaces."""
+    return "".join(c if c.isprintable() else " " for c in text[:200])
 
 
 def _place(holders: Mapping[Subject, set[Subject]], workload: WorkloadRule, relations: set[Relation]) -> None:

@@ -37,6 +37,7 @@ class Follower(Generic[T]):
         self._changed: dict[str, T | None] = {}
         self._fault: tuple[Reason, str] | None = None
         self._heard: float | None = None
+        self._malformed = 0
         self._stop = Stop()
         self.synced = threading.Event()
         """Set once the first list is complete, or could not be had."""
@@ -60,6 +61,12 @@ class Follower(Generic[T]):
         """Seconds since the server was last heard (None: never), and what is wrong now."""
         with self._lock:
             return (None if self._heard is None else self._timer() - self._heard), self._fault
+
+    def malformed(self) -> int:
+        """Objects since the last call that could not be understood; they are left out."""
+        with self._lock:
+            count, self._malformed = self._malformed, 0
+            return count
 
     def count(self) -> int:
         with self._lock:
@@ -92,7 +99,7 @@ class Follower(Generic[T]):
         for page in api.pages(self.path):
             version = str(page["metadata"]["resourceVersion"])
             for item in page.get("items", []):
-                projected = self._project(item)
+                projected = self._understood(item)
                 if projected is not None:
                     found[_key(item)] = projected
         with self._lock:
@@ -107,7 +114,7 @@ class Follower(Generic[T]):
         """Takes one event in; returns the version to go on from."""
         obj = event["object"]
         key = _key(obj) if event["type"] != "BOOKMARK" else ""
-        projected = self._project(obj) if event["type"] in ("ADDED", "MODIFIED") else None
+        projected = self._understood(obj) if event["type"] in ("ADDED", "MODIFIED") else None
         with self._lock:
             self._heard, self._fault = self._timer(), None
             if key and projected is None and self._known.pop(key, None) is not None:
@@ -115,6 +122,15 @@ class Follower(Generic[T]):
             elif key and projected is not None and self._known.get(key) != projected:
                 self._known[key] = self._changed[key] = projected
         return str(obj["metadata"]["resourceVersion"])
+
+    def _understood(self, obj: Object) -> T | None:
+        """What is kept of an object; one that is not as its kind should be does not end the watch."""
+        try:
+            return self._project(obj)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            with self._lock:
+                self._malformed += 1
+            return None
 
     def _note(self, error: Exception) -> None:
         status = error.status if isinstance(error, Busy | Refused) else None

@@ -129,7 +129,10 @@ class KubernetesCollector:
         if silent_s > self._settings.stale_s:
             reason, detail = fault or (Reason.STALE, f"not heard for {silent_s:.0f} s")
             return SourceStatus(source, now_s, False, reason, detail)
-        return SourceStatus(source, now_s, True, detail=fault[1] if fault else "", samples=follower.count())
+        malformed = follower.malformed()
+        rejected = {Reason.MALFORMED: malformed} if malformed else {}
+        detail = fault[1] if fault else ""
+        return SourceStatus(source, now_s, True, None, detail, follower.count(), rejected)
 
     # what is kept of an object
 

@@ -164,6 +164,8 @@ class _Sample:
     values: list[dict[str, float]] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
     error: str = ""
+    is_anew: bool = False
+    """The driver was loaded since the look before: its counters count anew."""
 
 
 class NvmlCollector:
@@ -211,6 +213,8 @@ class NvmlCollector:
         if sample.error:
             return self._batch(now_s, Reason.UNSUPPORTED, sample.error, 0, started, {})
         subjects = tuple(device.uuid for device in sample.devices)
+        if sample.is_anew:
+            self._rows.renew(Subject(SubjectKind.GPU, uuid) for uuid in subjects)
         if self._told != (inventory, subjects):
             self._observe(sample.devices, inventory, now_s)
             self._told = (inventory, subjects)
@@ -276,7 +280,7 @@ class NvmlCollector:
         try:
             if not self._started:
                 pynvml.nvmlInit()
-                self._started = True
+                self._started = sample.is_anew = True
             for index in range(pynvml.nvmlDeviceGetCount()):
                 try:
                     device = self._devices.get(index) or open_device(index)

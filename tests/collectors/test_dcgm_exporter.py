@@ -264,3 +264,22 @@ def test_a_hostile_host_or_pod_is_refused_and_the_gpus_own_values_are_used(
         assert frame(batch).value(gpu(0), "gpu_power_w") == 1
         assert batch.sources[0].rejected == {Reason.MALFORMED: 1}
         assert all(m.parent.name.isprintable() and len(m.parent.name) < 600 for m in inventory.memberships())
+
+
+def test_another_driver_begins_a_new_epoch_of_its_gpus_alone(opened: Any, page_server: Any) -> None:
+    def page(driver: str) -> bytes:
+        rows = [
+            f'DCGM_FI_DEV_FB_USED{{gpu="{n}",UUID="GPU-{n}",Hostname="n1",DCGM_FI_DRIVER_VERSION="{v}"}} 7'
+            for n, v in ((0, driver), (1, "580.1"))
+        ]
+        return ("\n".join(rows) + "\n").encode()
+
+    of, inventory = (
+        opened(DcgmExporterCollector(DcgmExporterCollector.Settings(urls=[page_server.at("/m")]))),
+        Inventory(),
+    )
+    epochs = []
+    for n, driver in enumerate(("570.1", "570.1", "580.1", "580.1")):
+        page_server.pages["/m"] = page(driver)
+        epochs.append(check_collect(of, 1e9 + n, inventory, 2.0).frames[0].epoch.tolist())
+    assert epochs == [[0, 0], [0, 0], [1, 0], [1, 0]]

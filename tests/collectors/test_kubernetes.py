@@ -198,3 +198,25 @@ def test_the_rank_that_an_operator_put_into_the_environment_is_told(
     inventory = Inventory()
     collector.collect(100.0, inventory, 5.0)
     assert inventory.parents(Subject(K.RANK, f"{cluster.namespace}/j#5"), 100.0) != []
+
+
+def test_an_object_that_cannot_be_understood_is_counted_and_the_watch_goes_on(
+    cluster: Cluster, collector: KubernetesCollector
+) -> None:
+    good = cluster.node()
+    project = collector._nodes._project
+
+    def broken(obj: Any) -> Any:
+        return int("1k") if obj["metadata"]["name"].startswith("odd") else project(obj)
+
+    collector._nodes._project = broken
+    cluster.node("odd")
+    inventory = Inventory()
+    batch = collector.collect(100.0, inventory, 5.0)
+    assert batch.sources[0].rejected == {Reason.MALFORMED: 1}
+    assert good in {s.name for s in inventory.subjects(K.NODE, 100.0)}
+    late = cluster.node("late")
+    until(
+        lambda: collector.collect(200.0, inventory, 5.0),
+        lambda: late in {s.name for s in inventory.subjects(K.NODE, 200.0)},
+    )

@@ -132,6 +132,16 @@ def test_another_board_in_the_slot_is_another_gpu(collector: NvmlCollector, stub
     assert gpu(5, 0) not in inventory.children(NODE, 104.0, SubjectKind.GPU)
 
 
+def test_a_driver_that_was_loaded_anew_begins_a_new_epoch(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    """Also where every counter stands where it stood."""
+    first = frame(take(collector))
+    assert (frame(take(collector, 101.0)).epoch == first.epoch).all()
+    stub.stub_driver(0)
+    take(collector, 102.0)
+    stub.stub_driver(1)
+    assert (frame(take(collector, 103.0)).epoch != first.epoch).all()
+
+
 def test_a_counter_that_begins_anew_changes_the_epoch(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
     stub.stub_ecc(1, 50)
     take(collector)
