@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agent import kernels_cli
 from agent.cli_history import COMMANDS
 from agent.silence_cli import app as silence_app
 from agent.terminal import AsJson, Config, operator, print_json, print_rich, stored, tell
@@ -25,6 +26,7 @@ config_app = typer.Typer(no_args_is_help=True, help="The configuration file.")
 audit_app = typer.Typer(no_args_is_help=True, help="The audit log.")
 app.add_typer(config_app, name="config")
 app.add_typer(audit_app, name="audit")
+kernels_cli.add_to(kernels_app)
 app.add_typer(kernels_app, name="kernels")
 app.add_typer(silence_app, name="silence")
 for _command in COMMANDS:

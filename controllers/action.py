@@ -34,6 +34,10 @@ class ActionKind(StrEnum):
     RESET_GPU = "reset_gpu"
     REBOOT_NODE = "reboot_node"
     OPEN_RMA = "open_rma"
+    KERNEL_JOB = "kernel_job"
+    """Take one free GPU, exclusively and preemptibly, for a kernel search."""
+    PROMOTE_KERNEL = "promote_kernel"
+    """Let jobs use a certified kernel: first a few (canary), then all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,15 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from collectors.seal import SealError, Signer, key_id
+from kernels import loop_cli
 
-app = typer.Typer(help="Judge GPU kernels, certify them, verify certificates.", no_args_is_help=True)
+app = typer.Typer(help="Find faster GPU kernels: profile, search, judge, certify, apply.", no_args_is_help=True)
+
+app.command()(loop_cli.optimize)
+app.command()(loop_cli.profile)
+app.command("probe")(loop_cli.probe_peaks)
+app.command()(loop_cli.report)
+app.command()(loop_cli.replay)
 
 _WORDS = {"ok": "ok    ", "stale": "STALE ", "broken": "BROKEN"}
 

@@ -29,6 +29,7 @@ from agent.console.settings import Settings
 from agent.console.sign_in import COOKIE, Doorkeeper, Session
 from agent.gate import Gate, GateAnswer
 from agent.incident import IncidentState
+from agent.kernel_gate import KernelGate
 from agent.metrics import CONTENT_TYPE
 from agent.policy import Person, Role
 from agent.rca.diagnosis import Evidence
@@ -132,6 +133,7 @@ class _Pages:
         self.parts = parts
         self.settings = settings
         self._open_reading = _is_loopback(settings.host) and not settings.behind_tls
+        self._kernel_gate = KernelGate(parts.gate, parts.store, parts.clock)
         self._templates = Environment(
             loader=PackageLoader("agent.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
@@ -152,6 +154,7 @@ class _Pages:
             ("/incidents/{incident_id}", self.incident),
             ("/incidents/{incident_id}/evidence/{evidence_id}", self.evidence),
             ("/gpus/{uuid}", self.gpu),
+            ("/kernels", self.kernels),
             ("/sources", self.sources),
             ("/audit", self.audit),
             ("/sign-in", self.sign_in_form),
@@ -163,6 +166,7 @@ class _Pages:
         for path, post in (
             ("/incidents/{incident_id}/approve", self.approve),
             ("/incidents/{incident_id}/reject", self.reject),
+            ("/kernels/decide", self.decide_kernel),
             ("/halt", self.halt),
             ("/resume", self.resume),
             ("/sign-in", self.sign_in),
@@ -272,6 +276,11 @@ class _Pages:
         rows = sorted(self.parts.history.sources(), key=lambda status: (status.ok, status.source.name))
         return self._page(request, "sources.html", rows=rows)
 
+    def kernels(self, request: Request) -> Response:
+        """Searches and promotions of kernels: what waits, with its evidence, and what was decided."""
+        self._may_read(request)
+        return self._page(request, "kernels.html", rows=self._kernel_gate.proposals()[:_PAGE])
+
     def audit(self, request: Request) -> Response:
         """The newest records of the audit log."""
         self._may_read(request)
@@ -308,6 +317,21 @@ class _Pages:
         session = self._may_write(request, form)
         answer = self.parts.gate.reject(incident_id, plan, self._person(session), reason)
         return self._answered(incident_id, answer)
+
+    def decide_kernel(
+        self,
+        request: Request,
+        form: Annotated[str, Form()],
+        id: Annotated[str, Form(max_length=300)],
+        plan: Annotated[str, Form(max_length=64)],
+        word: Annotated[str, Form()] = "reject",
+        reason: Annotated[str, Form(max_length=2000)] = "",
+    ) -> Response:
+        session = self._may_write(request, form)
+        gate, person = self._kernel_gate, self._person(session)
+        approve = word == "approve"
+        answer = gate.approve(id, plan, person) if approve else gate.reject(id, plan, person, reason)
+        return self._said("/kernels", answer.message)
 
     def halt(self, request: Request, form: Annotated[str, Form()]) -> Response:
         session = self._may_write(request, form)

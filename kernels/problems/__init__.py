@@ -9,6 +9,7 @@ from __future__ import annotations
 from kernels.problem import Problem, ProblemError
 from kernels.problems import (
     adamw,
+    backward,
     copies,
     cross_entropy,
     dropout_add,
@@ -29,6 +30,8 @@ from kernels.problems import (
 
 ALL: tuple[Problem, ...] = (
     adamw.ADAMW,
+    backward.RMSNORM_BACKWARD,
+    backward.CROSS_ENTROPY_BACKWARD,
     copies.COPY,
     copies.PERMUTE,
     cross_entropy.CROSS_ENTROPY,

@@ -76,18 +76,37 @@ def operators_of(trace: Trace, activities: Activities | None = None) -> Operator
     own = np.zeros(len(trace.events))
     mapped = working & (owner >= 0)
     np.add.at(own, owner[mapped], share[mapped])
+    if not len(found.row):
+        own = _own_cpu_s(trace, found, forest)
     units, parameters = _units(trace, found, forest, own)
     devices = max(1, len(np.unique(trace.events.device[found.row]))) if len(found.row) else 1
     return Operators(
         tuple(units),
         len(found.steps),
         sum(step.end_ns - step.begin_ns for step in found.steps) * 1e-9,
-        float(share[inside & (kind != COMMUNICATION) & (kind != COPY)].sum()) / devices,
+        float(share[inside & (kind != COMMUNICATION) & (kind != COPY)].sum()) / devices
+        if len(found.row)
+        else float(own.sum()),
         float(share[inside & (kind == COMMUNICATION)].sum()) / devices,
         float(share[inside & (kind == COPY)].sum()) / devices,
         float(share[working & (owner < 0)].sum()),
         parameters,
     )
+
+
+def _own_cpu_s(trace: Trace, found: Activities, forest: _Forest) -> Floats:
+    """A trace without a GPU: each operator's own time on its thread, within the steps."""
+    events = trace.events
+    own = np.zeros(len(events))
+    rows = forest.order
+    own[rows] = events.dur_ns[rows] * 1e-9
+    under = rows[forest.parent[rows] >= 0]
+    np.subtract.at(own, forest.parent[under], events.dur_ns[under] * 1e-9)
+    begins = np.array([step.begin_ns for step in found.steps])
+    ends = np.array([step.end_ns for step in found.steps])
+    step = np.searchsorted(begins, events.begin_ns, side="right") - 1
+    outside = (step < 0) | (events.begin_ns > ends[np.maximum(step, 0)])
+    return np.where(outside, 0.0, np.maximum(own, 0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,6 +41,8 @@ TINY = {
     "rotary_interleaved": {"b": 2, "h": 3, "s": 5, "d": 12},
     "rotary_half": {"b": 2, "h": 4, "g": 2, "s": 5, "d": 12},
     "softmax": {"m": 3, "n": 40},
+    "rmsnorm_backward": {"m": 3, "n": 40},
+    "cross_entropy_backward": {"m": 3, "v": 300},
     "stencil_3x3": {"c": 2, "h": 9, "w": 36, "k": 3},
     "stencil_5x5": {"c": 2, "h": 9, "w": 36, "k": 5},
 }

@@ -208,7 +208,7 @@ def test_every_pattern_speaks_of_a_problem_that_exists() -> None:
 
 
 def test_a_real_trace_of_torch_on_this_machine_is_matched(tmp_path: Path) -> None:
-    """CPU traces have no kernels, so this checks the shapes and the forward-backward links of the running torch."""
+    """Without a GPU an operator's own time on its thread stands for it; shapes are the running torch's."""
     norm = torch.nn.RMSNorm(32)
     layer = torch.nn.Linear(32, 64)
     with torch_profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
@@ -220,7 +220,7 @@ def test_a_real_trace_of_torch_on_this_machine_is_matched(tmp_path: Path) -> Non
     assert called
     assert called[0].dtypes[:2] == ("float", "float")
     assert (trace.flows.kind == 1).any()
-    assert profile_of(trace).hotspots == ()
+    assert "matmul" in {hotspot.problem for hotspot in profile_of(trace).hotspots}
 
 
 def test_a_probe_measures_this_machine_and_survives_a_file(tmp_path: Path) -> None:

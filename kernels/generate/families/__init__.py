@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.generate.families import (
+    backward,
     copy,
     cross_entropy,
     embedding_gradient,
@@ -26,6 +27,7 @@ from kernels.generate.families import (
 from kernels.generate.template import Family
 
 ALL: tuple[Family, ...] = (
+    backward.Backward(),
     copy.Copy(),
     cross_entropy.CrossEntropy(),
     embedding_gradient.EmbeddingGradient(),

@@ -1,0 +1,208 @@
+"""`nightshift kernels promote | approve | reject | demote | registry | job`: kernels through the one gate.
+
+These commands stand here and not in `kernels`, because whoever promotes asks the gate, and kernels do not know it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from collectors.base import Permanent
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", envvar="NIGHTSHIFT_CONFIG", help="YAML file; without: defaults and environment"),
+]
+RegistryFolder = Annotated[
+    Path, typer.Option("--registry", envvar="NIGHTSHIFT_KERNEL_REGISTRY", help="The registry's folder")
+]
+Keys = Annotated[list[Path], typer.Option("--key", help="Trusted public key (repeatable)")]
+Name = Annotated[str, typer.Argument(help="The certificate's hash, or its beginning")]
+
+
+def promote(
+    certificate: Annotated[str, typer.Argument(help="Certificate file, or the hash of one in the registry")],
+    registry: RegistryFolder,
+    key: Keys,
+    to: Annotated[str, typer.Option(help="canary or active")] = "canary",
+    config: Config = None,
+) -> None:
+    """Proposes a certified kernel; carries it out once the plan is approved. Exit code 1: it waits for approval."""
+    from agent.kernel_gate import KernelGate, promotion
+    from agent.settings import load
+    from agent.terminal import operator, stored
+    from agent.told_time import ToldClock
+    from kernels.registry import RegistryError, State
+
+    if to not in ("canary", "active"):
+        raise typer.BadParameter(f"--to: {to!r} is neither canary nor active")
+    with stored(config) as (store, gate, now_s):
+        held = _registry(registry, key)
+        who = operator(now_s)
+        try:
+            entry = (
+                held.propose(json.loads(Path(certificate).read_text()), who.identity, "proposed", now_s)
+                if Path(certificate).is_file()
+                else held.entry(certificate)
+            )
+            if entry.state is State(to):
+                typer.echo(f"{entry.certificate[:16]} is {to} already")
+                return
+            action = promotion(
+                load(config).cluster, entry.certificate, entry.problem, to, _evidence(entry.predicate), now_s
+            )
+            kernels = KernelGate(gate, store, ToldClock(store.database))
+            plan = kernels.propose(action, who.identity).action
+            objections = kernels.objections(plan)
+            if objections:
+                typer.echo(f"{plan.id}: {'; '.join(objections)}")
+                typer.echo(f"plan {plan.plan_sha256}: {plan.why}")
+                typer.echo(f"approve with: nightshift kernels approve {plan.id} --plan {plan.plan_sha256[:12]}")
+                raise typer.Exit(1)
+            held.move(entry.certificate, State(to), who.identity, plan.why, now_s, plan.plan_sha256)
+            kernels.done(plan, who.identity, f"{to} in {registry}")
+        except (RegistryError, ValueError) as error:
+            raise Permanent(str(error)) from error
+    typer.echo(f"{entry.certificate[:16]} ({entry.problem}) is {to}; jobs take it at their next start")
+
+
+def approve(
+    plan: Annotated[str, typer.Argument(help="Such as kernel/0123456789abcdef/canary")],
+    sha256: Annotated[str, typer.Option("--plan", help="Only if the plan's sha256 begins with this")] = "",
+    config: Config = None,
+) -> None:
+    """Approves a kernel's promotion or search."""
+    _decide(plan, sha256, config, None)
+
+
+def reject(
+    plan: Annotated[str, typer.Argument(help="Such as kernel/0123456789abcdef/canary")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why not")],
+    sha256: Annotated[str, typer.Option("--plan", help="Only if the plan's sha256 begins with this")] = "",
+    config: Config = None,
+) -> None:
+    """Declines a kernel's promotion or search."""
+    _decide(plan, sha256, config, reason)
+
+
+def _decide(plan: str, sha256: str, config: Path | None, reason: str | None) -> None:
+    from agent.kernel_gate import KernelGate
+    from agent.terminal import operator, stored
+    from agent.told_time import ToldClock
+
+    with stored(config) as (store, gate, now_s):
+        kernels = KernelGate(gate, store, ToldClock(store.database))
+        known = kernels.proposal(plan)
+        if known is None:
+            raise Permanent(f"{plan}: there is no such plan; `nightshift kernels registry` lists them")
+        present = known.action.plan_sha256
+        if not present.startswith(sha256):
+            raise Permanent(f"the plan of {plan} is {present}, not {sha256}…: look at it again")
+        who = operator(now_s)
+        answer = (
+            kernels.approve(plan, present, who) if reason is None else kernels.reject(plan, present, who, reason)
+        )
+    typer.echo(answer.message, err=not answer.ok)
+    if not answer.ok:
+        raise typer.Exit(1)
+
+
+def demote(
+    certificate: Name,
+    registry: RegistryFolder,
+    key: Keys,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why")],
+    config: Config = None,
+) -> None:
+    """Takes a kernel out for good: the safe direction, so nobody has to approve. Jobs notice at their next step."""
+    from agent.terminal import operator, stored
+    from kernels.registry import RegistryError
+
+    try:
+        with stored(config) as (store, _, now_s):
+            from agent import audit
+
+            who = operator(now_s)
+            entry = _registry(registry, key).demote(certificate, who.identity, reason, now_s)
+            with store.database.write() as connection:
+                body = {"certificate": entry.certificate, "reason": reason}
+                audit.append(
+                    connection, at_s=now_s, kind="kernel_demoted", by=who.identity, incident=None, body=body
+                )
+    except RegistryError as error:
+        raise Permanent(str(error)) from error
+    typer.echo(f"{entry.certificate[:16]} ({entry.problem}) is demoted")
+
+
+def registry(
+    registry: RegistryFolder,
+    key: Keys,
+    bundle: Annotated[Path | None, typer.Option(help="Also write the job's file of all kernels in use")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
+) -> None:
+    """Lists the registry's kernels, after demoting those that jobs' shadow checks found wrong."""
+    import time
+
+    from kernels.apply.bundle import write_bundle
+    from kernels.registry import RegistryError
+
+    try:
+        held = _registry(registry, key)
+        for gone in held.collect_mismatches(time.time()):
+            typer.echo(f"demoted {gone.certificate[:16]} ({gone.problem}): {gone.history[-1].why}", err=True)
+        entries = held.entries()
+        if bundle is not None:
+            write_bundle(bundle, held.records())
+    except RegistryError as error:
+        raise Permanent(str(error)) from error
+    if as_json:
+        listed = [{"certificate": e.certificate, "problem": e.problem, "state": e.state.value, "verdict": e.summary}
+                  for e in entries]  # fmt: skip
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    for entry in entries:
+        typer.echo(f"{entry.state:9} {entry.certificate[:16]} {entry.problem:24} {entry.summary}")
+
+
+def _registry(folder: Path, keys: list[Path]) -> Any:
+    from kernels.cli import _trusted
+    from kernels.registry import Registry
+
+    return Registry(folder, _trusted(keys))
+
+
+def _evidence(predicate: Mapping[str, Any]) -> dict[str, str | float]:
+    """What an approver has to see before a kernel may run in jobs."""
+    verdict = predicate["verdict"]
+    environment = verdict["environment"]
+    found: dict[str, str | float] = {
+        "verdict": f"{verdict['status']} ({verdict['reason']})",
+        "detail": str(verdict["detail"])[:300],
+        "stages": ", ".join(verdict["stages"]),
+        "gpu": str(environment.get("gpu", "none")),
+        "torch": str(environment.get("torch", "none")),
+        "triton": str(environment.get("triton", "none")),
+        "commit": str(predicate["commit"]),
+        "issued_at": str(predicate["issued_at"]),
+        "source_lines": float(len(str(predicate["candidate"]["source"]).splitlines())),
+    }
+    for comparison in verdict["comparisons"][:20]:
+        name = f"{comparison['case']}, over {comparison['baseline']}"
+        with suppress(KeyError, TypeError):
+            s = comparison["speedup"]
+            found[name[:120]] = f"{s['point']:.3f} [{s['low']:.3f}, {s['high']:.3f}]"
+    for name, value in list(verdict["errors"].items())[:12]:
+        if isinstance(value, int | float):
+            found[f"error {name}"[:120]] = float(value)
+    return found
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (promote, approve, reject, demote, registry):
+        app.command()(command)

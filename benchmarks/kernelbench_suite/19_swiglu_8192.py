@@ -1,0 +1,18 @@
+"""SwiGLU of two tensors."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu(gate) * up
+
+
+def get_inputs() -> list[torch.Tensor]:
+    return [torch.randn(512, 8192), torch.randn(512, 8192)]
+
+
+def get_init_inputs() -> list[int]:
+    return []

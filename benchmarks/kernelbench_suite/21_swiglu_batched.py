@@ -1,0 +1,18 @@
+"""SwiGLU with a batch dimension."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu(gate) * up
+
+
+def get_inputs() -> list[torch.Tensor]:
+    return [torch.randn(4, 256, 2048), torch.randn(4, 256, 2048)]
+
+
+def get_init_inputs() -> list[int]:
+    return []

@@ -1,0 +1,282 @@
+"""`nightshift kernels optimize | profile | probe | report | replay | apply`: the loop on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from collectors.base import Permanent
+
+RunFolder = Annotated[Path, typer.Argument(help="A run's folder")]
+Device = Annotated[str, typer.Option(help="cuda, cpu or auto")]
+
+
+def optimize(
+    trace: Annotated[Path | None, typer.Option(help="torch.profiler trace (.json, .json.gz)")] = None,
+    model: Annotated[str, typer.Option(help="FILE.py:CLASS, traced here first")] = "",
+    problem: Annotated[str, typer.Option(help="Reference problem, or a problem file")] = "",
+    kernelbench: Annotated[Path | None, typer.Option(help="Folder of KernelBench tasks")] = None,
+    run: Annotated[Path, typer.Option(help="The run's folder; an old one goes on")] = Path("artefacts/kernels/run"),
+    device: Device = "auto",
+    case: Annotated[str, typer.Option(help="One case of the problem: 'float16 m=64 n=128'")] = "",
+    peaks: Annotated[Path | None, typer.Option(help="Peaks of this GPU; without: probed now")] = None,
+    most: Annotated[int, typer.Option(min=1, help="Most hotspots that are searched")] = 4,
+    min_gain: Annotated[float, typer.Option(min=0, help="Least expected gain of the step")] = 0.005,
+    trials: Annotated[int, typer.Option(min=1, help="Most trials of each search")] = 100,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Most minutes of each search")] = 15.0,
+    key: Annotated[Path | None, typer.Option(help="Private key; without: one is made for the run")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search")] = 0,
+) -> None:
+    """Searches faster kernels, certifies what stands, writes the report and the file for the job."""
+    if sum(map(bool, (trace, model, problem, kernelbench))) != 1:
+        raise typer.BadParameter("name one of --trace, --model, --problem and --kernelbench")
+    from kernels import optimise as loop
+    from kernels.apply.bundle import FILE, kernel_record, write_bundle
+    from kernels.executor import LocalExecutor
+    from kernels.judge.judge import Judge
+    from kernels.ledger import Provenance
+    from kernels.profile.roofline import Peaks, PeaksError, probe
+    from kernels.report import write_report
+    from kernels.search import Budget, Ladder
+
+    where = _where(device)
+    run.mkdir(parents=True, exist_ok=True)
+    signer = _signer(key, run)
+    try:
+        known = _peaks(run, peaks, where, Peaks, probe)
+        if trace is not None or model:
+            path = trace if trace is not None else loop.trace_model(model, run, where)
+            found, works, decisions = loop.from_trace(path, run, known, most, min_gain, seed)
+            if known is None:
+                known = found.peaks
+            _write(run / "profile.json", _profile_json(found, decisions))
+            for hotspot, why in decisions[:12]:
+                typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
+            if where == "cpu":
+                works = [_tiny(work) for work in works]
+        elif problem:
+            works = loop.from_problem(problem, known, _case(case), seed)
+            if where == "cpu" and not case:
+                works = [_tiny(work) for work in works[:1]]
+        else:
+            assert kernelbench is not None
+            works, missed = loop.from_suite(kernelbench)
+            _write(run / "coverage.json", {"covered": [work.slug for work in works], "missed": missed})
+            typer.echo(f"{len(works)} of {len(works) + len(missed)} tasks are what a family of ours computes")
+            for name, why in missed.items():
+                typer.echo(f"  not {name}: {why}")
+    except (ValueError, PeaksError) as error:
+        raise Permanent(str(error)) from error
+    if not works:
+        typer.echo("nothing to search: no operation would gain enough, or none is known")
+        write_report(run)
+        raise typer.Exit(1)
+    with Judge(where, interpret=where == "cpu") as judge:
+        gpu = judge.environment.gpu
+        provenance = Provenance(_commit(), gpu, judge.environment.container)
+        loop_run = loop.Run(
+            run,
+            LocalExecutor([judge], 8 if where == "cuda" else 1),
+            provenance,
+            signer,
+            Budget(trials=trials, wall_s=minutes * 60.0),
+            Ladder() if where == "cuda" else loop.ON_CPU,
+            known,
+            seed,
+            tell=typer.echo,
+        )
+        done = loop_run.search(works)
+    trusted = {signer.key_id: signer.public}
+    certified = [item for item in done if item.certified is not None]
+    records = [kernel_record(json.loads(d.certified.read_text()), trusted) for d in certified if d.certified]
+    usable = [r for r in records if r["status"] == "faster" or (where == "cpu" and r["status"] == "correct")]
+    usable = [r for r in usable if not str(r["problem"]).startswith("kernelbench/")]
+    write_bundle(run / FILE, usable)
+    markdown, page = write_report(run)
+    typer.echo(f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}; {markdown}, {page}")
+    if not certified:
+        raise typer.Exit(1)
+
+
+def profile(
+    trace: Annotated[Path, typer.Argument(help="torch.profiler trace (.json, .json.gz)")],
+    peaks: Annotated[Path | None, typer.Option(help="Peaks of the GPU (nightshift kernels probe)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the whole profile as JSON")] = False,
+) -> None:
+    """Where a step's time goes, by operation and shape, and what the roofline would allow. Needs no GPU."""
+    from kernels.profile.hotspots import as_text
+    from kernels.profile.hotspots import profile as read_profile
+    from kernels.profile.roofline import Peaks, PeaksError
+
+    try:
+        known = Peaks.read(peaks) if peaks is not None else None
+    except PeaksError as error:
+        raise Permanent(str(error)) from error
+    try:
+        found = read_profile(trace, known)
+    except OSError as error:
+        raise Permanent(f"{trace}: {error.strerror}") from error
+    if as_json:
+        typer.echo(json.dumps(_profile_json(found, []), indent=1))
+    else:
+        typer.echo(as_text(found))
+
+
+def probe_peaks(output: Annotated[Path, typer.Argument(help="File to write")], device: Device = "auto") -> None:
+    """Measures this GPU's copy bandwidth and arithmetic rates, for rooflines."""
+    from kernels.profile.roofline import probe
+
+    where = _where(device)
+    found = probe(where) if where == "cuda" else probe(where, 1 << 26, 512, 3)
+    _write(output, found.to_json())
+    rates = ", ".join(f"{k} {v / 1e12:.1f} TFLOP/s" for k, v in found.flops_per_s.items())
+    typer.echo(f"{found.bytes_per_s / 1e12:.2f} TB/s; {rates}")
+
+
+def report(run: RunFolder) -> None:
+    """Writes a run's report.md and report.html from its ledgers."""
+    from kernels.ledger import LedgerError
+    from kernels.report import write_report
+
+    try:
+        markdown, page = write_report(run)
+    except LedgerError as error:
+        raise Permanent(str(error)) from error
+    typer.echo(f"{markdown}\n{page}")
+
+
+def replay(
+    trial: Annotated[str, typer.Argument(help="SEARCH:NUMBER, or NUMBER where the run has one search")],
+    run: Annotated[Path, typer.Option(help="The run's folder")] = Path("artefacts/kernels/run"),
+    device: Device = "auto",
+) -> None:
+    """Judges one trial of a run again: the same candidate, probes and seeds. Exit code 1: another answer."""
+    from kernels.generate.base import Task, seconds_of
+    from kernels.judge.judge import Judge
+    from kernels.ledger import LedgerError, read_run
+    from kernels.optimise import ON_CPU, OptimiseError, find_trial
+    from kernels.problem import Case, ProblemError
+    from kernels.problems import named
+    from kernels.profile.problem_file import load_problem
+    from kernels.search import Ladder
+    from kernels.search import replay as judge_again
+
+    where = _where(device)
+    try:
+        folder, number = find_trial(run, trial)
+        asked, lines = read_run(folder)
+        line = next((line for line in lines if line.trial == number), None)
+        if line is None:
+            raise OptimiseError(f"{trial}: {folder} has {len(lines)} lines")
+        written = run / "problems" / f"{folder.name}.py"
+        if written.exists():
+            problem = load_problem(written)
+        elif line.problem.startswith("kernelbench/"):
+            raise OptimiseError(f"{trial}: {asked.get('origin')}: name the suite's folder to replay its trials")
+        else:
+            problem = named(line.problem)
+    except (OptimiseError, LedgerError, ProblemError) as error:
+        raise Permanent(str(error)) from error
+    case = Case.of(line.case["dtype"], line.case["layout"], **line.case["params"])
+    with Judge(where, interpret=where == "cpu") as judge:
+        verdict = judge_again(judge, folder, line, Task(problem, case), Ladder() if where == "cuda" else ON_CPU)
+    then, now = line.seconds * 1e6, seconds_of(verdict, case) * 1e6
+    typer.echo(f"then {line.status} ({line.reason}) {then:.1f} µs on {line.gpu}")
+    typer.echo(f"now  {verdict.status} ({verdict.reason}) {now:.1f} µs on {verdict.environment.get('gpu')}")
+    same = verdict.status.value == line.status or {verdict.status.value, line.status} <= {
+        "faster", "slower", "inconclusive",
+    }  # fmt: skip
+    raise typer.Exit(0 if same else 1)
+
+
+# Shared --------------------------------------------------------------------------------------------------------
+
+
+def _where(word: str) -> str:
+    import torch
+
+    where = ("cuda" if torch.cuda.is_available() else "cpu") if word == "auto" else word
+    if where not in ("cuda", "cpu"):
+        raise typer.BadParameter(f"--device: {word!r} is none of cuda, cpu and auto")
+    return where
+
+
+def _peaks(run: Path, given: Path | None, where: str, kind: Any, probe: Any) -> Any:
+    """The given peaks, this run's own, or a probe of this GPU; None on a CPU, whose peaks would mean nothing."""
+    path = given if given is not None else run / "peaks.json"
+    if path.exists() or given is not None:
+        return kind.read(path)
+    if where != "cuda":
+        return None
+    found = probe(where)
+    _write(path, found.to_json())
+    return found
+
+
+def _case(text: str) -> Any:
+    from kernels.problem import Case
+
+    if not text:
+        return None
+    dtype, *sizes = text.split()
+    named = dict(size.partition("=")[::2] for size in sizes)
+    return Case.of(dtype, "contiguous", **{name: int(value) for name, value in named.items()})
+
+
+def _tiny(work: Any) -> Any:
+    """The same search on a shape that Triton's interpreter can run: every size at most 48."""
+    from dataclasses import replace
+
+    from kernels.problem import Case
+
+    case = work.task.case
+    small = Case.of(case.dtype, "contiguous", **{name: min(value, 48) for name, value in case.params})
+    if "m" in small.sizes:
+        small = small.with_(m=min(6, small["m"]))
+    authors = tuple(g for g in work.generators if "cuda" not in g.name)  # CUDA C++ needs a GPU to be judged
+    task = replace(work.task, case=small, problem=replace(work.task.problem, cases=(small,)))
+    return replace(work, task=task, generators=authors)
+
+
+def _signer(key: Path | None, run: Path) -> Any:
+    from collectors.seal import SealError, Signer
+
+    path = key if key is not None else run / "signer.key"
+    if key is None and not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(Signer.generate().to_bytes().hex() + "\n")
+    try:
+        signer = Signer.from_bytes(bytes.fromhex(path.read_text().strip()))
+    except (OSError, ValueError, SealError) as error:
+        raise Permanent(f"{path}: not a private key ({error})") from error
+    if key is None:
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        public = signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+        (run / "signer.pub").write_text(public + "\n")
+    return signer
+
+
+def _commit() -> str:
+    from kernels.cli import _commit as commit
+
+    return commit()
+
+
+def _profile_json(found: Any, decisions: list[Any]) -> dict[str, Any]:
+    why = {hotspot.name: told for hotspot, told in decisions}
+    listed = [{**h.to_json(), "name": h.name, "total_s": h.total_s, "decision": why.get(h.name, h.why)}
+              for h in found.hotspots]  # fmt: skip
+    plain = {k: v for k, v in asdict(found).items() if k not in ("hotspots", "peaks")}
+    return {**plain, "peaks": found.peaks.to_json(), "hotspots": listed}
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,352 @@
+"""From a trace, a model, a problem or a suite to certified kernels: one run, in one folder, that can be killed.
+
+    RUN/run.json            what was asked
+    RUN/profile.json        where the step's time goes, and each hotspot's decision (traces and models)
+    RUN/peaks.json          the GPU's measured peaks
+    RUN/problems/*.py       what was searched: problem files that stand alone
+    RUN/tasks/NAME/         one search each: ledger.jsonl, results.tsv, candidates/, certificate.json
+    RUN/report.md, .html    written from the ledgers
+    RUN/nightshift_kernels.py   the certified kernels, for the job (`kernels.apply`)
+
+Started again with the same folder, a run goes on: finished tasks are read, a broken-off search resumes its ledger.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from collectors.seal import Signer
+from kernels.bind import Binding, bind
+from kernels.candidate import Candidate
+from kernels.certificate import issue
+from kernels.executor import Executor
+from kernels.generate.base import Generator, Outcome, Proposal, Spent, Task
+from kernels.generate.families import families_of
+from kernels.generate.known import templates
+from kernels.generate.template import Template
+from kernels.judge.contest import Pace
+from kernels.judge.inputs import INTERPRETER
+from kernels.judge.judge import Request
+from kernels.judge.verdict import Status, Verdict
+from kernels.kernelbench import Task as SuiteTask
+from kernels.kernelbench import load_suite
+from kernels.ledger import Ledger, Provenance
+from kernels.problem import Case, Problem, ProblemError
+from kernels.problems import BY_NAME, named
+from kernels.profile.hotspots import Hotspot, Profile
+from kernels.profile.hotspots import profile as read_profile
+from kernels.profile.problem_file import case_of, load_problem, write_problem
+from kernels.profile.roofline import Peaks
+from kernels.search import Budget, Ladder, Progress, Result, Search
+
+TINY = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
+ON_CPU = Ladder((TINY,), INTERPRETER, Request(INTERPRETER, None))
+"""Without a GPU: tiny shapes on Triton's interpreter. Times are of the interpreter and mean nothing."""
+FIT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
+
+
+class OptimiseError(ValueError):
+    """Nothing can be searched for what was asked. The message says why, and what would help."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing to search: a slug for its folder, the task, its authors, and where it came from in words."""
+
+    slug: str
+    task: Task
+    generators: tuple[Generator, ...]
+    origin: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """One finished search. `certified`: the candidate of its certificate, None where none was issued and `why`."""
+
+    work: Work
+    result: Result | None
+    certified: Path | None
+    why: str
+
+
+@dataclass
+class Run:
+    """A run's folder and means. `tell` gets one line of progress at a time."""
+
+    folder: Path
+    executor: Executor
+    provenance: Provenance
+    signer: Signer
+    budget: Budget = field(default_factory=Budget)
+    ladder: Ladder = field(default_factory=Ladder)
+    peaks: Peaks | None = None
+    seed: int = 0
+    clock: Callable[[], float] = time.time
+    tell: Callable[[str], None] = print
+
+    def search(self, works: Sequence[Work]) -> list[Done]:
+        """Searches each work in turn, and issues certificates for what the judge found fit."""
+        return [self._one(work) for work in works]
+
+    def _one(self, work: Work) -> Done:
+        folder = self.folder / "tasks" / work.slug
+        if (folder / "certificate.json").exists():
+            return Done(work, None, folder / "certificate.json", "certified before")
+        asked = {"origin": work.origin, "task": work.task.name, "seed": self.seed, "authors":
+                 [g.name for g in work.generators]}  # fmt: skip
+        self.tell(f"{work.slug}: {work.task.name}, from {work.origin}")
+        with Ledger(folder, asked) as ledger:
+            search = Search(
+                work.task, work.generators, self.executor, ledger, self.provenance, self.budget, self.ladder,
+                self.seed, self.clock, self._progress,
+            )  # fmt: skip
+            result = search.run()
+        done = self._certify(work, folder, result)
+        self.tell(f"{work.slug}: {result.stopped}; {done.why}")
+        return done
+
+    def _progress(self, progress: Progress) -> None:
+        line = progress.line
+        best = f"best {progress.best_s * 1e6:.1f} µs" if math.isfinite(progress.best_s) else "nothing kept yet"
+        ratio = f", {progress.best_speedup:.2f}×" if math.isfinite(progress.best_speedup) else ""
+        self.tell(f"  {line.trial:4} {line.decision:8} {line.status}: {line.reason}; {best}{ratio}")
+
+    def _certify(self, work: Work, folder: Path, result: Result) -> Done:
+        verdict, winner = result.verdict, result.winner
+        if verdict is None or winner is None or verdict.status not in FIT:
+            told = f"no certificate: {verdict.status} ({verdict.detail})" if verdict else "no candidate stood"
+            return Done(work, result, None, told)
+        moment = datetime.fromtimestamp(self.clock(), UTC).isoformat(timespec="seconds")
+        candidate = winner.proposal.candidate
+        envelope = issue(verdict, candidate, work.task.problem, self.signer, moment, self.provenance.commit)
+        path = folder / "certificate.json"
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(envelope, indent=1) + "\n")
+        partial.replace(path)
+        return Done(work, result, path, f"certified as {verdict.status}: {speedup_text(verdict)}")
+
+
+def speedup_text(verdict: Verdict) -> str:
+    """The race's outcome in words: against the closest baseline of the slowest case."""
+    if not verdict.comparisons:
+        return "correct, not raced"
+    worst = min(verdict.comparisons, key=lambda c: c.speedup.point)
+    low, high = worst.speedup.low, worst.speedup.high
+    return f"{worst.speedup.point:.2f}× [{low:.2f}, {high:.2f}] over {worst.baseline} on {worst.case}"
+
+
+# What to search --------------------------------------------------------------------------------------------------
+
+
+def from_problem(name: str, peaks: Peaks | None = None, case: Case | None = None, seed: int = 0) -> list[Work]:
+    """Each timed case of a reference problem, or of a problem file (`….py`); or one given case."""
+    problem = load_problem(Path(name)) if name.endswith(".py") else named(name)
+    cases = (case,) if case is not None else problem.cases
+    return [_work(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed) for c in cases]
+
+
+def from_trace(
+    path: Path, folder: Path, peaks: Peaks | None, most: int = 4, min_gain: float = 0.005, seed: int = 0
+) -> tuple[Profile, list[Work], list[tuple[Hotspot, str]]]:
+    """(profile, works, decisions): what would gain the step `min_gain`, best first, and why not others."""
+    found = read_profile(path, peaks)
+    works, decisions = from_profile(found, folder, peaks, most, min_gain, seed)
+    return found, works, decisions
+
+
+def from_profile(
+    found: Profile, folder: Path, peaks: Peaks | None, most: int = 4, min_gain: float = 0.005, seed: int = 0
+) -> tuple[list[Work], list[tuple[Hotspot, str]]]:
+    works: list[Work] = []
+    decisions: list[tuple[Hotspot, str]] = []
+    for hotspot in found.hotspots:
+        why = _not_searched(hotspot, min_gain)
+        if not why and sum(told.startswith("searched") for _, told in decisions) >= most:
+            why = f"after the {most} best"
+        if not why:
+            try:
+                case_of(hotspot)
+                slug = slug_of(hotspot.name)
+                problem = write_problem([hotspot], folder / "problems" / f"{slug}.py", Path(found.source).name)
+                works.append(_work(problem, problem.cases[0], f"trace {found.source}", peaks, seed))
+                backward = BY_NAME.get(f"{hotspot.problem}_backward")
+                if backward is not None and hotspot.backward_s > 0:
+                    works.append(_work(backward, problem.cases[0], f"trace {found.source}, backward", peaks, seed))
+                why = f"searched: the step would gain {hotspot.gain:.1%}"
+            except (ProblemError, OptimiseError) as error:
+                why = str(error)
+        decisions.append((hotspot, why))
+    return works, decisions
+
+
+def _not_searched(hotspot: Hotspot, min_gain: float) -> str:
+    if not hotspot.problem:
+        return hotspot.why
+    if not families_of(hotspot.problem):
+        return f"no family writes {hotspot.problem}"
+    if hotspot.gain < min_gain:
+        reach = (
+            f"{hotspot.utilisation:.0%} of the roofline" if math.isfinite(hotspot.utilisation) else "no roofline"
+        )
+        return f"the step would gain {hotspot.gain:.2%} ({hotspot.share:.1%} of it, {reach})"
+    return ""
+
+
+def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[list[Work], dict[str, str]]:
+    """(works, why not others) of a folder in KernelBench's format."""
+    works, missed = [], {}
+    for name, task in load_suite(folder, dtypes).items():
+        binding = binding_of(task)
+        if binding is None:
+            missed[name] = "computes nothing that a family of ours does"
+        elif not families_of(binding.problem):
+            missed[name] = f"no family writes {binding.problem}"
+        else:
+            author = SuiteAuthor(task, binding)
+            case = task.problem.cases[0]
+            works.append(Work(slug_of(name), Task(task.problem, case), (author,), f"suite {folder.name}/{name}"))
+    return works, missed
+
+
+def binding_of(task: SuiteTask) -> Binding | None:
+    """Which of our problems a KernelBench task is, by numbers (`kernels.bind`)."""
+    sample = task.problem.inputs(task.problem.cases[0], "normal", 1, "cpu")
+    return bind(task.problem.reference, sample)
+
+
+@dataclass
+class SuiteAuthor:
+    """A family's kernels behind a KernelBench task's arguments."""
+
+    suite: SuiteTask
+    binding: Binding
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return families_of(self.binding.problem)[0].name
+
+    def spent(self) -> Spent:
+        return Spent()
+
+    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+        inner = Task(named(self.binding.problem), self.binding.case(task.case.dtype))
+        template = Template(families_of(self.binding.problem)[0], self.seed)
+        return [replace(p, candidate=self._wrapped(p.candidate)) for p in template.propose(inner, history, count)]
+
+    def _wrapped(self, inner: Candidate) -> Candidate:
+        text = self.binding.call.replace("entry(", f"{inner.entry}(")
+        glue = f"\n\ndef nightshift_task(*a):\n    return {text}\n"
+        return Candidate(
+            inner.source + glue, "nightshift_task", inner.language, inner.kind, inner.determinism, inner.mutates
+        )
+
+
+def _work(problem: Problem, case: Case, origin: str, peaks: Peaks | None, seed: int) -> Work:
+    if not families_of(problem.name):
+        raise OptimiseError(f"{problem.name}: no family writes kernels for it")
+    floor_s = math.nan
+    if peaks is not None:
+        floor_s = peaks.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    authors = tuple(templates(gpu, problem.name, case, seed))
+    return Work(slug_of(f"{problem.name} {case}"), Task(problem, case, floor_s), authors, origin)
+
+
+def slug_of(text: str) -> str:
+    """A folder's name: letters, digits and dashes."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()[:80] or "task"
+
+
+# A model ---------------------------------------------------------------------------------------------------------
+
+
+def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
+    """Runs `FILE.py:CLASS` for a few training steps under the profiler; the trace's path.
+
+    The file defines the class (an nn.Module built without arguments, or from `get_init_inputs()`) and
+    `get_inputs()`, as KernelBench's files do. A scalar output is taken as the loss; else its mean is.
+    """
+    file, _, name = spec.partition(":")
+    path = Path(file)
+    known = importlib.util.spec_from_file_location(f"nightshift_model_{slug_of(file).replace('-', '_')}", path)
+    if known is None or known.loader is None or not path.is_file():
+        raise OptimiseError(f"{file}: not a Python file")
+    module = importlib.util.module_from_spec(known)
+    sys.modules[known.name] = module
+    try:
+        known.loader.exec_module(module)
+        builder: Any = getattr(module, name or "Model")
+        model = builder(*getattr(module, "get_init_inputs", list)()).to(device)
+        inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in module.get_inputs()]
+    except Exception as error:
+        raise OptimiseError(f"{spec}: cannot be built: {type(error).__name__}: {error}") from error
+
+    def step() -> None:
+        out = model(*inputs)
+        loss = out if isinstance(out, torch.Tensor) and out.dim() == 0 else _mean(out)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+            model.zero_grad(set_to_none=True)
+
+    step()
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    with profile(activities=activities, record_shapes=True) as session:
+        for number in range(steps):
+            with record_function(f"ProfilerStep#{number}"):
+                step()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+    target = folder / "model_trace.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    session.export_chrome_trace(str(target))
+    return target
+
+
+def _mean(out: Any) -> torch.Tensor:
+    if isinstance(out, torch.Tensor):
+        return out.float().mean()
+    parts = [item.float().mean() for item in out if isinstance(item, torch.Tensor)]
+    if not parts:
+        raise OptimiseError("the model returns no tensor")
+    return torch.stack(parts).sum()
+
+
+# Reading a run ---------------------------------------------------------------------------------------------------
+
+
+def tasks_of(run: Path) -> Iterator[tuple[str, Path]]:
+    """(slug, folder) of each search in a run."""
+    for folder in sorted((run / "tasks").glob("*")):
+        if (folder / "ledger.jsonl").exists():
+            yield folder.name, folder
+
+
+def find_trial(run: Path, text: str) -> tuple[Path, int]:
+    """`SLUG:NUMBER`, or NUMBER where the run has one search. Raises OptimiseError."""
+    slug, colon, number = text.rpartition(":")
+    folders = dict(tasks_of(run))
+    if not folders and (run / "ledger.jsonl").exists():
+        folders = {run.name: run}
+    if not colon and len(folders) != 1:
+        raise OptimiseError(
+            f"{text}: the run has {len(folders)} searches; say SEARCH:NUMBER, one of {sorted(folders)}"
+        )
+    folder = folders.get(slug) if colon else next(iter(folders.values()))
+    if folder is None or not number.isdecimal():
+        raise OptimiseError(f"{text}: no trial; searches are {', '.join(sorted(folders))}")
+    return folder, int(number)

@@ -1,0 +1,233 @@
+"""The job's file: swaps what it may, computes the same, guards, falls back, notices errors, takes all back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.apply import runtime
+from kernels.apply.bundle import bundle, write_bundle
+from kernels.generate.families.backward import Backward
+from kernels.generate.template import candidate
+from kernels.problem import Case
+
+SCRIPT = Path(__file__).parent / "applied.py"
+RMS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm(x, weight, out, n, eps, wrong, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    v = tl.load(x + row * n + column, mask=column < n, other=0.0).to(tl.float32)
+    w = tl.load(weight + column, mask=column < n, other=0.0).to(tl.float32)
+    y = v * tl.rsqrt(tl.sum(v * v, 0) / n + eps) * w * wrong
+    tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=column < n)
+
+
+def entry(x, weight, eps):
+    out = torch.empty_like(x)
+    norm[(x.shape[0],)](x, weight, out, x.shape[1], eps, WRONG, BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+"""
+LOSS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def loss(x, target, out, v, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    z = tl.load(x + row * v + column, mask=column < v, other=-float("inf")).to(tl.float32)
+    hit = tl.load(x + row * v + tl.load(target + row)).to(tl.float32)
+    peak = tl.max(z, 0)
+    tl.store(out + row, tl.log(tl.sum(tl.exp(z - peak), 0)) + peak - hit)
+
+
+def entry(logits, target):
+    out = torch.empty(logits.shape[:1], dtype=logits.dtype, device=logits.device)
+    loss[(logits.shape[0],)](logits, target, out, logits.shape[1], BLOCK=triton.next_power_of_2(logits.shape[1]))
+    return out
+"""
+TABLE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gather(gradient, index, out, t, d, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for token in range(0, t):
+        mine = tl.load(index + token) == row
+        total += tl.where(mine, tl.load(gradient + token * d + column, mask=column < d, other=0.0), 0.0)
+    tl.store(out + row * d + column, total, mask=column < d)
+
+
+def entry(gradient, index, rows):
+    t, d = gradient.shape
+    out = torch.empty((rows, d), dtype=gradient.dtype, device=gradient.device)
+    gather[(rows,)](gradient, index, out, t, d, BLOCK=triton.next_power_of_2(d))
+    return out
+"""
+
+
+def record(problem: str, source: str, **sizes: int) -> dict[str, Any]:
+    sha256 = hashlib.sha256(source.encode()).hexdigest()
+    return {
+        "problem": problem,
+        "certificate": hashlib.sha256(f"{problem} {sha256}".encode()).hexdigest(),
+        "candidate": sha256,
+        "source": source,
+        "source_sha256": sha256,
+        "entry": "entry",
+        "dtype": "float32",
+        "sizes": sizes,
+        "bounds": [],
+        "status": "correct",
+        "architecture": "none",
+        "torch": "none",
+        "triton": "none",
+    }
+
+
+def records(wrong: float = 1.0) -> list[dict[str, Any]]:
+    case = Case.of("float32", m=12, n=64)
+    backward = candidate(
+        Backward(), "rmsnorm_backward", case, Backward().space("rmsnorm_backward", case).configs[0]
+    )
+    return [
+        record("rmsnorm", RMS.replace("WRONG", str(wrong)), m=12, n=64),
+        record("rmsnorm_backward", backward.source, m=12, n=64),
+        record("cross_entropy", LOSS, m=12, v=48),
+        record("embedding_gradient", TABLE, t=12, d=64, v=48),
+        record("swiglu", "", m=1, n=1),
+    ]
+
+
+def run(what: str, folder: Path, listed: list[dict[str, Any]]) -> dict[str, Any]:
+    file = folder / "nightshift_kernels.py"
+    write_bundle(file, listed)
+    registry = folder / "registry"
+    registry.mkdir(exist_ok=True)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "NIGHTSHIFT_KERNEL_REGISTRY": str(registry), "RANK": "3"}
+    command = [sys.executable, "-I", str(SCRIPT), str(file), what]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_job_computes_the_same_with_the_kernels_and_gets_everything_back(tmp_path: Path) -> None:
+    seen = run("plain", tmp_path, records())
+    assert [(where, problem) for where, problem, _ in seen["applied"]] == [
+        ("table", "embedding_gradient"),
+        ("first", "rmsnorm"),
+        ("torch.nn.functional.cross_entropy", "cross_entropy"),
+    ]  # not the module that only looks like one, not the layer norm, for which there is no kernel
+    assert seen["equal"], "losses or gradients differ"
+    assert seen["same_twice"]
+    assert seen["keys_same"]
+    assert seen["calls"] == {"rmsnorm": 3, "rmsnorm_backward": 3, "cross_entropy": 3, "embedding_gradient": 3}
+    assert seen["skipped"] == [
+        [f"swiglu {records()[4]['certificate'][:16]}", "no place in a model is known for it"]
+    ]
+    assert seen["fallbacks_seen"]
+    assert seen["restored"] == 3
+    assert seen["back"]
+
+
+def test_torch_compile_takes_the_operators_without_a_break(tmp_path: Path) -> None:
+    seen = run("compiled", tmp_path, records())
+    assert seen["equal"]
+    assert seen["opcheck"] == [True, True, True]
+
+
+def test_a_wrong_kernel_is_found_by_its_shadow_and_torch_goes_on(tmp_path: Path) -> None:
+    seen = run("shadowed", tmp_path, records(wrong=1.01))
+    assert seen["equal"], "the job must not see the wrong values"
+    (note,) = seen["notes"]
+    assert note["certificate"] == records(wrong=1.01)[0]["certificate"]
+    assert note["rank"] == "3"
+    assert "shadow_mismatches=1" in seen["line"]
+    assert "rank=3" in seen["line"]
+    assert any("torch computes it now" in line for line in seen["told"])
+
+
+def test_a_demotion_reaches_the_job_at_its_next_step_or_start(tmp_path: Path) -> None:
+    seen = run("demoted", tmp_path, records())
+    assert seen["before"] == seen["after"] == 1
+    assert any("demoted" in line for line in seen["told"])
+    assert any(why == "demoted in the registry" for _, why in seen["skipped"])
+
+
+def test_what_does_not_fit_this_machine_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"torch": "0.1"}, "certified with torch 0.1"),
+        ({"triton": "0.1"}, "certified with triton 0.1"),
+        ({"architecture": "9.0"}, "no GPU"),
+        ({"source": "x = 1"}, "not the one that was certified"),
+    ]
+    seen = run("plain", tmp_path, [{**records()[0], **change} for change, _ in changes])
+    assert seen["applied"] == []
+    assert seen["equal"]
+    for (_, why), (_, told) in zip(changes, seen["skipped"], strict=True):
+        assert why in told
+
+
+def test_every_guard_refuses_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    fit = {**records()[0], "bounds": [{"name": "n", "low": 1, "high": 64, "multiple": 4}]}
+    monkeypatch.setattr(runtime, "_ON_CPU", False)
+    x = torch.zeros(12, 64, device="meta")
+    sizes = {"m": 12, "n": 64}
+    assert runtime._refusal(fit, sizes, (x,)) == "device"
+    monkeypatch.setattr(runtime, "_ON_CPU", True)
+    assert runtime._refusal(fit, sizes, (x,)) == ""
+    assert runtime._refusal(fit, sizes, (x.half(),)) == "dtype"
+    assert runtime._refusal(fit, sizes, (x.t(),)) == "stride"
+    assert runtime._refusal(fit, {**sizes, "n": 60}, (x,)) == "shape"
+    assert runtime._refusal(fit, {**sizes, "m": 49}, (x,)) == "shape"
+    assert runtime._refusal(fit, {**sizes, "m": 48}, (x,)) == ""
+    assert runtime._refusal(fit, {**sizes, "m": 2}, (x,)) == "shape"
+    narrow = {**fit, "bounds": [{"name": "n", "low": 1, "high": 32, "multiple": 1}]}
+    assert runtime._refusal(narrow, sizes, (x,)) == "shape"
+
+
+def _rank(number: int, folder: str) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
+    told = [runtime._ranks_disagree("a"), runtime._ranks_disagree("a" if number == 0 else "b")]
+    (Path(folder) / f"out.{number}").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+def test_ranks_with_other_certificates_use_none(tmp_path: Path) -> None:
+    import torch.multiprocessing as mp
+
+    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
+    told = [json.loads((tmp_path / f"out.{n}").read_text()) for n in range(2)]
+    assert told == [["", "ranks [1] have other certificates than rank 0"]] * 2
+
+
+def test_the_file_stands_alone() -> None:
+    text = bundle(records())
+    compile(text, "nightshift_kernels.py", "exec")
+    imported = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
+    assert not any(name in line for line in imported for name in ("kernels", "collectors", "agent", "numpy"))

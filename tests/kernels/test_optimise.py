@@ -1,0 +1,217 @@
+"""The whole loop on a CPU: searched, judged, certified, reported, replayed, resumed, written for the job."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from typer.testing import CliRunner
+
+from collectors.base import Permanent
+from kernels.bind import bind, call
+from kernels.cli import app
+from kernels.kernelbench import load_task
+from kernels.ledger import Ledger, Line, read_run
+from kernels.optimise import SuiteAuthor, binding_of, find_trial, from_profile, slug_of, trace_model
+from kernels.problems import named
+from kernels.profile.hotspots import profile
+from kernels.profile.roofline import Peaks
+from kernels.report import write_report
+
+RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the real loop on a tiny softmax, through the command line."""
+    run = tmp_path_factory.mktemp("run")
+    command = ["optimize", "--problem", "softmax", "--case", "float16 m=6 n=40", "--run", str(run), "--trials", "2"]
+    done = RUNNER.invoke(app, [*command, "--device", "cpu"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return run
+
+
+def test_a_problem_ends_as_a_certificate_a_report_and_a_file_for_the_job(finished: Path) -> None:
+    (folder,) = (finished / "tasks").iterdir()
+    envelope = json.loads((folder / "certificate.json").read_text())
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    text = (finished / "nightshift_kernels.py").read_text()
+    assert '\\"problem\\": \\"softmax\\"' in text
+    done = RUNNER.invoke(
+        app,
+        ["verify", str(folder / "certificate.json"), "--key", str(finished / "signer.pub")],
+        catch_exceptions=False,
+    )
+    assert done.exit_code == 0, done.output
+
+
+def test_every_cell_of_the_report_leads_to_a_line_that_exists(finished: Path) -> None:
+    markdown, page = write_report(finished)
+    links = re.findall(r"\]\((tasks/[^)#]+|profile\.json)(?:#L(\d+))?\)", markdown.read_text())
+    assert len(links) > 10
+    for file, number in links:
+        lines = (finished / file).read_text().splitlines()
+        if number:
+            assert json.loads(lines[int(number) - 1])["trial"] == int(number)
+    rows = [line for line in markdown.read_text().splitlines() if line.startswith("| ") and "---" not in line]
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        linked = [cell.startswith("[") for cell in cells]
+        assert all(linked) or not any(linked), row  # a heading, or a row of nothing but links
+    html = page.read_text()
+    assert html.count("data:image/png;base64,") == 2
+    assert 'href="tasks/' in html
+
+
+def test_a_trial_is_judged_again_with_the_same_answer(finished: Path) -> None:
+    done = RUNNER.invoke(app, ["replay", "1", "--run", str(finished), "--device", "cpu"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("then ")
+    with pytest.raises(Permanent, match="lines"):
+        RUNNER.invoke(app, ["replay", "99", "--run", str(finished), "--device", "cpu"], catch_exceptions=False)
+
+
+def test_a_run_started_again_goes_on_where_it_was(finished: Path) -> None:
+    (folder,) = (finished / "tasks").iterdir()
+    before = (folder / "ledger.jsonl").read_text()
+    command = ["optimize", "--problem", "softmax", "--case", "float16 m=6 n=40", "--run", str(finished)]
+    done = RUNNER.invoke(app, [*command, "--trials", "2", "--device", "cpu"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert (folder / "ledger.jsonl").read_text() == before
+
+
+def test_hostile_text_in_a_ledger_cannot_break_the_report(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks" / "x"
+    hostile = "a | b](javascript:alert(1)) <script>alert(1)</script>\n# heading"
+    line = Line(
+        1,
+        1.0,
+        0,
+        "c",
+        "gpu",
+        "none",
+        "g",
+        "softmax",
+        {},
+        {},
+        hostile,
+        "0" * 64,
+        0,
+        "discard",
+        "wrong",
+        "rmse",
+        hostile,
+    )
+    with Ledger(folder, {"task": hostile, "origin": hostile}) as ledger:
+        ledger.add(line)
+    markdown, page = write_report(tmp_path)
+    assert "<script" not in page.read_text()
+    assert "<script" not in markdown.read_text()
+    assert "\n# heading" not in markdown.read_text()
+    assert read_run(folder)[1][0].hypothesis == hostile
+
+
+def test_the_recorded_trace_gives_its_norm_loss_and_table_to_search(tmp_path: Path) -> None:
+    peaks = Peaks(4.16e12, {"bfloat16": 7.5e14, "float32": 5.3e13}, "probe")
+    works, decisions = from_profile(profile(RECORDED, peaks), tmp_path, peaks, most=5)
+    assert len(decisions) > 10
+    assert all(why for _, why in decisions)
+    told = {hotspot.name: why for hotspot, why in decisions}
+    assert "no family of ours" in told["aten::gelu"]
+    assert any("would gain" in why for name, why in told.items() if name.startswith("matmul"))
+    for work in works:
+        assert work.task.floor_s > 0
+    backward = [work.task.problem.name for work in works if work.task.problem.name.endswith("_backward")]
+    searched = [work.task.problem.name for work in works]
+    assert ("rmsnorm_backward" in backward) == ("rmsnorm" in searched)
+
+
+def test_a_model_is_traced_on_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.norm = nn.LayerNorm(32)\n"
+        "    def forward(self, x):\n        return torch.softmax(self.norm(x), -1)\n\n"
+        "def get_inputs():\n    return [torch.randn(4, 32)]\n"
+    )
+    found = profile(trace_model(f"{file}:Net", tmp_path, "cpu"))
+    assert found.steps == 3
+    assert {h.problem for h in found.hotspots} >= {"layernorm", "softmax"}
+    with pytest.raises(ValueError, match="Absent"):
+        trace_model(f"{file}:Absent", tmp_path, "cpu")
+    with pytest.raises(ValueError, match="not a Python file"):
+        trace_model(f"{tmp_path}/none.py:Net", tmp_path, "cpu")
+
+
+def test_a_run_with_nothing_to_do_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Permanent, match="none of"):
+        RUNNER.invoke(
+            app,
+            ["optimize", "--problem", "nothing", "--run", str(tmp_path), "--device", "cpu"],
+            catch_exceptions=False,
+        )
+    assert slug_of("1/2 µs!") == "1-2-s"
+    with pytest.raises(ValueError, match="0 searches"):
+        find_trial(tmp_path, "1")
+
+
+FUNCTIONS: list[tuple[str, Any, tuple[torch.Tensor, ...]]] = [
+    ("softmax", lambda x: torch.softmax(x, -1), (torch.randn(2, 3, 8),)),
+    ("reduce_sum", lambda x: x.sum(-1), (torch.randn(4, 8),)),
+    ("max", lambda x: x.amax(-1), (torch.randn(4, 8),)),
+    ("matmul", lambda a, b: a @ b, (torch.randn(4, 8), torch.randn(8, 6))),
+    ("matmul", F.linear, (torch.randn(2, 4, 8), torch.randn(6, 8))),
+    ("swiglu", lambda up, gate: up * F.silu(gate), (torch.randn(4, 8), torch.randn(4, 8))),
+    ("geglu", lambda g, u: F.gelu(g, approximate="tanh") * u, (torch.randn(4, 8), torch.randn(4, 8))),
+    ("rmsnorm", lambda x, w: F.rms_norm(x, (8,), w, 1e-5), (torch.randn(4, 8), torch.randn(8))),
+    ("layernorm", lambda x, b, w: F.layer_norm(x, (8,), w, b, 1e-5), (torch.randn(4, 8), *torch.randn(2, 8))),
+    ("cross_entropy", lambda x, t: F.cross_entropy(x, t, reduction="none"), (torch.randn(4, 8), torch.arange(4))),
+    (
+        "flash_attention",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        tuple(torch.randn(3, 1, 2, 4, 8)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("problem", "function", "arguments"), FUNCTIONS)
+def test_a_function_is_recognised_by_its_numbers(
+    problem: str, function: Any, arguments: tuple[torch.Tensor, ...]
+) -> None:
+    binding = bind(function, arguments)
+    assert binding is not None
+    assert binding.problem == problem
+    torch.testing.assert_close(call(binding, named(problem).reference, arguments), function(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (lambda x: torch.softmax(x, 0), (torch.randn(4, 8),)),
+        (F.gelu, (torch.randn(4, 8),)),
+        (lambda g, u: F.gelu(g) * u, (torch.randn(4, 8), torch.randn(4, 8))),  # the exact gelu is not the tanh form
+        (lambda x, w: F.rms_norm(x, (8,), w, 1e-3), (torch.randn(4, 8), torch.randn(8))),
+        (lambda a, b: a @ b + 1e-3, (torch.randn(4, 8), torch.randn(8, 6))),
+        (lambda x: x.sum(0), (torch.randn(8, 8),)),
+    ],
+)
+def test_what_is_only_similar_is_not(function: Any, arguments: tuple[torch.Tensor, ...]) -> None:
+    assert bind(function, arguments) is None
+
+
+def test_a_suites_task_gets_a_family_behind_its_own_arguments() -> None:
+    task = load_task(Path(__file__).parent / "kernelbench" / "2_softmax.py")
+    binding = binding_of(task)
+    assert binding is not None
+    assert binding.problem == "softmax"
+    from kernels.generate.base import Task
+
+    (made,) = SuiteAuthor(task, binding).propose(Task(task.problem, task.problem.cases[0]), (), 1)
+    assert made.candidate.entry == "nightshift_task"
+    assert "return entry(a[0].reshape(-1, 96)).reshape(a[0].shape)" in made.candidate.source
