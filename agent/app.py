@@ -26,6 +26,8 @@ from agent.detection import Detection
 from agent.gate import Gate
 from agent.incident import Incident, IncidentState
 from agent.intents import commitments
+from agent.kernel_gate import KernelGate
+from agent.kernel_watch import KernelWatch
 from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
 from agent.people import Directory
@@ -96,6 +98,8 @@ class App:
             self.metrics,
             settings.correlate,
         )
+        kernel_gate = KernelGate(self.gate, self.store, self.clock)
+        self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
         self._advisor = self._build_advisor(settings)
         self.lifecycle = Lifecycle(self._stage_parts(), replica=settings.replica)
         self.slack = self._build_slack(settings) if settings.slack.enabled else None
@@ -134,6 +138,7 @@ class App:
         self._problem = look.problem
         if abs(now_s - time.time()) > _WALL_S and not look.problem:
             tell_time(self.store, now_s)
+        self.kernels.look(look.tick.logs)
         if look.decisions:
             self.lifecycle.wake()
             if self.slack is not None:
@@ -180,6 +185,7 @@ class App:
             except (Temporary, Permanent) as error:
                 self._log.error("state not kept; detectors go on from the last one", error=str(error))
         self.collection.close()
+        self.kernels.close()
         if self.slack is not None:
             self.slack.stop()
         if self.server is not None:
@@ -224,6 +230,7 @@ class App:
         self.actuators = actuators
         self.gate.policy = settings.approval
         self.settings = settings
+        self.kernels.settings = settings.kernels
         self._advisor = self._build_advisor(settings)
         self.metrics.reload_ok.set(1)
         self.metrics.reload_at.set(time.time())

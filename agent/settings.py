@@ -32,6 +32,7 @@ from collectors.history import Settings as HistorySettings
 from controllers.guard import Settings as GuardSettings
 from controllers.playbooks.plan import Economy
 from detectors.calibrate import BudgetSettings
+from kernels.profile.trigger import Settings as KernelSettings
 
 
 class Plugin(Protocol):
@@ -146,6 +147,9 @@ class Settings(BaseSettings):
     approval: ApprovalSettings = Field(default_factory=ApprovalSettings, description="Who has to approve what")
     lifecycle: LifecycleSettings = Field(
         default_factory=LifecycleSettings, description="How incidents are carried through"
+    )
+    kernels: KernelSettings = Field(
+        default_factory=KernelSettings, description="When a search for a faster kernel is proposed"
     )
     replica: str = Field(
         "nightshift-0", min_length=1, max_length=100, description="Stable name of this replica, such as its pod's"

@@ -1,0 +1,116 @@
+"""Looks at new profiler traces and, where policy says that a kernel search would pay, proposes one to people.
+
+The collector of traces tells of each new one by a log line; the file is profiled in a thread of its own, so that no
+look at the fleet waits for it. Nothing is searched here: what comes out is a plan of kind `kernel_job` at the gate.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from agent.clock import Clock
+from agent.kernel_gate import KernelGate, search
+from collectors.base import Permanent
+from collectors.frame import LogRecord
+from collectors.subject import Inventory, Subject, SubjectKind
+from kernels.profile.hotspots import Profile, profile
+from kernels.profile.roofline import Peaks
+from kernels.profile.trigger import Decision, Settings, Stake, decide
+
+WEEK_S = 7 * 86400.0
+_TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
+_WAITING = 8
+
+
+class KernelWatch:
+    """One per daemon. `decisions`: the latest, also those that propose nothing, for the console and for tests."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        gate: KernelGate,
+        inventory: Inventory,
+        clock: Clock,
+        cluster: str,
+        read: Callable[[Path, Peaks | None], Profile] = profile,
+    ) -> None:
+        self.settings = settings
+        self.decisions: deque[Decision] = deque(maxlen=50)
+        self._gate = gate
+        self._inventory = inventory
+        self._clock = clock
+        self._cluster = cluster
+        self._read = read
+        self._log = structlog.get_logger("kernels")
+        self._waiting: queue.Queue[tuple[Path, Subject] | None] = queue.Queue(_WAITING)
+        self._thread: threading.Thread | None = None
+
+    def look(self, logs: Sequence[LogRecord]) -> int:
+        """Takes up the traces that these lines tell of; how many. Nothing where no namespace asked for searches."""
+        if not self.settings.namespaces:
+            return 0
+        count = 0
+        for record in logs:
+            match = _TOLD.match(record.text) if record.source.startswith("kineto ") else None
+            if match is None:
+                continue
+            try:
+                self._waiting.put_nowait((Path(match[1]), record.subject))
+                count += 1
+            except queue.Full:
+                self._log.warning("trace passed over: others wait", trace=match[1])
+        if count and self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="kernels", daemon=True)
+            self._thread.start()
+        return count
+
+    def close(self) -> None:
+        """Ends the thread after what it has taken up."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join(30.0)
+            self._thread = None
+
+    def consider(self, path: Path, subject: Subject) -> Decision:
+        """One trace: profiled, decided, and proposed where the policy lets it."""
+        job = self._job(subject)
+        namespace, _, name = job.name.partition("/")
+        now_s = self._clock.now_s()
+        found = self._read(path, None)
+        gpus = max(1, len(self._inventory.gpus(job, now_s)))
+        used = self._gate.used_gpu_hours(now_s - WEEK_S)
+        stake = Stake(namespace, name or namespace, gpus * WEEK_S / 3600.0, used)
+        decision = decide(found.hotspots, stake, self.settings)
+        self.decisions.append(decision)
+        if decision.propose and decision.hotspot is not None:
+            policy = self.settings
+            plan = search(
+                self._cluster, job.name, decision.hotspot.name, decision.why, policy.search_gpu_hours,
+                policy.priority_class, now_s,
+            )  # fmt: skip
+            self._gate.propose(plan)
+            self._log.info("kernel search proposed", job=job.name, why=decision.why)
+        else:
+            self._log.info("no kernel search", job=job.name, why=decision.why)
+        return decision
+
+    def _job(self, subject: Subject) -> Subject:
+        """The job of a rank; a job is its own."""
+        if subject.kind is SubjectKind.RANK:
+            return Subject(SubjectKind.JOB, subject.name.rpartition("#")[0])
+        return subject
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            path, subject = item
+            try:
+                self.consider(path, subject)
+            except (Permanent, OSError, ValueError) as error:
+                self._log.warning("trace not profiled", trace=str(path), error=str(error))

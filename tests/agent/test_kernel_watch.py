@@ -1,0 +1,115 @@
+"""A new trace leads to one explained proposal, only where asked for, within the week's GPU-hours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.gate import Gate
+from agent.kernel_gate import KernelGate
+from agent.kernel_watch import KernelWatch
+from agent.policy import ApprovalSettings, Person, Role
+from agent.store import Store
+from collectors.frame import Instant, LogRecord
+from collectors.kineto import KinetoCollector
+from collectors.subject import Inventory, Subject, SubjectKind
+from controllers.action import ActionKind
+from kernels.profile.trigger import Settings
+from tests.agent.incidents import ManualClock
+
+RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
+ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)
+POLICY = Settings(namespaces=("lab",), search_gpu_hours=3.0, weekly_gpu_hours=4.0)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def gate(tmp_path: Path, clock: ManualClock) -> Iterator[KernelGate]:
+    store = Store(f"sqlite:///{tmp_path}/s.sqlite", clock)
+    yield KernelGate(Gate(store, ApprovalSettings(), clock), store, clock)
+    store.close()
+
+
+def _watch(gate: KernelGate, clock: ManualClock, policy: Settings = POLICY) -> KernelWatch:
+    return KernelWatch(policy, gate, Inventory("c"), clock, "c")
+
+
+def _told(folder: Path, namespace: str = "lab") -> list[LogRecord]:
+    """What the collector says of the recorded trace."""
+    target = folder / "traces" / namespace
+    target.mkdir(parents=True)
+    (target / "gpt-0.json.gz").write_bytes(RECORDED.read_bytes())
+    collector = KinetoCollector(KinetoCollector.Settings(path=folder / "traces", settle_s=0.0))
+    import time
+
+    return list(collector.collect(time.time(), Inventory(), 30.0).logs)
+
+
+def test_a_trace_of_a_namespace_that_asked_becomes_one_explained_proposal(
+    gate: KernelGate, clock: ManualClock, tmp_path: Path
+) -> None:
+    watch = _watch(gate, clock)
+    logs = _told(tmp_path)
+    assert watch.look(logs) == 1
+    watch.close()
+    watch.look(logs)
+    watch.close()
+    (proposal,) = gate.proposals()
+    action = proposal.action
+    assert action.kind is ActionKind.KERNEL_JOB
+    assert str(action.target) == "job:lab/gpt"
+    assert action.params["preemptible"] is True
+    assert action.params["priority_class"] == POLICY.priority_class
+    assert action.blast_radius.cost_gpu_hours == 3.0
+    assert "rmsnorm m=8192 n=1024 float32" in action.why
+    assert "of the roofline" in action.why
+    assert gate.objections(action) == ["it is waiting, not approved"]  # a person decides
+
+
+def test_the_weeks_gpu_hours_are_a_cap(gate: KernelGate, clock: ManualClock) -> None:
+    watch = _watch(gate, clock)
+    job = Subject(SubjectKind.JOB, "lab/gpt")
+    watch.consider(RECORDED, job)
+    (first,) = gate.proposals()
+    gate.approve(first.action.id, first.action.plan_sha256, ANN)
+    again = watch.consider(RECORDED, Subject(SubjectKind.RANK, "lab/other#3"))
+    assert not again.propose
+    assert "3.0 of 4 GPU-hours" in again.why
+    clock.advance(8 * 86400.0)
+    assert watch.consider(RECORDED, Subject(SubjectKind.RANK, "lab/other#3")).propose
+
+
+def test_nobody_who_did_not_ask_is_bothered(gate: KernelGate, clock: ManualClock, tmp_path: Path) -> None:
+    logs = _told(tmp_path, "prod")
+    silent = _watch(gate, clock, Settings())
+    assert silent.look(logs) == 0
+    watch = _watch(gate, clock)
+    watch.look(logs)
+    watch.close()
+    assert gate.proposals() == []
+    assert "has not asked" in watch.decisions[-1].why
+
+
+def test_a_trace_that_is_gone_or_damaged_stops_nothing(
+    gate: KernelGate, clock: ManualClock, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    lines = [
+        LogRecord(Instant(0.0), "kineto x", Subject(SubjectKind.JOB, "lab/gpt"), text, 0)
+        for text in (
+            f"profiler trace {tmp_path}/gone.json: 3 steps of 1 ms",
+            f"profiler trace {tmp_path}/bad.json: 3 steps of 1 ms",
+            f"profiler trace {RECORDED}: 3 steps of 28.6 ms",
+            "something else",
+        )
+    ]
+    watch = _watch(gate, clock)
+    assert watch.look(lines) == 3
+    watch.close()
+    assert len(gate.proposals()) == 1
