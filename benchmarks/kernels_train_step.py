@@ -175,6 +175,7 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
     from collectors.seal import Signer
     from kernels import loop_cli
     from kernels import optimise as loop
+    from kernels.apply import runtime
     from kernels.apply.bundle import FILE, kernel_record, write_bundle
     from kernels.executor import LocalExecutor
     from kernels.judge.contest import Pace
@@ -182,12 +183,15 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
     from kernels.judge.judge import Judge, Request
     from kernels.ledger import Provenance
     from kernels.profile.hotspots import as_text
+    from kernels.profile.hotspots import profile as read_profile
     from kernels.profile.roofline import probe
     from kernels.report import write_report
     from kernels.search import Budget, Ladder
 
     peaks = probe(device) if device == "cuda" else None
-    found, works, decisions = loop.from_trace(path, run, peaks, most, 0.004)
+    found = read_profile(path, peaks)
+    places = frozenset(runtime._SPECS)
+    works, decisions = loop.from_profile(found, run, peaks, most, 0.003, problems=places)
     loop_cli._write(run / "profile.json", loop_cli._profile_json(found, decisions))
     print(as_text(found), flush=True)
     if device == "cpu":
@@ -197,11 +201,12 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
     )
     signer = Signer.generate()
     rows = []
-    with Judge(device, interpret=device == "cpu") as judge:
+    # searches race eager only: torch.compile's baselines cost half a minute each, and the step is what counts here
+    with Judge(device, interpret=device == "cpu", compiled=False) as judge:
         executor = LocalExecutor([judge], 12 if device == "cuda" else 1)
         made = loop.Run(
             run, executor, Provenance("benchmark", judge.environment.gpu, "none"), signer,
-            Budget(trials=trials, wall_s=wall_s, patience=24, batch=12), ladder, peaks, tell=lambda text: None,
+            Budget(trials=trials, wall_s=wall_s, patience=24, batch=16), ladder, peaks, tell=lambda text: None,
         )  # fmt: skip
         records = []
         for work in works:
@@ -229,8 +234,8 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--trials", type=int, default=36)
-    parser.add_argument("--search-s", type=float, default=16.0, help="most seconds of each search")
+    parser.add_argument("--trials", type=int, default=32)
+    parser.add_argument("--search-s", type=float, default=10.0, help="most seconds of each search")
     parser.add_argument("--most", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--loss-steps", type=int, default=300)
@@ -262,7 +267,9 @@ def main() -> None:
 
     kernels = load(run / "nightshift_kernels.py")
     problems = sorted(result["loop"]["applied"])
-    choices = {"all": tuple(problems), **{f"without {p}": tuple(q for q in problems if q != p) for p in problems}}
+    groups = {p.removesuffix("_backward") for p in problems}  # a forward kernel and its backward go together
+    choices = {"all": tuple(problems)}
+    choices |= {f"without {g}": tuple(p for p in problems if not p.startswith(g)) for g in sorted(groups)}
     result["canary"] = {}
     kept = {}
     for how, compiled in (("eager", False), ("compile", True)):
@@ -276,7 +283,7 @@ def main() -> None:
             if only:
                 kernels.unapply(job.model)
             del job
-        useful = [p for p in problems if times.get(f"without {p}", 0.0) > 1.002 * times["all"]] if problems else []
+        useful = [p for p in problems if times[f"without {p.removesuffix('_backward')}"] > 1.001 * times["all"]]
         result["canary"][how] = {"step_s": times, "useful": useful}
         kept[how] = tuple(useful)
         save(result, f"canary, {how}: {useful}")

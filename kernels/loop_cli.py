@@ -37,6 +37,7 @@ def optimize(
         raise typer.BadParameter("name one of --trace, --model, --problem and --kernelbench")
     from kernels import optimise as loop
     from kernels.apply.bundle import FILE, kernel_record, write_bundle
+    from kernels.certificate import CertificateError
     from kernels.executor import LocalExecutor
     from kernels.judge.judge import Judge
     from kernels.ledger import Provenance
@@ -93,7 +94,13 @@ def optimize(
         done = loop_run.search(works)
     trusted = {signer.key_id: signer.public}
     certified = [item for item in done if item.certified is not None]
-    records = [kernel_record(json.loads(d.certified.read_text()), trusted) for d in certified if d.certified]
+    records = []
+    for item in certified:
+        assert item.certified is not None
+        try:
+            records.append(kernel_record(json.loads(item.certified.read_text()), trusted))
+        except CertificateError as error:
+            typer.echo(f"not for jobs: {item.work.slug}: {error}")
     usable = [r for r in records if r["status"] == "faster" or (where == "cpu" and r["status"] == "correct")]
     usable = [r for r in usable if not str(r["problem"]).startswith("kernelbench/")]
     write_bundle(run / FILE, usable)

@@ -37,7 +37,7 @@ from kernels.executor import Executor
 from kernels.generate.base import Generator, Outcome, Proposal, Spent, Task
 from kernels.generate.families import families_of
 from kernels.generate.known import templates
-from kernels.generate.template import Template
+from kernels.generate.template import Family, Template
 from kernels.judge.contest import Pace
 from kernels.judge.inputs import INTERPRETER
 from kernels.judge.judge import Request
@@ -169,12 +169,21 @@ def from_trace(
 
 
 def from_profile(
-    found: Profile, folder: Path, peaks: Peaks | None, most: int = 4, min_gain: float = 0.005, seed: int = 0
+    found: Profile,
+    folder: Path,
+    peaks: Peaks | None,
+    most: int = 4,
+    min_gain: float = 0.005,
+    seed: int = 0,
+    problems: frozenset[str] = frozenset(),
 ) -> tuple[list[Work], list[tuple[Hotspot, str]]]:
+    """(works, decisions) of a profile. `problems`: only these (those that a job's file has a place for)."""
     works: list[Work] = []
     decisions: list[tuple[Hotspot, str]] = []
     for hotspot in found.hotspots:
         why = _not_searched(hotspot, min_gain)
+        if not why and problems and hotspot.problem not in problems:
+            why = "the job's file has no place for it"
         if not why and sum(told.startswith("searched") for _, told in decisions) >= most:
             why = f"after the {most} best"
         if not why:
@@ -182,10 +191,12 @@ def from_profile(
                 case_of(hotspot)
                 slug = slug_of(hotspot.name)
                 problem = write_problem([hotspot], folder / "problems" / f"{slug}.py", Path(found.source).name)
-                works.append(_work(problem, problem.cases[0], f"trace {found.source}", peaks, seed))
+                works.append(_work(problem, problem.cases[0], f"trace {found.source}", peaks, seed, True))
                 backward = BY_NAME.get(f"{hotspot.problem}_backward")
                 if backward is not None and hotspot.backward_s > 0:
-                    works.append(_work(backward, problem.cases[0], f"trace {found.source}, backward", peaks, seed))
+                    works.append(
+                        _work(backward, problem.cases[0], f"trace {found.source}, backward", peaks, seed, True)
+                    )
                 why = f"searched: the step would gain {hotspot.gain:.1%}"
             except (ProblemError, OptimiseError) as error:
                 why = str(error)
@@ -213,7 +224,7 @@ def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[li
         binding = binding_of(task)
         if binding is None:
             missed[name] = "computes nothing that a family of ours does"
-        elif not families_of(binding.problem):
+        elif not python_families(binding.problem):
             missed[name] = f"no family writes {binding.problem}"
         else:
             author = SuiteAuthor(task, binding)
@@ -238,14 +249,14 @@ class SuiteAuthor:
 
     @property
     def name(self) -> str:
-        return families_of(self.binding.problem)[0].name
+        return python_families(self.binding.problem)[0].name
 
     def spent(self) -> Spent:
         return Spent()
 
     def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
         inner = Task(named(self.binding.problem), self.binding.case(task.case.dtype))
-        template = Template(families_of(self.binding.problem)[0], self.seed)
+        template = Template(python_families(self.binding.problem)[0], self.seed)
         return [replace(p, candidate=self._wrapped(p.candidate)) for p in template.propose(inner, history, count)]
 
     def _wrapped(self, inner: Candidate) -> Candidate:
@@ -256,7 +267,10 @@ class SuiteAuthor:
         )
 
 
-def _work(problem: Problem, case: Case, origin: str, peaks: Peaks | None, seed: int) -> Work:
+def _work(
+    problem: Problem, case: Case, origin: str, peaks: Peaks | None, seed: int, for_jobs: bool = False
+) -> Work:
+    """`for_jobs`: only authors whose kernels the job's file can hold."""
     if not families_of(problem.name):
         raise OptimiseError(f"{problem.name}: no family writes kernels for it")
     floor_s = math.nan
@@ -264,7 +278,14 @@ def _work(problem: Problem, case: Case, origin: str, peaks: Peaks | None, seed: 
         floor_s = peaks.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     authors = tuple(templates(gpu, problem.name, case, seed))
+    if for_jobs:
+        authors = tuple(author for author in authors if not author.name.endswith("_cuda"))
     return Work(slug_of(f"{problem.name} {case}"), Task(problem, case, floor_s), authors, origin)
+
+
+def python_families(problem: str) -> list[Family]:
+    """Families whose kernels a Python entry calls: those that can stand behind a task or in a job's file."""
+    return [family for family in families_of(problem) if not family.name.endswith("_cuda")]
 
 
 def slug_of(text: str) -> str:
