@@ -80,6 +80,7 @@ _BY_FAULT = {
     Fault.GPU_LOST: Kin.GONE,
     Fault.NVLINK_DEGRADED: Kin.LINK,
     Fault.PCIE_DEGRADED: Kin.LINK,
+    Fault.NETWORK_DEGRADED: Kin.LINK,
     Fault.THROTTLE: Kin.THROTTLE,
     Fault.OOM_KILL: Kin.OOM,
     Fault.SOURCE_LOST: Kin.SOURCE,

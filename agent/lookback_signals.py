@@ -13,6 +13,7 @@ LOGS = {
     "straggler": "training logs with each rank's own times",
     "hang": "training logs (steps)",
     "stall": "training logs (steps)",
+    "nccl_watchdog": "training logs (steps)",
     "kernel_events": "the kernel log",
     "source": "Nightshift's own looks",
 }
@@ -40,6 +41,7 @@ NEEDS = {
         "gpu_temperature_c",
         "gpu_sm_clock_mhz",
     ),
+    "serving": ("server_requests_waiting", "server_requests_running", "server_generated_tokens_total"),
     "throttle": ("gpu_sm_clock_mhz", "gpu_throttle_reasons", "gpu_utilization_percent"),
     "xid": ("gpu_xid_last",),
 }
@@ -88,6 +90,8 @@ def how_to_enable(metric: str) -> str:
             f"add `{known.exported_as}, {known.type}, {known.help}` to dcgm-exporter's counters file "
             "(helm/nightshift/files/dcgm-counters.csv is a whole one), or run `nightshift node`"
         )
+    if known.kind is SubjectKind.SERVER:
+        return f"name an `inference` source with the server's metrics page, which exports `{known.exported_as}`"
     if known.kind is SubjectKind.CONTAINER:
         return f"scrape the kubelet's /metrics/cadvisor, which exports `{known.exported_as}`"
     return f"scrape node-exporter, which exports `{known.exported_as}`"

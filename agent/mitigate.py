@@ -32,6 +32,7 @@ REMEDIES: Mapping[Fault, tuple[ActionKind, ...]] = {
     _F.GPU_LOST: (_A.REBOOT_NODE, _A.CORDON),
     _F.NVLINK_DEGRADED: (_A.RESET_GPU, _A.DRAIN, _A.CORDON),
     _F.PCIE_DEGRADED: (_A.REBOOT_NODE, _A.DRAIN, _A.CORDON),
+    _F.NETWORK_DEGRADED: (_A.DRAIN, _A.CORDON),
     _F.THROTTLE: (_A.DRAIN, _A.CORDON),
     _F.OOM_KILL: (),
     _F.SOURCE_LOST: (),

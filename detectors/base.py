@@ -37,6 +37,7 @@ class Fault(StrEnum):
     GPU_LOST = "gpu_lost"
     NVLINK_DEGRADED = "nvlink_degraded"
     PCIE_DEGRADED = "pcie_degraded"
+    NETWORK_DEGRADED = "network_degraded"
     THROTTLE = "throttle"
     OOM_KILL = "oom_kill"
     SOURCE_LOST = "source_lost"

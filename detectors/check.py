@@ -44,7 +44,13 @@ class World:
         self.gpus = [Subject(SubjectKind.GPU, f"GPU-{g}") for g in range(gpus)]
         self.ranks = [Subject(SubjectKind.RANK, f"ml/train#{g}") for g in range(gpus)]
         self.boxes = [Subject(SubjectKind.CONTAINER, f"ml/train-{g}/main") for g in range(gpus)]
-        self.kinds = (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE)
+        self.others = {
+            SubjectKind.NODE: [self.node],
+            SubjectKind.LINK: [Subject(SubjectKind.LINK, "GPU-0/link0")],
+            SubjectKind.NIC: [Subject(SubjectKind.NIC, "n1/mlx5_0")],
+            SubjectKind.SERVER: [Subject(SubjectKind.SERVER, "http://n1:8000/chat")],
+        }
+        self.kinds = (SubjectKind.GPU, SubjectKind.CONTAINER, *self.others)
 
     def inventory(self) -> Inventory:
         known = Inventory()
@@ -65,8 +71,7 @@ class World:
         return known
 
     def subjects(self, kind: SubjectKind) -> list[Subject]:
-        known = {SubjectKind.GPU: self.gpus, SubjectKind.CONTAINER: self.boxes, SubjectKind.NODE: [self.node]}
-        return list(known[kind])
+        return list({SubjectKind.GPU: self.gpus, SubjectKind.CONTAINER: self.boxes, **self.others}[kind])
 
     def frame(self, kind: SubjectKind, number: int, at_s: float) -> Frame:
         subjects = self.subjects(kind)
@@ -109,7 +114,7 @@ def _healthy(name: str, kind: MetricType, number: int) -> float:
     if name in ("gpu_ecc_sbe_total", "gpu_ecc_dbe_total") or any(w in name for w in ("remap", "retired", "oom")):
         return 0.0
     if kind is MetricType.COUNTER:
-        return 1000.0 if "error" in name or "replay" in name else 1000.0 + 500.0 * number
+        return 1000.0 if any(word in name for word in _RARE) else 1000.0 + 500.0 * number
     if name in ("gpu_throttle_reasons", "gpu_xid_last"):
         return 0.0
     if "ratio" in name:
@@ -119,6 +124,7 @@ def _healthy(name: str, kind: MetricType, number: int) -> float:
     return _LEVELS.get(name, 60.0)
 
 
+_RARE = ("error", "replay", "down", "recover", "drops", "failed")
 _LEVELS = {
     "gpu_utilization_percent": 96.0,
     "gpu_power_w": 655.0,
@@ -276,6 +282,7 @@ def faults(world: World) -> Iterator[Tick]:
             _changed(tick, lambda f, n=number: _faulty(f, n)),  # type: ignore[misc]
             steps=tuple(_diverged(s, number) for s in tick.steps if not _stopped(number)),
             events=_events(world, tick.at_s) if number % 20 == 0 else (),
+            logs=_logs(world, tick.at_s) if number % 20 == 0 else (),
             sources=(*tick.sources, SourceStatus(Subject(SubjectKind.SOURCE, "gone"), tick.at_s, ok=False)),
         )
 
@@ -297,6 +304,10 @@ def _faulty(frame: Frame, number: int) -> Frame:
     for name, level in (("gpu_utilization_percent", 0.0), ("gpu_power_w", 100.0)):
         if name in frame.columns and _stopped(number):
             values[:, frame.columns[name]] = level
+    if frame.kind is SubjectKind.SERVER and _stopped(number):
+        stood = min(number - number % 10 + 4, 149)
+        for name in ("server_generated_tokens_total", "server_requests_done_total"):
+            values[:, frame.columns[name]] = 1000.0 + 500.0 * stood
     frame = replace(frame, values=values)
     return frame if frame.kind is not SubjectKind.GPU or number < 40 else _without_last(frame)
 
@@ -327,6 +338,15 @@ def _diverged(series: StepSeries, number: int) -> StepSeries:
     slow = 1.5 if series.subject.name.endswith("#0") else 1.0
     changed = {"loss": series.column("loss") + 20.0, "compute_s": series.column("compute_s") * slow}
     return replace(series, columns={**series.columns, **changed})
+
+
+def _logs(world: World, at_s: float) -> tuple[LogRecord, ...]:
+    """A collective that did not end, in the watchdog's words."""
+    text = (
+        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=1, "
+        "NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+    )
+    return (LogRecord(Instant(at_s), "log", world.job, text, int(at_s)),)
 
 
 def _events(world: World, at_s: float) -> tuple[KernelEvent, ...]:

@@ -5,7 +5,9 @@ matter (DCGM, dcgm_gpu_hardware_limits.h): more than 8 PCIe replays per minute, 
 and any NVLink replay or recovery, because a recovery is a retrained link. Rates are of a counter over a stretch of
 time, so a counter that starts anew or jumps once (a driver reload, a hot-plug) is no rate, and a rate has to last.
 A link that trains narrower or slower than it did before keeps working at half its bandwidth: it is compared with
-its own best. Speed alone is judged while the GPU works, since idle links slow down to save power.
+its own best. Speed alone is judged while the GPU works, since idle links slow down to save power. InfiniBand and
+Ethernet ports are judged alike: a port that goes down, recovers again and again, or trains slower than its best;
+its symbol errors by InfiniBand's bit error rate of 10^-12, which is six per minute at 100 Gbit/s on a good cable.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from detectors.snapshot import pack, unpack
 from detectors.table import Column, Table
 
 VERSION = 1
-_GPU, _LINK = SubjectKind.GPU, SubjectKind.LINK
+_GPU, _LINK, _NIC = SubjectKind.GPU, SubjectKind.LINK, SubjectKind.NIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,16 @@ SIGNALS = (
     Watched(_LINK, "link_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", "crc_errors_per_min"),
     Watched(_LINK, "link_replay_errors_total", Fault.NVLINK_DEGRADED, "NVLink replays", "retrains_per_min"),
     Watched(_LINK, "link_recovery_errors_total", Fault.NVLINK_DEGRADED, "NVLink recoveries", "retrains_per_min"),
+    Watched(
+        _NIC, "nic_link_down_total", Fault.NETWORK_DEGRADED, "times that the port went down", "retrains_per_min"
+    ),
+    Watched(_NIC, "nic_link_recoveries_total", Fault.NETWORK_DEGRADED, "port recoveries", "retrains_per_min"),
+    Watched(_NIC, "nic_symbol_errors_total", Fault.NETWORK_DEGRADED, "symbol errors", "symbol_errors_per_min"),
+    Watched(
+        _NIC, "nic_integrity_errors_total", Fault.NETWORK_DEGRADED, "link integrity errors", "retrains_per_min"
+    ),
+    Watched(_NIC, "nic_speed_bytes_per_s", Fault.NETWORK_DEGRADED, "port speed (bytes/s)"),
+    Watched(_NIC, "nic_is_up", Fault.NETWORK_DEGRADED, "port up"),
 )
 
 
@@ -61,8 +73,9 @@ class InterconnectSettings(BaseModel):
     pcie_replays_per_min: float = Field(default=8.0, gt=0, description="PCIe replays per minute")
     crc_errors_per_min: float = Field(default=6000.0, gt=0, description="NVLink CRC errors per minute")
     retrains_per_min: float = Field(
-        default=0.2, gt=0, description="NVLink replays or recoveries per minute (one in five minutes)"
+        default=0.2, gt=0, description="Retrained or fallen links per minute (one in five minutes)"
     )
+    symbol_errors_per_min: float = Field(default=60.0, gt=0, description="Symbol errors of a port per minute")
     window_s: float = Field(default=60.0, gt=0, description="Stretch over which a rate is taken (s)")
     windows: int = Field(default=2, ge=1, description="Stretches in a row above the limit before it is said")
     level_s: float = Field(default=120.0, ge=0, description="Time for which a link is narrower or slower (s)")
@@ -71,7 +84,7 @@ class InterconnectSettings(BaseModel):
 
 
 class Interconnect:
-    """NVLINK_DEGRADED and PCIE_DEGRADED on the GPU or link, by counters and levels."""
+    """NVLINK_DEGRADED and PCIE_DEGRADED on the GPU or link, NETWORK_DEGRADED on the port."""
 
     plugin: ClassVar[str] = "interconnect"
     Settings = InterconnectSettings
@@ -102,7 +115,7 @@ class Interconnect:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        return (Fault.NVLINK_DEGRADED, Fault.PCIE_DEGRADED)
+        return (Fault.NVLINK_DEGRADED, Fault.PCIE_DEGRADED, Fault.NETWORK_DEGRADED)
 
     @property
     def stated(self) -> StatedRate:
@@ -269,6 +282,8 @@ class Interconnect:
         tables, episodes = self._fresh(), Episodes(self.name)
         try:
             for kind, table in tables.items():
+                if kind.value not in meta["subjects"]:
+                    continue  # a state from before this kind was watched
                 prefix = f"{kind.value}."
                 own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
                 table.load(meta["subjects"][kind.value], own)

@@ -10,6 +10,8 @@ from detectors.interconnect import Interconnect
 from detectors.kernel_events import KernelEvents
 from detectors.memory_leak import MemoryLeak
 from detectors.multivariate import Multivariate
+from detectors.nccl_watchdog import NcclWatchdog
+from detectors.serving import Serving
 from detectors.source import SourceLost
 from detectors.stall import DataStall
 from detectors.straggler import Straggler
@@ -25,6 +27,8 @@ ALL = (
     KernelEvents,
     MemoryLeak,
     Multivariate,
+    NcclWatchdog,
+    Serving,
     SourceLost,
     DataStall,
     Straggler,

@@ -67,6 +67,7 @@ class Throttle:
         self.settings = settings or ThrottleSettings()
         self._table = self._fresh()
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+        self._servers: Frame | None = None
 
     def _fresh(self) -> Table:
         columns = {
@@ -98,6 +99,7 @@ class Throttle:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         frame = tick.frames.get(SubjectKind.GPU)
+        self._servers = tick.frames.get(SubjectKind.SERVER)
         seen: NDArray[np.bool_] | None = None
         if frame is not None and len(frame.index):
             seen = self._take(frame, tick.at_s, inventory)
@@ -150,7 +152,7 @@ class Throttle:
         since_s = np.where(lost >= s.lost_share, np.minimum(table["since_s"][rows], at_s), np.inf)
         table["since_s"][rows] = since_s
         for row in np.flatnonzero(held & (at_s - since_s >= s.persist_s)).tolist():
-            self._fire(int(_slots(rows, len(clock))[row]), float(clock[row]), frame, row, at_s)
+            self._fire(int(_slots(rows, len(clock))[row]), float(clock[row]), frame, row, at_s, inventory)
         return seen
 
     def _learn(self, way: str, rows: Rows, clock: Floats, free: NDArray[np.bool_], step_s: Floats) -> None:
@@ -199,7 +201,19 @@ class Throttle:
         table["ring_n"][slots] += 1
         table["mask"][slots] |= bits & HELD
 
-    def _fire(self, slot: int, clock: float, frame: Frame, row: int, at_s: float) -> None:
+    def _serves(self, gpu: Subject, at_s: float, inventory: Inventory) -> dict[str, float | str]:
+        """What the inference servers of its node say meanwhile: what the throttling costs their users."""
+        node = inventory.above(gpu, SubjectKind.NODE, at_s) if self._servers is not None else None
+        told: dict[str, float | str] = {}
+        for server in inventory.children(node, at_s, SubjectKind.SERVER)[:1] if node is not None else ():
+            assert self._servers is not None
+            told["server"] = server.name
+            for metric in ("server_tpot_p50_s", "server_ttft_p50_s", "server_requests_waiting"):
+                value = self._servers.value(server, metric)
+                told |= {metric: value} if np.isfinite(value) else {}
+        return told
+
+    def _fire(self, slot: int, clock: float, frame: Frame, row: int, at_s: float, inventory: Inventory) -> None:
         table = self._table
         subject, lost = table.subjects[slot], float(table["lost"][slot])
         bits = int(table["mask"][slot])
@@ -224,6 +238,7 @@ class Throttle:
         for name, fact in (("gpu_temperature_c", "temperature_c"), ("gpu_power_w", "power_w")):
             value = float(frame.column(name)[row])
             facts |= {fact: value} if np.isfinite(value) else {}
+        facts |= self._serves(subject, at_s, inventory)
         alarm = Alarm(
             Fault.THROTTLE,
             subject,

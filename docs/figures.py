@@ -77,6 +77,25 @@ def _held(value: Any) -> str:
     )
 
 
+_RIVALS = "results/rivals, CPU seconds per tick/"
+_SLOW = ("slow_compute_rank1", "slow_data_rank3")
+
+
+def _tick(value: Any) -> str:
+    return (
+        f"{value['median_s']:.3f} s, {value['worst_s']:.2f} s (first {value['first_tick_s']:.2f} s); "
+        f"{value['ns_per_sample']:.0f} ns per sample"
+    )
+
+
+def _accused(value: Any) -> str:
+    def ranks(found: list[int]) -> str:
+        return " ".join(map(str, found[:6])) + (f" and {len(found) - 6} more" if len(found) > 6 else "") or "none"
+
+    rival = ranks(value["level over the job's median"])
+    return f"named {ranks(value['nightshift'])} (slow: {value['slow']}); by level over the median: {rival}"
+
+
 def _claims(rows: Any) -> str:
     """Detectors whose rate these days cannot tell, in one cell."""
     return "; ".join(
@@ -138,6 +157,34 @@ TABLES = (
         ),
         "Rates per 1,000 series-days; the interval is Garwood's. What has fewer held-out days than 16 / rate is "
         "extrapolated by the tail that is named, or not measurable.",
+    ),
+    Table(
+        "All detectors on one core",
+        "detect_speed",
+        "python -m benchmarks.detect_speed --rivals",
+        (
+            *(
+                Row(f"tick of {size} GPUs × 24 metrics, CPU: median, worst", f"results/nightshift/{n}", _tick, goal)
+                for n, (size, goal) in enumerate((("1,000", ""), ("10,000", ""), ("100,000", "≤ 1.0 s")))
+            ),
+            Row("state at 100,000 GPUs", "results/nightshift/2/state_bytes", number(" MiB", 2**-20, 0), "≤ 3 GiB"),
+            Row("the same stream through River's half-space trees, a tick", _RIVALS + "River half-space trees",
+                number(" s")),
+            Row("… PyOD's isolation forest, scoring only", _RIVALS + "PyOD isolation forest, scoring only",
+                number(" s")),
+        ),
+        "CPU time of every detector and the alarm budget together. The first tick, which places every GPU, is told "
+        "apart.",
+    ),
+    Table(
+        "Stragglers",
+        "detect_straggler",
+        "python -m benchmarks.detect_straggler",
+        (
+            *(Row(phase, f"results/{phase}", _accused, "the slow rank") for phase in _SLOW),
+            *(Row(f"ByteDance {name}, imbalance only", f"results/ByteDance {name} (imbalance only)", _accused, "none")
+              for name in ("SE", "ST")),
+        ),
     ),
     Table(
         "Telemetry at fleet scale",

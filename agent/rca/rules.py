@@ -47,6 +47,7 @@ _SAYS: dict[Fault, str] = {
     Fault.GPU_LOST: "GPU lost",
     Fault.NVLINK_DEGRADED: "NVLink errors",
     Fault.PCIE_DEGRADED: "PCIe errors",
+    Fault.NETWORK_DEGRADED: "Network link errors",
     Fault.THROTTLE: "GPU throttled",
     Fault.OOM_KILL: "Killed for want of host memory",
     Fault.SOURCE_LOST: "Source lost",

@@ -11,6 +11,7 @@ _WHY = {
     Fault.THROTTLE: "its GPUs run throttled; new work would be slow here",
     Fault.NVLINK_DEGRADED: "a link degrades; new jobs that span this node would suffer",
     Fault.PCIE_DEGRADED: "a bus degrades; new work would suffer",
+    Fault.NETWORK_DEGRADED: "a network link degrades; new jobs that span this node would suffer",
 }
 
 

@@ -28,6 +28,8 @@ def counted(metric: str, per_tick: list[float], kind: SubjectKind = SubjectKind.
         (CRC, 600.0, Fault.NVLINK_DEGRADED, SubjectKind.GPU),
         ("link_crc_errors_total", 600.0, Fault.NVLINK_DEGRADED, SubjectKind.LINK),
         ("link_recovery_errors_total", 0.1, Fault.NVLINK_DEGRADED, SubjectKind.LINK),
+        ("nic_link_down_total", 0.1, Fault.NETWORK_DEGRADED, SubjectKind.NIC),
+        ("nic_symbol_errors_total", 20.0, Fault.NETWORK_DEGRADED, SubjectKind.NIC),
     ],
 )
 def test_a_rate_that_matters_and_lasts_is_said_and_cleared(

@@ -1,0 +1,49 @@
+"""NCCL's watchdog is taken at its word: who waited, in what, since when."""
+
+from __future__ import annotations
+
+from collectors.frame import Instant, LogRecord, SourceStatus
+from collectors.subject import Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Fault, LogExhibit, State
+from detectors.check import START_S, World
+from detectors.nccl_watchdog import NcclWatchdog
+from tests.detectors.gpus import told
+
+LINE = (
+    "[rank3]:[E1121 04:11:02.123456 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 "
+    "milliseconds before timing out."
+)
+POD = Subject(SubjectKind.POD, "ml/train-3")
+
+
+def at(number: int, *lines: str, ok: bool = True) -> Tick:
+    at_s = START_S + 5.0 * number
+    world = World()
+    logs = tuple(LogRecord(Instant(at_s), "log", POD, line, number) for line in lines)
+    return Tick(at_s, logs=logs, sources=(SourceStatus(world.source, at_s, ok=ok, covers=(world.node,)),))
+
+
+def test_the_line_is_a_hang_of_the_rank_that_waited_dated_by_what_it_waited() -> None:
+    """One episode, with the quoted line; cleared by the job's next steps."""
+    world = World()
+    steps = Tick(START_S + 500.0, steps=world.steps(100, START_S + 500.0))
+    found = told(NcclWatchdog(), [at(0, "loss 2.1", LINE), at(1), steps], world.inventory())
+    assert [f.state for f in found] == [State.FIRING, State.CLEAR]
+    first = found[0]
+    assert (first.fault, first.subject.name) == (Fault.HANG, "ml/train#3")
+    assert first.since.t_s == START_S - 600.029
+    assert (first.facts["collective"], first.facts["sequence"]) == ("ALLREDUCE", 15.0)
+    (exhibit,) = first.evidence
+    assert isinstance(exhibit, LogExhibit)
+    assert exhibit.record.text == LINE
+
+
+def test_lost_sources_are_no_data_and_talk_of_watchdogs_is_no_hang() -> None:
+    """Silence of its node's sources does not clear; a line that only mentions the watchdog says nothing."""
+    deaf = [at(n, ok=False) for n in range(2, 400)]
+    found = told(NcclWatchdog(), [at(0, LINE), at(1), *deaf], World().inventory())
+    assert [f.state for f in found] == [State.FIRING, State.NO_DATA]
+    lines = ("Watchdog thread started", "[Rank 0] Watchdog timeout is 600 s", "NCCL INFO Bootstrap")
+    assert told(NcclWatchdog(), [at(0, *lines)], World().inventory()) == []

@@ -1,0 +1,36 @@
+"""A restart is no event: detectors that are given their state back say nothing that they would not have said."""
+
+from __future__ import annotations
+
+import pytest
+
+from detectors.base import State
+from detectors.check import World, faults, make, run
+from detectors.plugins import ALL
+
+
+@pytest.mark.parametrize("away", [1, 12, 120], ids=["5 s", "1 min", "10 min"])
+def test_a_restart_after_a_pause_brings_no_burst_of_alarms(away: int) -> None:
+    """All detectors over a healthy world, stopped for a while and restored: silent, as they were."""
+    world = World()
+    ticks, inventory = world.ticks(420), world.inventory()
+    for kind in ALL:
+        before, after = make(kind), make(kind)
+        assert run(before, ticks[:180], inventory) == []
+        after.restore(before.snapshot())
+        found = [f for f in run(after, ticks[180 + away :], inventory) if f.state is State.FIRING]
+        assert found == [], kind.plugin
+
+
+def test_open_alarms_go_on_after_a_restart_with_their_onset() -> None:
+    """What fires before the restart fires after it, as the same episode: nothing is opened twice."""
+    world = World()
+    ticks, inventory = list(faults(world)), world.inventory()
+    for kind in ALL:
+        before, after = make(kind), make(kind)
+        known = {f.episode for f in run(before, ticks[:120], inventory)}
+        after.restore(before.snapshot())
+        told = {f.episode for f in after.update(ticks[121], inventory)}
+        fresh = {f.episode for f in before.update(ticks[121], inventory)}
+        assert told == fresh, kind.plugin
+        assert len(told - known) <= 1, kind.plugin
