@@ -182,7 +182,7 @@ TABLES = (
         "python -m benchmarks.detect_straggler",
         (
             *(Row(phase, f"results/{phase}", _accused, "the slow rank") for phase in _SLOW),
-            *(Row(f"ByteDance {name}, imbalance only", f"results/ByteDance {name} (imbalance only)", _accused, "none")
+            *(Row(f"ByteDance {name}", f"results/ByteDance {name} (imbalance only)", _accused, "none")
               for name in ("SE", "ST")),
         ),
     ),
