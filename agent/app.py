@@ -23,6 +23,7 @@ from agent.console.server import Server
 from agent.console.sign_in import Account, Doorkeeper, console_key, operator_token
 from agent.construct import build_actuators, build_collectors, build_detectors
 from agent.detection import Detection
+from agent.drill import Drills, is_drill, is_drills
 from agent.gate import Gate
 from agent.incident import Incident, IncidentState
 from agent.intents import commitments
@@ -101,6 +102,7 @@ class App:
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
         self._advisor = self._build_advisor(settings)
+        self.drills = Drills(settings.state_dir / "drill.sqlite", self.clock.now_s)
         self.lifecycle = Lifecycle(self._stage_parts(), replica=settings.replica)
         self.slack = self._build_slack(settings) if settings.slack.enabled else None
         self.server = self._build_server() if settings.console.enabled else None
@@ -263,7 +265,11 @@ class App:
         token = operator_token(self.settings.state_dir, self.settings.console.secrets_dir)
         return f"{self.server.url}/sign-in#token={token}"
 
-    def actuator_for(self, kind: ActionKind) -> Actuator:
+    def actuator_for(self, incident: Incident) -> Actuator:
+        """Who carries out an incident's plan; a drill's never leaves its simulated cluster."""
+        kind = incident.action.kind if incident.action is not None else ActionKind.NONE
+        if is_drill(incident):
+            return self.drills.actuator
         for actuator in self.actuators:
             if kind in actuator.kinds():
                 return actuator
@@ -303,17 +309,23 @@ class App:
         )
 
     def _diagnose(self, incident: Incident) -> Diagnosis:
-        return self._advisor.diagnose(incident)  # asked by name, so that a reload's advisor is the one that answers
+        return self._advisor_of(incident).diagnose(incident)
 
     def _plan(self, incident: Incident) -> Proposal:
-        return self._advisor.plan(incident)
+        return self._advisor_of(incident).plan(incident)
+
+    def _advisor_of(self, incident: Incident) -> Advisor:
+        """The present one: a reload may have changed it."""
+        return self.drills.advisor(incident) if is_drill(incident) else self._advisor
 
     def _guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
-        return self._advisor.guard(action, begun)
+        if is_drills(action):
+            return Ruling(True, "a drill touches nothing")
+        return self._advisor.guard(action, [item for item in begun if not is_drills(item.action)])
 
     def _begun(self) -> list[Commitment]:
         with self.store.database.read() as connection:
-            return commitments(connection)
+            return [item for item in commitments(connection) if not is_drills(item.action)]
 
     def _past(self, incident: Incident) -> Iterable[PastIncident]:
         ended = (IncidentState.RESOLVED, IncidentState.ESCALATED)

@@ -13,6 +13,7 @@ import typer
 
 from agent import kernels_cli
 from agent.cli_history import COMMANDS
+from agent.drill_cli import drill
 from agent.silence_cli import app as silence_app
 from agent.terminal import AsJson, Config, operator, print_json, print_rich, stored, tell
 from kernels.cli import app as kernels_app
@@ -29,6 +30,7 @@ app.add_typer(audit_app, name="audit")
 kernels_cli.add_to(kernels_app)
 app.add_typer(kernels_app, name="kernels")
 app.add_typer(silence_app, name="silence")
+app.command()(drill)
 for _command in COMMANDS:
     app.command()(_command)
 

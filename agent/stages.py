@@ -118,7 +118,7 @@ class Parts:
     clock: Clock
     diagnose: Diagnose
     plan: Plan
-    actuator_for: Callable[[ActionKind], Actuator]
+    actuator_for: Callable[[Incident], Actuator]
     settings: LifecycleSettings
     probe: Probe | None = None
     guard: Guard | None = None
@@ -190,7 +190,7 @@ class Stages:
             self._conclude_undo(incident, action, outcome)
             return
         with suppress(Temporary, Permanent):
-            if self._parts.actuator_for(action.kind).read(action).status is _O.NOT_DONE:
+            if self._parts.actuator_for(incident).read(action).status is _O.NOT_DONE:
                 outcome = replace(outcome, status=_O.FAILED)
         self._conclude(incident, action, outcome)
 
@@ -213,7 +213,7 @@ class Stages:
 
     def _act(self, incident: Incident) -> None:
         action = _plan_of(incident)
-        actuator = self._parts.actuator_for(action.kind)
+        actuator = self._parts.actuator_for(incident)
         if incident.state is _S.APPROVED:
             if not self._still_right(incident, action, actuator):
                 return
@@ -314,7 +314,7 @@ class Stages:
         if not action.undo.possible:
             self._move(incident, _C.ACTION_FAILED, f"cannot be taken back: {action.undo.how}")
             return
-        actuator = self._parts.actuator_for(action.kind)
+        actuator = self._parts.actuator_for(incident)
         if has_intent(self._store.database, action, "undo"):
             outcome = actuator.read(action)
             if outcome.status is _O.NOT_DONE:  # the action is gone, so it was taken back

@@ -62,7 +62,7 @@ class Room:
         actuator = SimulatedActuator(folder / "cluster.sqlite")
         actuator.cluster.add(Subject(SubjectKind.JOB, "team/job"))
         parts = Parts(
-            self.store, self.gate, clock, diagnose, plan, lambda kind: actuator, LifecycleSettings(quiet_s=0.0)
+            self.store, self.gate, clock, diagnose, plan, lambda _: actuator, LifecycleSettings(quiet_s=0.0)
         )
         self.lifecycle = Lifecycle(parts)
         (folder / "bot").write_text("xoxb-1")

@@ -174,7 +174,7 @@ def main() -> None:
         actuator = SimulatedActuator(Path(folder) / "cluster.sqlite")
         actuator.cluster.add(Subject(SubjectKind.JOB, "team/job"))
         settings = LifecycleSettings(quiet_s=0.0)
-        parts = Parts(store, gate, clock, diagnose, plan, lambda kind: actuator, settings)
+        parts = Parts(store, gate, clock, diagnose, plan, lambda _: actuator, settings)
         lifecycle = Lifecycle(parts)
         lifecycle.start()
         try:

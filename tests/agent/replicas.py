@@ -58,7 +58,7 @@ def replica(url: str, folder: str, name: str, lease_s: float = LEASE_S) -> None:
         return a_diagnosis()
 
     world.action = lambda incident: an_action(f"{incident.id}-1", expires_at_s=time.time() + 3600)
-    parts = world.parts(diagnose=diagnose, actuator_for=lambda kind: actuator)
+    parts = world.parts(diagnose=diagnose, actuator_for=lambda _: actuator)
     lifecycle = Lifecycle(parts, replica=name, lease_s=lease_s, poll_s=0.05)
     lifecycle.start()
     leads = None

@@ -388,7 +388,7 @@ def test_a_halt_holds_within_two_seconds_and_what_is_under_way_ends_by_itself(
             return super().execute(action)
 
     slow = Slow(world.cluster.path, clock.now_s)
-    with running(world, actuator_for=lambda kind: slow) as lifecycle:
+    with running(world, actuator_for=lambda _: slow) as lifecycle:
         names = [world.store.open_incident(f"leak {i}", [a_finding(since_s=float(i))]) for i in range(14)]
         lifecycle.wait_idle()
         for name in names:
@@ -446,7 +446,7 @@ def test_a_second_daemon_on_a_sqlite_store_is_refused_and_says_what_to_do(world:
 def test_a_click_starts_the_action_within_a_second(world: World, clock: ManualClock) -> None:
     acted = threading.Event()
 
-    def actuator_for(kind: ActionKind) -> object:
+    def actuator_for(incident: Incident) -> object:
         acted.set()
         return world.actuator
 

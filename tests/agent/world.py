@@ -56,7 +56,7 @@ class World:
             clock=self.clock,
             diagnose=lambda incident: a_diagnosis(),
             plan=lambda incident: Proposal(self.action(incident), "least disruptive"),
-            actuator_for=lambda kind: self.actuator,
+            actuator_for=lambda _: self.actuator,
             settings=self.settings,
         )
         return replace(made, **changes)  # type: ignore[arg-type]
