@@ -86,7 +86,7 @@ def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:
 
 def copy_seconds(size_bytes: int, flush: torch.Tensor) -> float:
     """A device copy that moves (reads and writes) that many bytes, by the race's clock."""
-    source = torch.empty(max(1, size_bytes // 2), dtype=torch.uint8, device="cuda").random_(0, 255)
+    source = torch.arange(max(1, size_bytes // 16), dtype=torch.int64, device="cuda")
     target = torch.empty_like(source)
     return statistics.median(timed([lambda: target.copy_(source)] * 21, flush))
 
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, nargs="*", default=[])
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--more", type=int, default=6, help="further configurations for rows that lose")
+    parser.add_argument("--merge", action="store_true", help="keep the rows that --out already holds")
     parser.add_argument("--quick", action="store_true", help="a smaller examination, for a first look")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--out", type=Path, default=OUT)
@@ -258,7 +259,8 @@ def main() -> None:
     for judge in judges:
         judge.start()
         todo.put(None)
-    record: dict[str, Any] = {"gpus": gpus, "rows": []}
+    before = json.loads(options.out.read_text())["rows"] if options.merge and options.out.exists() else []
+    record: dict[str, Any] = {"gpus": gpus, "rows": before}
     ended = 0
     while ended < gpus and time.time() - began < options.seconds:
         try:

@@ -59,11 +59,14 @@ def render(
     language: str = "triton",
     kind: str = "own_kernel",
     layouts: str = "contiguous padded offset",
+    like: Case | None = None,
     keys: Mapping[str, str] | None = None,
 ) -> str:
     """A candidate file: the declaration as a header, then `body` with every ``$name`` replaced."""
     mark = "//" if language == "cuda" else "#"
     head = {"problem": problem, "language": language, "kind": kind, "determinism": "bitwise", "layouts": layouts}
+    if like is not None:  # what was tuned for 16 bits is not offered for 32
+        head["dtypes"] = "float16 bfloat16" if like.element_bytes == 2 else like.dtype
     declared = {**head, **(keys or {})}
     lines = [f"{mark} nightshift candidate", *(f"{mark} {k}: {v}" for k, v in declared.items() if v)]
     values = {k: HINTS.get(str(v), v) if k in ("load", "store") else v for k, v in values.items()}

@@ -85,7 +85,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in self._tensors:
             storage = tensor.untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()
-            if size and not any(start <= address and address + size <= start + n for _, start, n in places):
+            at = (
+                tensor.data_ptr()
+            )  # an input is a view of a lent buffer, which an earlier case may have made larger
+            if size and not any(start <= at < start + max(1, n) for _, start, n in places):
                 places.append((plan.Pointer("tmp", len(scratch)), address, size))
                 scratch.append(size)
         steps: list[plan.Fire | plan.Clear] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from kernels.judge.plan import (
     cuda_plan,
     scalar,
 )
+from kernels.judge.record import Recorder
 
 SHAPE = cuda.Shape((4, 1, 1), (128, 1, 1), 1024)
 PLAN = Plan(
@@ -131,3 +133,17 @@ def test_a_tensor_map_comes_back_unchanged_and_must_point_into_its_buffer() -> N
 def test_nonsense_instead_of_a_plan_is_refused_and_raises_nothing_else(body: object) -> None:
     with pytest.raises(PlanError):
         Plan.from_message(body, b"")
+
+
+def test_an_input_that_is_a_view_of_a_larger_buffer_is_no_scratch() -> None:
+    """A lent buffer may be larger than the input in it: only the candidate's own allocations count as scratch."""
+    buffer = torch.empty(1000)
+    given, own = buffer[:10], torch.empty(50)
+    recorder = Recorder([(Pointer("in", 0), given.data_ptr(), 40)])
+    arguments = [("*fp32", given.data_ptr()), ("*fp32", own.data_ptr())]
+    recorder.fire(b"cubin", "kernel", cuda.Shape((1, 1, 1), (32, 1, 1)), arguments, [given, own])
+    made = recorder.plan([])
+    assert made.scratch_bytes == (200,)
+    step = made.steps[0]
+    assert isinstance(step, Fire)
+    assert step.arguments[0] == Pointer("in", 0)

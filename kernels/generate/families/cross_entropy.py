@@ -83,4 +83,4 @@ class CrossEntropy:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, BODY, config)
+        return render(problem, BODY, config, like=case)

@@ -78,4 +78,4 @@ class EmbeddingGradient:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, BODY, config, keys={"bounds": "t 1..65536, d 1..65536"})
+        return render(problem, BODY, config, keys={"bounds": "t 1..65536, d 1..65536"}, like=case)

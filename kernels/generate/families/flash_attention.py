@@ -108,4 +108,4 @@ class FlashAttention:
     def source(self, problem: str, case: Case, config: Config) -> str:
         d = case["d"]
         keys = {"bounds": f"d {d}..{d}"}
-        return render(problem, BODY, config, layouts="contiguous", keys=keys)
+        return render(problem, BODY, config, layouts="contiguous", keys=keys, like=case)

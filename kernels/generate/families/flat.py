@@ -94,6 +94,8 @@ class Flat:
     def source(self, problem: str, case: Case, config: Config) -> str:
         if problem == "adamw":
             keys = {"mutates": "0 2 3"}
-            return render(problem, ADAMW, config, kind="in_place", layouts="contiguous offset", keys=keys)
+            return render(
+                problem, ADAMW, config, kind="in_place", layouts="contiguous offset", keys=keys, like=case
+            )
         keys = {"bounds": "m 0..131072, n 1..8192"}
-        return render(problem, DROPOUT, config, layouts="contiguous offset", keys=keys)
+        return render(problem, DROPOUT, config, layouts="contiguous offset", keys=keys, like=case)

@@ -140,4 +140,4 @@ class FusedMlp:
         cm, cn, cwarps, cstages, csplit, special = SECOND[str(config["second"])]
         second = {"cm": cm, "cn": cn, "cwarps": cwarps, "cstages": cstages, "csplit": csplit}
         values = {**config, **second, "cspecial": str(special)}
-        return render(problem, BODY, values, layouts="contiguous", keys=keys)
+        return render(problem, BODY, values, layouts="contiguous", keys=keys, like=case)

@@ -55,4 +55,4 @@ class Gated:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, BODY, {**config, "inner": INNER[problem]}, layouts="contiguous offset")
+        return render(problem, BODY, {**config, "inner": INNER[problem]}, layouts="contiguous offset", like=case)

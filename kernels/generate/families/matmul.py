@@ -147,6 +147,6 @@ class Matmul:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         if config["way"] == "pointers":
-            return render(problem, POINTERS, config, layouts="contiguous padded transposed offset")
+            return render(problem, POINTERS, config, layouts="contiguous padded transposed offset", like=case)
         keys = {"dtypes": "float16 bfloat16", "bounds": "m 1.., n 8.. /8, k 8.. /8"}
-        return render(problem, DESCRIPTORS, config, layouts="contiguous", keys=keys)
+        return render(problem, DESCRIPTORS, config, layouts="contiguous", keys=keys, like=case)

@@ -98,4 +98,4 @@ class ParticleWeights:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         keys = {"bounds": "m 1..16777216, k 1..64"}
-        return render(problem, BODY, config, layouts="contiguous offset", keys=keys)
+        return render(problem, BODY, config, layouts="contiguous offset", keys=keys, like=case)

@@ -88,4 +88,4 @@ class Quantise:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         body = QUANTISE if problem == "quantise" else DEQUANTISE
-        return render(problem, body, row_values(config), keys={"bounds": "n 1..32768"})
+        return render(problem, body, row_values(config), keys={"bounds": "n 1..32768"}, like=case)

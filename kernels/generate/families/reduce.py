@@ -98,4 +98,4 @@ class Reduce:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, SUM if problem == "reduce_sum" else MAX, config, keys={"bounds": "n 1.."})
+        return render(problem, SUM if problem == "reduce_sum" else MAX, config, keys={"bounds": "n 1.."}, like=case)

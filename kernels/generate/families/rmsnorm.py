@@ -90,4 +90,4 @@ class RmsNorm:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         body = PLAIN if problem == "rmsnorm" else RESIDUAL
-        return render(problem, body, row_values(config), keys={"bounds": "n 1..32768"})
+        return render(problem, body, row_values(config), keys={"bounds": "n 1..32768"}, like=case)

@@ -126,10 +126,10 @@ class Rotary:
         values = dict(config)
         keys = {"bounds": "d 2..512 /2"}
         if problem == "rotary_interleaved":
-            return render(problem, PAIRS, values, layouts="contiguous offset", keys=keys)
+            return render(problem, PAIRS, values, layouts="contiguous offset", keys=keys, like=case)
         written = config["place"] == "in_place"
         values["outputs"] = "q_out, k_out = q, k" if written else NEW
         values["result"] = "" if written else "return q_out, k_out"
         kind = "in_place" if written else "own_kernel"
         keys["mutates"] = "0 1" if written else ""
-        return render(problem, HALVES, values, kind=kind, layouts="contiguous offset", keys=keys)
+        return render(problem, HALVES, values, kind=kind, layouts="contiguous offset", keys=keys, like=case)

@@ -51,4 +51,4 @@ class Softmax:
         return row_space(case)
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, BODY, row_values(config), keys={"bounds": "n 1..32768"})
+        return render(problem, BODY, row_values(config), keys={"bounds": "n 1..32768"}, like=case)

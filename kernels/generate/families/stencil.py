@@ -88,4 +88,4 @@ class Stencil:
         size = 3 if problem == "stencil_3x3" else 5
         values = {**config, "steps": steps(size, int(config["height"]), config)}
         keys = {"bounds": f"k {size}..{size}"}
-        return render(problem, BODY, values, layouts="contiguous padded offset", keys=keys)
+        return render(problem, BODY, values, layouts="contiguous padded offset", keys=keys, like=case)
