@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from collectors.kube_api import KubeApi, NotFound, Object
+from collectors.kube_api import Busy, KubeApi, NotFound, Object, Refused
 
 __all__ = ["KubeClient", "NotFound", "Object"]
 MERGE = "application/merge-patch+json"
@@ -25,6 +25,25 @@ class KubeClient(KubeApi):
     ) -> Object:
         """One call; returns the answer's JSON object."""
         return self._request(method, path, body=body, query=query, content_type=content_type)
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        """A 401 is Busy here: a service account's token is renewed in its file before it ends, and read again by
+        the client a little later. An action must not end half-way for that; one that stays refused runs out of
+        tries."""
+        try:
+            return super()._request(method, path, body=body, query=query, content_type=content_type)
+        except Refused as error:
+            if error.status != 401:
+                raise
+            raise Busy(f"{error}; waiting for a renewed token", 401) from error
 
     def merge(self, path: str, changes: Object, *, version: str, manager: str) -> Object:
         """A merge patch that holds only for the version that was read: anything newer is a Temporary conflict."""

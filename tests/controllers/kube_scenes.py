@@ -85,3 +85,57 @@ def rules_of(rights: frozenset[Right]) -> list[dict[str, list[str]]]:
         }
         for right in sorted(rights)
     ]
+
+
+def boots(cluster: Cluster, node: str, boot_id: str, *, ready: bool = True) -> None:
+    """What a kubelet says of its node."""
+    versions = dict.fromkeys(
+        (
+            "architecture",
+            "containerRuntimeVersion",
+            "kernelVersion",
+            "kubeProxyVersion",
+            "kubeletVersion",
+            "machineID",
+            "operatingSystem",
+            "osImage",
+            "systemUUID",
+        ),
+        "x",
+    )
+    condition = {"type": "Ready", "status": "True" if ready else "False"}
+    status = {"nodeInfo": {**versions, "bootID": boot_id}, "conditions": [condition]}
+    cluster.core.patch_node_status(node, {"status": status})
+
+
+def repair_jobs(cluster: Cluster) -> dict[str, Any]:
+    found = client.BatchV1Api(cluster.api).list_namespaced_job(
+        cluster.namespace, label_selector="app.kubernetes.io/part-of=nightshift"
+    )
+    return {item.metadata.name: item for item in found.items}
+
+
+def repair_job_ends(cluster: Cluster, how: str = "Complete", *, suffix: str = "", said: str = "") -> None:
+    """What the Job controller and a kubelet say of the newest repair Job whose name ends so."""
+    names = [n for n in repair_jobs(cluster) if n.endswith("-check") == (suffix == "-check")]
+    name = names[-1]
+    now = "2026-11-21T12:00:00Z"
+    if said:
+        labels = {"batch.kubernetes.io/job-name": name}
+        pod = cluster.pod(f"{name}-p", labels=labels, ready=False)
+        state = {"terminated": {"exitCode": 3, "message": said}}
+        container = {
+            "name": "main",
+            "image": "i",
+            "imageID": "i",
+            "ready": False,
+            "restartCount": 0,
+            "state": state,
+        }
+        status = {"phase": "Failed", "containerStatuses": [container]}
+        cluster.core.patch_namespaced_pod_status(pod, cluster.namespace, {"status": status})
+    before = [{"type": {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[how], "status": "True"}]
+    conditions = [{**c, "lastTransitionTime": now} for c in [*before, {"type": how, "status": "True"}]]
+    status = {"conditions": conditions, "startTime": now}
+    status |= {"completionTime": now} if how == "Complete" else {}
+    client.BatchV1Api(cluster.api).patch_namespaced_job_status(name, cluster.namespace, {"status": status})

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -19,7 +18,15 @@ from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_repair import AGENT_PAUSED, PAUSED, KubernetesRepairActuator, RepairSettings
 from controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from tests.controllers.kube_scenes import client_with, job, rules_of, stop_pods
+from tests.controllers.kube_scenes import (
+    boots,
+    client_with,
+    job,
+    repair_job_ends,
+    repair_jobs,
+    rules_of,
+    stop_pods,
+)
 from tests.kubernetes_api.cluster import Cluster
 
 S = OutcomeStatus
@@ -67,60 +74,6 @@ def reboot(node: str) -> Action:
     return plan(ActionKind.REBOOT_NODE, Subject(SubjectKind.NODE, node), node)
 
 
-def boots(cluster: Cluster, node: str, boot_id: str, *, ready: bool = True) -> None:
-    """What a kubelet says of its node."""
-    versions = dict.fromkeys(
-        (
-            "architecture",
-            "containerRuntimeVersion",
-            "kernelVersion",
-            "kubeProxyVersion",
-            "kubeletVersion",
-            "machineID",
-            "operatingSystem",
-            "osImage",
-            "systemUUID",
-        ),
-        "x",
-    )
-    condition = {"type": "Ready", "status": "True" if ready else "False"}
-    status = {"nodeInfo": {**versions, "bootID": boot_id}, "conditions": [condition]}
-    cluster.core.patch_node_status(node, {"status": status})
-
-
-def repairs(cluster: Cluster) -> dict[str, Any]:
-    found = client.BatchV1Api(cluster.api).list_namespaced_job(
-        cluster.namespace, label_selector="app.kubernetes.io/part-of=nightshift"
-    )
-    return {item.metadata.name: item for item in found.items}
-
-
-def ends(cluster: Cluster, how: str = "Complete", *, suffix: str = "", said: str = "") -> None:
-    """What the Job controller and a kubelet say of the newest repair Job whose name ends so."""
-    names = [n for n in repairs(cluster) if n.endswith("-check") == (suffix == "-check")]
-    name = names[-1]
-    now = "2026-11-21T12:00:00Z"
-    if said:
-        labels = {"batch.kubernetes.io/job-name": name}
-        pod = cluster.pod(f"{name}-p", labels=labels, ready=False)
-        state = {"terminated": {"exitCode": 3, "message": said}}
-        container = {
-            "name": "main",
-            "image": "i",
-            "imageID": "i",
-            "ready": False,
-            "restartCount": 0,
-            "state": state,
-        }
-        status = {"phase": "Failed", "containerStatuses": [container]}
-        cluster.core.patch_namespaced_pod_status(pod, cluster.namespace, {"status": status})
-    before = [{"type": {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[how], "status": "True"}]
-    conditions = [{**c, "lastTransitionTime": now} for c in [*before, {"type": how, "status": "True"}]]
-    status = {"conditions": conditions, "startTime": now}
-    status |= {"completionTime": now} if how == "Complete" else {}
-    client.BatchV1Api(cluster.api).patch_namespaced_job_status(name, cluster.namespace, {"status": status})
-
-
 def waits(actuator: KubernetesRepairActuator, action: Action, match: str) -> None:
     with pytest.raises(UnderWay, match=match):
         actuator.execute(action)
@@ -159,15 +112,15 @@ def test_a_gpu_is_emptied_and_released_before_it_is_reset_and_checked_before_it_
     waits(actuator, action, f"{cluster.namespace}/plugin hold")
     labels = cluster.core.read_node(node).metadata.labels
     assert (labels[PLUGIN], labels["nvidia.com/gpu.deploy.dcgm"], labels[AGENT_PAUSED]) == (PAUSED, "false", "true")
-    assert repairs(cluster) == {}, "no reset while somebody holds handles"
+    assert repair_jobs(cluster) == {}, "no reset while somebody holds handles"
     cluster.remove_pod(plugin)
     waits(actuator, action, "works on")
     waits(actuator, action, "works on")
-    assert len(repairs(cluster)) == 1
-    ends(cluster)
+    assert len(repair_jobs(cluster)) == 1
+    repair_job_ends(cluster)
     waits(actuator, action, "-check works on")
     assert cluster.core.read_node(node).spec.unschedulable, "not before the check"
-    ends(cluster, suffix="-check")
+    repair_job_ends(cluster, suffix="-check")
     assert actuator.execute(action).status is S.DONE
     found = cluster.core.read_node(node)
     assert not found.spec.unschedulable
@@ -175,7 +128,7 @@ def test_a_gpu_is_emptied_and_released_before_it_is_reset_and_checked_before_it_
     assert AGENT_PAUSED not in found.metadata.labels
     assert actuator.read(action).status is S.DONE
     assert actuator.execute(action).status is S.ALREADY_DONE
-    assert len(repairs(cluster)) == 2
+    assert len(repair_jobs(cluster)) == 2
     resumed = client.BatchV1Api(cluster.api).read_namespaced_job("train", cluster.namespace)
     assert resumed.spec.suspend is False
 
@@ -189,7 +142,7 @@ def test_a_gpu_that_somebody_holds_is_not_reset_and_the_holder_is_named(
     node = cluster.node(labels={PLUGIN: "true"})
     action = reset(node)
     waits(actuator, action, "works on")
-    ends(cluster, "Failed", said="held by 4242, python train.py;")
+    repair_job_ends(cluster, "Failed", said="held by 4242, python train.py;")
     outcome = actuator.execute(action)
     assert outcome.status is S.FAILED
     assert "held by 4242, python train.py" in outcome.detail
@@ -207,9 +160,9 @@ def test_a_failed_check_keeps_the_node_out_of_use(cluster: Cluster, actuator: Ku
     node = cluster.node()
     action = reset(node)
     waits(actuator, action, "works on")
-    ends(cluster)
+    repair_job_ends(cluster)
     waits(actuator, action, "-check works on")
-    ends(cluster, "Failed", suffix="-check")
+    repair_job_ends(cluster, "Failed", suffix="-check")
     outcome = actuator.execute(action)
     assert (outcome.status, "the check failed" in outcome.detail) == (S.FAILED, True)
     assert cluster.core.read_node(node).spec.unschedulable
@@ -226,21 +179,21 @@ def test_a_node_is_drained_rebooted_once_and_proved_by_its_boot_id(
     cluster.pod("single", node)
     action = reboot(node)
     waits(actuator, action, "single")
-    assert repairs(cluster) == {}
+    assert repair_jobs(cluster) == {}
     waits(actuator, action, "another boot id")
-    (made,) = repairs(cluster).values()
+    (made,) = repair_jobs(cluster).values()
     env = {e.name: e.value for e in made.spec.template.spec.containers[0].env}
     assert env["BOOT_ID"] == "boot-1"
-    ends(cluster, "Failed")
+    repair_job_ends(cluster, "Failed")
     waits(actuator, action, "another boot id")
     boots(cluster, node, "boot-2", ready=False)
     waits(actuator, action, "not ready")
     boots(cluster, node, "boot-2")
     waits(actuator, action, "-check works on")
-    ends(cluster, suffix="-check")
+    repair_job_ends(cluster, suffix="-check")
     assert actuator.execute(action).status is S.DONE
     assert not cluster.core.read_node(node).spec.unschedulable
-    assert len(repairs(cluster)) == 2
+    assert len(repair_jobs(cluster)) == 2
 
 
 def test_a_node_that_does_not_reboot_is_given_to_a_person(
@@ -252,7 +205,7 @@ def test_a_node_that_does_not_reboot_is_given_to_a_person(
     boots(cluster, node, "boot-1")
     action = reboot(node)
     waits(actuator, action, "another boot id")
-    ends(cluster, "Failed", said="nsenter: cannot open /proc/1/ns/ipc")
+    repair_job_ends(cluster, "Failed", said="nsenter: cannot open /proc/1/ns/ipc")
     waits(actuator, action, "another boot id")
     clock.now_s += 601
     outcome = actuator.execute(action)
@@ -280,9 +233,9 @@ def test_the_cordon_of_a_person_outlives_the_repair_and_ours_does_not(
         KubernetesActuator(KubernetesSettings(), KubeClient(cluster.api)).execute(ours)
     action = reset(node)
     waits(actuator, action, "works on")
-    ends(cluster)
+    repair_job_ends(cluster)
     waits(actuator, action, "-check")
-    ends(cluster, suffix="-check")
+    repair_job_ends(cluster, suffix="-check")
     assert actuator.execute(action).status is S.DONE
     assert bool(cluster.core.read_node(node).spec.unschedulable) is (by == "a person")
 
@@ -294,7 +247,7 @@ def test_a_job_of_that_name_that_is_not_ours_is_left_alone(
     action = reset(node)
     with pytest.raises(UnderWay):
         actuator.execute(action)
-    (name,) = repairs(cluster)
+    (name,) = repair_jobs(cluster)
     notes = {"metadata": {"annotations": {"nightshift.dev/action-id": "other"}}}
     client.BatchV1Api(cluster.api).patch_namespaced_job(name, cluster.namespace, notes)
     with pytest.raises(Permanent, match="is not ours"):
@@ -307,7 +260,7 @@ def test_the_jobs_are_valid_and_pinned(cluster: Cluster, actuator: KubernetesRep
     node = cluster.node()
     with pytest.raises(UnderWay):
         actuator.execute(reset(node))
-    (made,) = repairs(cluster).values()
+    (made,) = repair_jobs(cluster).values()
     body = cluster.api.sanitize_for_serialization(made)
     body["apiVersion"], body["kind"] = "batch/v1", "Job"
     body.pop("status", None)
@@ -342,10 +295,10 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
 
     def happens() -> None:
         stop_pods(other, "train")()
-        made = repairs(cluster)
+        made = repair_jobs(cluster)
         if made:
             boots(cluster, node, "boot-2")
-            ends(cluster, suffix="-check" if any(name.endswith("-check") for name in made) else "")
+            repair_job_ends(cluster, suffix="-check" if any(name.endswith("-check") for name in made) else "")
 
     assert finished(actuator, action, happens).status is S.DONE
     actuator.read(action)

@@ -19,6 +19,7 @@ CODES = {
     "TooManyRequests": 429,
     "InternalError": 500,
     "NotImplemented": 501,
+    "ServiceUnavailable": 503,
 }
 
 

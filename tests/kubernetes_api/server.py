@@ -9,8 +9,10 @@ What has no route answers 501 NotImplemented and says so.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
+import socket
 import ssl
 import tempfile
 import threading
@@ -31,6 +33,7 @@ from tests.certificates import self_signed
 from . import openapi, protobuf
 from .api import Api, Options, timestamp
 from .errors import ApiError
+from .faults import STATUS, Fault, Faults
 from .rbac import ADMIN, Attributes, Authorizer, User, service_account
 from .resources import Resource
 from .storage import Change, Object
@@ -63,6 +66,7 @@ class ApiServer:
         self.authorizer = Authorizer(self.api.storage, self.api.by_kind)
         self.tokens: dict[str, tuple[User, datetime | None]] = {self.admin_token: (ADMIN, None)}
         self.requests: list[tuple[User, Attributes]] = []
+        self.faults = Faults()
         self.stopping = threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
@@ -398,7 +402,16 @@ class Handler(BaseHTTPRequestHandler):
         media = (self.headers.get("Content-Type") or "application/json").partition(";")[0].strip()
         if "fieldManager" not in query and media != "application/apply-patch+yaml":
             query["_agent"] = (self.headers.get("User-Agent") or "unknown").partition("/")[0]
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        fault = self.api_server.faults.take(method, url.path, token)
+        if fault is Fault.DISCONNECT:
+            self._hang_up()
+            return
         try:
+            if fault in STATUS:
+                reason, message = STATUS[fault]
+                details = {"retryAfterSeconds": 1} if fault is Fault.TOO_MANY else {}
+                raise ApiError(reason, message, details=details)
             user = self.api_server.authenticate(self.headers.get("Authorization") or "")
             if method == "GET" and _true(query, "watch"):
                 route = self.api_server.route(url.path)
@@ -413,7 +426,18 @@ class Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
             return
-        self._answer(code, answer)
+        if fault is Fault.SLOW:
+            time.sleep(self.api_server.faults.slow_s)
+        if fault is Fault.LOST_REPLY:
+            self._hang_up()
+            return
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._answer(code, answer)
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, code: int, answer: Any) -> None:
         data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()

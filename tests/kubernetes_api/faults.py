@@ -1,0 +1,69 @@
+"""How the API server goes wrong, on request: the next calls that match are answered late, badly, or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    SLOW = "slow"
+    """Answers after the client's patience; the effect happens."""
+    TOO_MANY = "429"
+    """Refuses with Retry-After, as API priority and fairness does."""
+    INTERNAL = "500"
+    UNAVAILABLE = "503"
+    DISCONNECT = "disconnect"
+    """Hangs up before it does anything."""
+    LOST_REPLY = "lost reply"
+    """The effect happens, then the connection breaks."""
+    EXPIRED_TOKEN = "expired token"
+    """401, as for a token whose file has just been renewed."""
+
+
+STATUS = {
+    Fault.TOO_MANY: ("TooManyRequests", "the server has received too many requests"),
+    Fault.INTERNAL: ("InternalError", "an internal error"),
+    Fault.UNAVAILABLE: ("ServiceUnavailable", "the server is currently unable to handle the request"),
+    Fault.EXPIRED_TOKEN: ("Unauthorized", "Unauthorized"),
+}
+Matches = Callable[[str, str], bool]
+
+
+@dataclass
+class _Plan:
+    fault: Fault
+    times: int
+    matches: Matches
+
+
+class Faults:
+    """Planned faults, in order; each call meets at most one."""
+
+    def __init__(self, slow_s: float = 0.5) -> None:
+        self.slow_s = slow_s
+        self.token = ""
+        """Only calls with this token meet faults; empty: all."""
+        self._plans: list[_Plan] = []
+        self._lock = threading.Lock()
+
+    def plan(self, fault: Fault, times: int = 1, matches: Matches = lambda method, path: True) -> None:
+        """The next `times` calls for which `matches(method, path)` holds meet the fault."""
+        with self._lock:
+            self._plans.append(_Plan(fault, times, matches))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._plans.clear()
+
+    def take(self, method: str, path: str, token: str) -> Fault | None:
+        if self.token and token != self.token:
+            return None
+        with self._lock:
+            for plan in self._plans:
+                if plan.times > 0 and plan.matches(method, path):
+                    plan.times -= 1
+                    return plan.fault
+        return None
