@@ -24,6 +24,8 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind, Playbook, Proposal, Situation
 from controllers.guard import Commitment, Ruling, rule
 from controllers.guard import Settings as GuardSettings
+from controllers.playbooks.ladder import Ladder, record_of, rung
+from controllers.playbooks.plan import place_of
 from detectors.base import Fault, Finding
 
 
@@ -41,6 +43,7 @@ class Advisor:
     begun: Callable[[], Sequence[Commitment]] = list
     past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
     limits: Limits = field(default_factory=Limits)
+    ladder: Ladder = field(default_factory=Ladder)
     redact: Callable[[str], str] | None = None
     investigate: Investigator | None = None
     promql: RangeQuery | None = None
@@ -95,7 +98,25 @@ class Advisor:
         ]
         seen = [self.history.steps(subject, situation.at_s - 600.0, situation.at_s) for subject in mates[:4]]
         times = [float(steps.t_s[-1]) for steps in seen if steps is not None]
-        return replace(situation, facts={**situation.facts, **({"last_step_s": max(times)} if times else {})})
+        facts = {**situation.facts, **({"last_step_s": max(times)} if times else {})}
+        return self._up_the_ladder(incident, replace(situation, facts=facts))
+
+    def _up_the_ladder(self, incident: Incident, situation: Situation) -> Situation:
+        """Where the error calls for a repair of hardware: what was tried on this GPU before decides how far to
+        go."""
+        called_for = situation.facts.get("recovery_action")
+        gpu = place_of(situation, SubjectKind.GPU)
+        if gpu is None or called_for not in (ActionKind.RESET_GPU.value, ActionKind.REBOOT_NODE.value):
+            return situation
+        offences_s = [past.opened_s for past in self.past(incident) if past.subject == str(gpu)]
+        record = record_of(gpu, self.begun(), offences_s, self.inventory, situation.at_s, self.ladder)
+        found = rung(ActionKind(called_for), record, self.ladder)
+        facts: dict[str, str | float] = {"gpu": gpu.name}
+        if found.kind is ActionKind.OPEN_RMA:
+            facts |= {"return": found.reason}
+        elif found.kind is not ActionKind(called_for):
+            facts |= {"recovery_action": found.kind.value, "recovery_reason": found.reason}
+        return replace(situation, facts={**situation.facts, **facts})
 
     def guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
         """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""

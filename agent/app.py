@@ -289,6 +289,7 @@ class App:
             can=frozenset(kind for actuator in self.actuators for kind in actuator.kinds()),
             now_s=self.clock.now_s,
             guard_settings=settings.guard,
+            ladder=settings.ladder,
             begun=self._begun,
             past=self._past,
             redact=redact,

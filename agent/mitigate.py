@@ -94,6 +94,6 @@ def remedies(situation: Situation) -> tuple[ActionKind, ...]:
     """The kinds to try for a situation, mildest fitting first."""
     if situation.cause is _F.XID and number(situation, "xid") in APPLICATION_XIDS:
         return (_A.RESTART_POD, _A.RESTART_JOB)
-    if "remap_failure" in situation.facts:
+    if "remap_failure" in situation.facts or "return" in situation.facts:
         return (_A.QUARANTINE_GPU, _A.OPEN_RMA)
     return REMEDIES[situation.cause]

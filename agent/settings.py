@@ -30,6 +30,7 @@ from agent.slack.settings import Settings as SlackSettings
 from agent.stages import LifecycleSettings
 from collectors.history import Settings as HistorySettings
 from controllers.guard import Settings as GuardSettings
+from controllers.playbooks.ladder import Ladder
 from controllers.playbooks.plan import Economy
 from detectors.calibrate import BudgetSettings
 from kernels.profile.trigger import Settings as KernelSettings
@@ -134,6 +135,9 @@ class Settings(BaseSettings):
     )
     history: HistorySettings = Field(default_factory=HistorySettings, description="How much is looked back on")
     economy: Economy = Field(default_factory=Economy, description="What time costs on this cluster")
+    ladder: Ladder = Field(
+        default_factory=Ladder, description="How often a repair is tried on one device before the next harder one"
+    )
     redact: RedactSettings = Field(
         default_factory=RedactSettings, description="What is taken out of evidence besides secrets"
     )

@@ -21,6 +21,8 @@ class OpenRma:
             return Proposal(None, "it is not known which one GPU this concerns")
         if "remap_failure" in situation.facts:
             why = "a row remapping failed (Xid 64): NVIDIA's criterion for a return"
+        elif "return" in situation.facts:
+            why = str(situation.facts["return"])
         elif number(situation, "repairs") >= 1:
             why = "the fault came back after a repair"
         else:

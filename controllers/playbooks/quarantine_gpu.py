@@ -25,7 +25,8 @@ class QuarantineGpu:
             return Proposal(None, "it is not known which one GPU this concerns")
         jobs = Reach.of(situation, gpu).jobs
         node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
-        why = "its memory degrades; no new work gets this GPU"
+        said = situation.facts.get("return")
+        why = f"{said or 'its memory degrades'}; no new work gets this GPU"
         if jobs:
             why += f", and {jobs[0].name} moves off it after its next checkpoint"
         action = draw_up(

@@ -44,6 +44,7 @@ class RebootNode:
             gpus=reach.gpus,
             cost_gpu_hours=cost + len(reach.gpus) * self._economy.reboot_s / 3600.0,
             waiting_gpu_hours=crash_gpu_hours(situation, self._economy, reach.jobs),
-            params={"drain_first": True},
+            params={"drain_first": True}
+            | ({"gpu": str(for_gpu)} if (for_gpu := situation.facts.get("gpu")) else {}),
         )
         return Proposal(action, why)

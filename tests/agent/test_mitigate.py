@@ -207,3 +207,16 @@ def test_every_playbook_answers_every_situation_with_a_whole_plan_or_a_reason(
         assert action.undo.how
         assert len(action.plan_sha256) == 64
         assert not action.blast_radius.cost_gpu_hours < 0
+
+
+def test_a_gpu_that_used_up_its_repairs_is_quarantined_for_return() -> None:
+    """What the ladder says goes over what the Xid calls for; without an actuator for quarantine, the return is
+    opened."""
+    facts = {"recovery_action": "reset_gpu", "xid": 48.0, "return": "reset gpu was tried 2 times in 7 days"}
+    action = chosen(Fault.XID, "gpu:GPU-0-3", **facts)
+    assert action.kind is A.QUARANTINE_GPU
+    assert action.why.startswith("reset gpu was tried 2 times")
+    can = frozenset({A.OPEN_RMA, A.RESET_GPU})
+    rma = choose(situation(Fault.XID, "gpu:GPU-0-3", **facts), PLAYBOOKS, can).proposal.action
+    assert rma is not None
+    assert rma.kind is A.OPEN_RMA

@@ -1,0 +1,97 @@
+"""The ladder for a device that keeps failing: application → GPU reset → node reboot → return to the vendor.
+
+Each rung has a budget per device and window; a rung that is used up is not tried again, the next one is. A
+device that offends too often in a longer window is a repeat offender: it goes to the vendor whatever the newest
+error calls for, because each repair that holds for a day costs its jobs more than an exchange. Purely a
+decision, from counts of what was done.
+
+Sources: NVIDIA's "GPU debug guidelines" (reset, then reboot, then RMA), and Xid 154's recovery actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from collectors.subject import Inventory, Subject, SubjectKind
+from controllers.action import ActionKind
+from controllers.guard import Commitment
+
+RUNGS = (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE, ActionKind.OPEN_RMA)
+
+
+class Ladder(BaseModel):
+    """How often each repair is tried on one device."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    window_s: float = Field(
+        default=7 * 86_400.0, gt=0, description="Repairs of one device are counted over this (s)"
+    )
+    gpu_resets: int = Field(default=2, ge=0, description="Resets of one GPU per window before its node is rebooted")
+    node_reboots: int = Field(default=1, ge=0, description="Reboots for one GPU per window before it is returned")
+    offences_window_s: float = Field(
+        default=30 * 86_400.0, gt=0, description="Hardware faults of one GPU are counted over this (s)"
+    )
+    offences: int = Field(default=3, ge=1, description="So many in the window make it a repeat offender")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What was done for a device, within the windows of the ladder."""
+
+    resets: int = 0
+    reboots: int = 0
+    offences: int = 0
+    """Hardware faults before this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """The repair to try, and why not a milder one."""
+
+    kind: ActionKind
+    reason: str
+
+
+def rung(called_for: ActionKind, record: Record, ladder: Ladder) -> Rung:
+    """Where a device stands: at what its error calls for, or as far above as what was tried has led."""
+    if record.offences + 1 >= ladder.offences:
+        days = ladder.offences_window_s / 86_400
+        return Rung(
+            ActionKind.OPEN_RMA,
+            f"repeat offender: {record.offences + 1} hardware faults of this GPU within {days:.0f} days",
+        )
+    used = {ActionKind.RESET_GPU: (record.resets, ladder.gpu_resets)}
+    used[ActionKind.REBOOT_NODE] = (record.reboots, ladder.node_reboots)
+    reasons = []
+    for kind in RUNGS[RUNGS.index(called_for) :]:
+        done, most = used.get(kind, (0, 1))
+        if done < most:
+            return Rung(kind, "; ".join(reasons))
+        reasons.append(f"{kind.replace('_', ' ')} was tried {done} times in {ladder.window_s / 86_400:.0f} days")
+    return Rung(ActionKind.OPEN_RMA, "; ".join(reasons))
+
+
+def record_of(
+    gpu: Subject,
+    begun: Iterable[Commitment],
+    offences_s: Iterable[float],
+    inventory: Inventory,
+    at_s: float,
+    ladder: Ladder,
+) -> Record:
+    """The record of a GPU: `begun` are actions that were begun, `offences_s` when its earlier hardware faults
+    were."""
+    node = inventory.above(gpu, SubjectKind.NODE, at_s)
+    recent = [c.action for c in begun if 0 <= at_s - c.begun_s <= ladder.window_s]
+    return Record(
+        resets=sum(a.kind is ActionKind.RESET_GPU and a.target == gpu for a in recent),
+        reboots=sum(
+            a.kind is ActionKind.REBOOT_NODE and a.target == node and a.params.get("gpu", gpu.name) == gpu.name
+            for a in recent
+        ),
+        offences=sum(0 <= at_s - t_s <= ladder.offences_window_s for t_s in offences_s),
+    )

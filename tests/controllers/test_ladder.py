@@ -1,0 +1,75 @@
+"""Application → reset → reboot → return: each rung has its budget, and a repeat offender goes to the vendor."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectors.subject import Inventory, Subject, SubjectKind
+from controllers.action import Action, ActionKind, BlastRadius, Undo
+from controllers.guard import Commitment
+from controllers.playbooks.ladder import RUNGS, Ladder, Record, record_of, rung
+
+A = ActionKind
+GPU, OTHER, NODE = (
+    Subject(SubjectKind.GPU, "GPU-1"),
+    Subject(SubjectKind.GPU, "GPU-2"),
+    Subject(SubjectKind.NODE, "n1"),
+)
+DAY_S = 86_400.0
+
+
+def did(kind: ActionKind, target: Subject, at_s: float, **params: str) -> Commitment:
+    action = Action(f"{kind}-{at_s}", kind, target, "", BlastRadius(), Undo(False, ""), at_s + 60, params)
+    return Commitment(action, at_s, at_s + 10, at_s + 10)
+
+
+def test_a_fresh_device_gets_what_its_error_calls_for() -> None:
+    assert rung(A.RESET_GPU, Record(), Ladder()).kind is A.RESET_GPU
+    assert rung(A.REBOOT_NODE, Record(), Ladder()).kind is A.REBOOT_NODE
+
+
+def test_each_rung_gives_way_to_the_next_when_its_budget_is_spent_and_says_so() -> None:
+    up = rung(A.RESET_GPU, Record(resets=2), Ladder())
+    assert (up.kind, up.reason) == (A.REBOOT_NODE, "reset gpu was tried 2 times in 7 days")
+    top = rung(A.RESET_GPU, Record(resets=2, reboots=1), Ladder())
+    assert top.kind is A.OPEN_RMA
+    assert "reboot node was tried 1 times" in top.reason
+
+
+def test_a_repeat_offender_goes_to_the_vendor_whatever_is_called_for() -> None:
+    found = rung(A.RESET_GPU, Record(offences=2), Ladder())
+    assert (found.kind, found.reason) == (
+        A.OPEN_RMA,
+        "repeat offender: 3 hardware faults of this GPU within 30 days",
+    )
+
+
+def test_a_record_counts_this_device_within_its_windows() -> None:
+    """Another GPU's reset, a reboot for another GPU, and what was long ago do not count."""
+    inventory = Inventory()
+    inventory.observe(GPU, NODE, 0.0)
+    now_s = 40 * DAY_S
+    begun = [
+        did(A.RESET_GPU, GPU, now_s - DAY_S),
+        did(A.RESET_GPU, OTHER, now_s - DAY_S),
+        did(A.RESET_GPU, GPU, now_s - 8 * DAY_S),
+        did(A.REBOOT_NODE, NODE, now_s - DAY_S, gpu="GPU-1"),
+        did(A.REBOOT_NODE, NODE, now_s - DAY_S, gpu="GPU-2"),
+    ]
+    offences_s = [now_s - DAY_S, now_s - 29 * DAY_S, now_s - 31 * DAY_S]
+    assert record_of(GPU, begun, offences_s, inventory, now_s, Ladder()) == Record(1, 1, 2)
+
+
+@given(
+    st.sampled_from(RUNGS[:2]),
+    st.builds(Record, *(st.integers(0, 5) for _ in range(3))),
+    st.builds(Ladder, gpu_resets=st.integers(0, 4), node_reboots=st.integers(0, 4), offences=st.integers(1, 5)),
+)
+def test_no_budget_is_ever_exceeded_and_nothing_goes_down(called_for: A, record: Record, ladder: Ladder) -> None:
+    """The rung is never below what is called for, never one whose budget is spent, and always one of the ladder."""
+    found = rung(called_for, record, ladder).kind
+    assert RUNGS.index(found) >= RUNGS.index(called_for)
+    assert found is not A.RESET_GPU or record.resets < ladder.gpu_resets
+    assert found is not A.REBOOT_NODE or record.reboots < ladder.node_reboots
+    assert found is A.OPEN_RMA or record.offences + 1 < ladder.offences
