@@ -12,6 +12,7 @@ reboot. With a certificate the page is served by TLS, with `client_ca_file` only
 from __future__ import annotations
 
 import math
+import socket
 import ssl
 import threading
 import time
@@ -19,6 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
@@ -30,6 +32,7 @@ from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.metrics import METRICS, MetricType
 from collectors.nvml import NvmlCollector
 from collectors.pci import PCI_FACT
+from collectors.rotation import Renewed
 from collectors.subject import Inventory, Subject, SubjectKind
 
 _MAX_ANSWER_LINES = 10_000
@@ -106,17 +109,12 @@ class NodeExporter:
         self._sampled_s = -math.inf
         self._lines = KernelLines(settings.max_lines)
         self._stopping = threading.Event()
-        self._server = ThreadingHTTPServer((settings.host, settings.port), self._handler())
-        self._server.daemon_threads = True
+        self._server: ThreadingHTTPServer
         if settings.certificate_file is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(settings.certificate_file, settings.key_file)
-            if settings.client_ca_file is not None:
-                context.load_verify_locations(settings.client_ca_file)
-                context.verify_mode = ssl.CERT_REQUIRED
-            self._server.socket = context.wrap_socket(
-                self._server.socket, server_side=True, do_handshake_on_connect=False
-            )
+            self._server = _TlsServer((settings.host, settings.port), self._handler(), settings)
+        else:
+            self._server = ThreadingHTTPServer((settings.host, settings.port), self._handler())
+        self._server.daemon_threads = True
 
     @property
     def port(self) -> int:
@@ -190,6 +188,30 @@ class NodeExporter:
                 """Says nothing per request."""
 
         return Handler
+
+
+class _TlsServer(ThreadingHTTPServer):
+    """Each connection is met with the newest certificate: a renewal needs no restart and ends no connection."""
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], settings: Settings) -> None:
+        named = (settings.certificate_file, settings.key_file, settings.client_ca_file)
+        self._context = Renewed([file for file in named if file is not None], lambda: _server_context(settings))
+        super().__init__(address, handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        plain, address = super().get_request()
+        wrapped = self._context.get().wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+        return wrapped, address
+
+
+def _server_context(settings: Settings) -> ssl.SSLContext:
+    assert settings.certificate_file is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(settings.certificate_file, settings.key_file)
+    if settings.client_ca_file is not None:
+        context.load_verify_locations(settings.client_ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def page(frame: Frame, inventory: Inventory) -> bytes:

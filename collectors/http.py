@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from collectors.base import Permanent, Temporary
 from collectors.frame import Reason
+from collectors.rotation import Renewed
 
 _PARALLEL = 64
 _KEEP_S = 60.0
@@ -64,10 +65,12 @@ class HttpSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One address to fetch. `form` is sent as the body of a POST, which long queries need."""
+    """One address to fetch. `form` is sent as the body of a POST, which long queries need. `certificate_name`
+    has to stand in the server's certificate, where that is not the address's host."""
 
     url: str
     form: Mapping[str, str] | None = None
+    certificate_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class Fetcher:
         self._timer = timer
         self._runner: asyncio.Runner | None = None
         self._client: httpx.AsyncClient | None = None
+        self._context: Renewed[ssl.SSLContext] | None = None
+        self._trust: ssl.SSLContext | None = None
 
     def fetch(self, requests: Sequence[Request], timeout_s: float) -> list[Answer | SourceError]:
         """One answer or error per request, in order, within `timeout_s` for all of them together."""
@@ -122,9 +127,14 @@ class Fetcher:
     async def _fetch_all(self, requests: Sequence[Request], timeout_s: float) -> list[Answer | SourceError]:
         try:
             headers = self._headers()
+            trust = self._tls(any(r.url.startswith("https:") for r in requests))
+            if self._client is not None and trust is not self._trust:
+                await self._client.aclose()  # renewed certificates: new connections, before the old ones end
+                self._client = None
             if self._client is None:
+                self._trust = trust
                 self._client = httpx.AsyncClient(
-                    verify=self._tls(any(r.url.startswith("https:") for r in requests)),
+                    verify=trust,
                     limits=httpx.Limits(max_connections=self._parallel, keepalive_expiry=_KEEP_S),
                     timeout=None,
                     trust_env=False,
@@ -161,7 +171,10 @@ class Fetcher:
         assert self._client is not None
         started, sent_s = self._timer(), self._wall()
         method = "GET" if request.form is None else "POST"
-        async with self._client.stream(method, request.url, data=request.form, headers=headers) as response:
+        named = {"sni_hostname": request.certificate_name} if request.certificate_name else None
+        async with self._client.stream(
+            method, request.url, data=request.form, headers=headers, extensions=named
+        ) as response:
             if response.status_code in (401, 403):
                 raise SourceError(Reason.UNAUTHORISED, f"HTTP {response.status_code}")
             if response.status_code == 404:
@@ -207,9 +220,18 @@ class Fetcher:
         return headers
 
     def _tls(self, needed: bool) -> ssl.SSLContext:
-        """A context that trusts nobody where no address is https: loading authorities takes memory and time."""
+        """A context that trusts nobody where no address is https: loading authorities takes memory and time.
+
+        Where files are named it is made again once they have changed.
+        """
         if not needed:
-            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            return self._trust or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self._context is None:
+            named = (self._settings.ca_file, self._settings.certificate_file, self._settings.key_file)
+            self._context = Renewed([file for file in named if file is not None], self._new_context)
+        return self._context.get()
+
+    def _new_context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self._settings.ca_file)
         if self._settings.certificate_file is not None:
             context.load_cert_chain(self._settings.certificate_file, self._settings.key_file)

@@ -32,11 +32,22 @@ from collectors.tick import Batch
 FUTURE_S = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """Where a node's log is served; `certificate_name` is the name in its certificate, where that is not the
+    host."""
+
+    url: str
+    node: str
+    certificate_name: str | None = None
+
+
 @dataclass
 class _Node:
     url: str
     source: Subject
     node: Subject
+    certificate_name: str | None = None
     parser: KernelLogParser = field(init=False)
     cursor: int = -1
     is_first: bool = True
@@ -96,9 +107,27 @@ class NodeLogCollector:
     def name(self) -> str:
         return self.plugin
 
+    def retarget(self, addresses: Iterable[NodeAddress]) -> None:
+        """Reads these nodes from now on. One that is known goes on from its cursor, wherever it is served now."""
+        known = {node.node.name: node for node in self._nodes}
+        self._nodes = []
+        for address in addresses:
+            node = known.get(address.node) or _Node(
+                address.url,
+                source_subject(self.plugin, address.node),
+                Subject(SubjectKind.NODE, address.node),
+            )
+            node.url, node.certificate_name = address.url, address.certificate_name
+            self._nodes.append(node)
+
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         self._keep()
-        requests = [Request(n.url + ("&" if "?" in n.url else "?") + f"after={n.cursor}") for n in self._nodes]
+        requests = [
+            Request(
+                n.url + ("&" if "?" in n.url else "?") + f"after={n.cursor}", certificate_name=n.certificate_name
+            )
+            for n in self._nodes
+        ]
         answers = self._fetcher.fetch(requests, timeout_s)
         statuses, logs, events = [], [], []
         for node, answer in zip(self._nodes, answers, strict=True):

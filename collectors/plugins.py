@@ -12,6 +12,7 @@ from collectors.kineto import KinetoCollector
 from collectors.kube_events import KubernetesEventsCollector
 from collectors.kubernetes import KubernetesCollector
 from collectors.local_kernel_log import LocalKernelLogCollector
+from collectors.node_agents import NodeAgentsCollector
 from collectors.node_exporter import NodeExporterCollector
 from collectors.node_log import NodeLogCollector
 from collectors.nvml import NvmlCollector
@@ -32,6 +33,7 @@ ALL: Final = (
     NodeExporterCollector,
     InferenceCollector,
     NodeLogCollector,
+    NodeAgentsCollector,
     TrainingLogsCollector,
     TensorboardCollector,
     TrainingMetricsCollector,

@@ -187,6 +187,20 @@ TABLES = (
         ),
     ),
     Table(
+        "Following a Kubernetes cluster of 5,000 nodes and 40,000 pods",
+        "watch_kubernetes",
+        "python -m benchmarks.watch_kubernetes",
+        (
+            Row("from nothing to a filled inventory", "start_s", number(" s", 1.0, 1), "≤ 20 s"),
+            Row("of it CPU of the collector", "start_cpu_s", number(" s", 1.0, 1)),
+            Row("peak memory of the process", "peak_mib", number(" MiB", 1.0, 0), "≤ 400 MB"),
+            Row("a change at the API server, median", "event_p50_ms", number(" ms", 1.0, 1), "≤ 100 ms"),
+            Row("the same, 99 %", "event_p99_ms", number(" ms", 1.0, 1), "≤ 100 ms"),
+            Row("the same, longest of 400", "event_max_ms", number(" ms", 1.0, 0)),
+        ),
+        "On the API server of the tests, whose own work is part of the wall figures.",
+    ),
+    Table(
         "Telemetry at fleet scale",
         "collectors_speed",
         "python benchmarks/collectors_speed.py",

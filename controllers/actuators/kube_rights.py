@@ -51,6 +51,11 @@ OBSERVE = (
 )
 """What following the cluster takes (`collectors.kubernetes`, `collectors.kube_events`); no action among it."""
 
+OBSERVE_EVENTS = _rights("list watch", "events") | frozenset(
+    right for plural in ("deployments", "daemonsets") for right in _rights("list watch", plural, "apps")
+)
+"""What following events and changes takes beside that (`collectors.kube_events`)."""
+
 RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
     ActionKind.CORDON: _rights("get patch", "nodes"),
     ActionKind.UNCORDON: _rights("get patch", "nodes"),

@@ -22,6 +22,7 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "training_metrics": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "inference": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "node_log": lambda _: {"urls": ["http://127.0.0.1:9/kernel-log"]},
+    "node_agents": lambda folder: {"kubeconfig": folder / "absent", "namespace": "n", "selector": "a=b"},
     "prometheus": lambda _: {"url": "http://127.0.0.1:9"},
     "kernel_log": lambda folder: {"source": "kmsg", "path": folder / "absent"},
     "kineto": lambda folder: {"path": folder / "absent"},

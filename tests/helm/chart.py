@@ -141,7 +141,7 @@ SETS: dict[str, Object] = {
         "networkPolicy": {"extraEgress": [{"to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}]}]},
     },
     "nothing optional": {
-        "sources": {"kubernetes": {"enabled": False}},
+        "sources": {"kubernetes": {"enabled": False, "events": False}},
         "serviceAccount": {"create": False},
         "networkPolicy": {"enabled": False},
         "tests": {"enabled": False},

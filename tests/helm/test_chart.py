@@ -286,3 +286,26 @@ def test_the_node_agent_keeps_away_from_a_node_whose_gpu_is_reset() -> None:
     affinity = agent["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": AGENT_PAUSED, "operator": "DoesNotExist"}]
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [("node agent", None), ("node agent, cert-manager", "{pod}.{namespace}.pod"),
+     ("node agent, kmsg, one secret", "nightshift-node.ops.svc")],
+)  # fmt: skip
+def test_the_agent_reads_the_node_agents_that_the_chart_makes(values: str, name: str | None) -> None:
+    """It looks for their pods' labels at their port, and expects the names that their certificates have."""
+    (config,) = (c for c in objects(SETS[values], "ConfigMap") if c["metadata"]["name"] == "nightshift")
+    (source,) = (
+        s for s in yaml.safe_load(config["data"]["nightshift.yaml"])["sources"] if s["type"] == "node_agents"
+    )
+    (daemon,) = objects(SETS[values], "DaemonSet")
+    labels = daemon["spec"]["template"]["metadata"]["labels"]
+    assert dict(part.split("=") for part in source["selector"].split(",")).items() <= labels.items()
+    assert source["namespace"] == daemon["metadata"]["namespace"]
+    assert source.get("certificate_name") == name
+    assert source.get("tls", False) is (name is not None)
+    (volume,) = [v for v in daemon["spec"]["template"]["spec"]["volumes"] if v["name"] == "tls"] or [None]
+    if volume is not None and "csi" in volume:
+        names = volume["csi"]["volumeAttributes"]["csi.cert-manager.io/dns-names"]
+        assert names == "${POD_NAME}.${POD_NAMESPACE}.pod"

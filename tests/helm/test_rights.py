@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from controllers.action import ActionKind
-from controllers.actuators.kube_rights import OBSERVE, OWN_RIGHTS, RIGHTS, Right
+from controllers.actuators.kube_rights import OBSERVE, OBSERVE_EVENTS, OWN_RIGHTS, RIGHTS, Right
 from tests.helm.chart import objects
 
 KINDS = list(RIGHTS)
+QUIET = {"kubernetes": {"events": False}}
 IMAGE = {"image": {"repository": "nvidia/cuda"}}
 
 
@@ -29,7 +30,7 @@ def granted(roles: list[dict[str, Any]]) -> set[Right]:
 @pytest.mark.parametrize("kinds", [KINDS, *([kind] for kind in KINDS)], ids=",".join)
 def test_the_roles_grant_what_the_named_actions_need_and_no_more(kinds: list[ActionKind]) -> None:
     """Of every single action, and of all of them."""
-    values = {"mode": "act", "actions": [str(kind) for kind in kinds], "repair": IMAGE}
+    values = {"mode": "act", "actions": [str(kind) for kind in kinds], "repair": IMAGE, "sources": QUIET}
     own = frozenset[Right]().union(*(OWN_RIGHTS.get(kind, frozenset()) for kind in kinds))
     roles = objects(values, "Role")
     assert granted(roles) == own
@@ -41,7 +42,7 @@ def test_the_roles_grant_what_the_named_actions_need_and_no_more(kinds: list[Act
 
 def test_held_to_namespaces_only_nodes_are_written_cluster_wide() -> None:
     """With rbac.namespaces, pods and jobs can be touched there and nowhere else."""
-    values = {"mode": "act", "rbac": {"namespaces": ["a", "b"]}}
+    values = {"mode": "act", "rbac": {"namespaces": ["a", "b"]}, "sources": QUIET}
     kinds = [kind for kind in KINDS if kind not in OWN_RIGHTS]
     everything = frozenset[Right]().union(*(RIGHTS[kind] for kind in kinds))
     wide = granted(objects(values, "ClusterRole"))
@@ -53,4 +54,5 @@ def test_held_to_namespaces_only_nodes_are_written_cluster_wide() -> None:
 
 
 def test_observing_is_what_the_collector_asks_for() -> None:
-    assert granted(objects({}, "ClusterRole")) == OBSERVE
+    assert granted(objects({}, "ClusterRole")) == OBSERVE | OBSERVE_EVENTS
+    assert granted(objects({"sources": QUIET}, "ClusterRole")) == OBSERVE

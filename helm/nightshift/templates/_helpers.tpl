@@ -65,11 +65,22 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "nightshift.acts" -}}{{ if eq .Values.mode "act" }}true{{ end }}{{- end }}
 
-{{- define "nightshift.readsCluster" -}}{{ if or .Values.sources.kubernetes.enabled (eq .Values.mode "act") }}true{{ end }}{{- end }}
+{{- define "nightshift.readsCluster" -}}{{ if or .Values.sources.kubernetes.enabled .Values.sources.kubernetes.events .Values.node.enabled (eq .Values.mode "act") }}true{{ end }}{{- end }}
 
 {{- define "nightshift.config" -}}
 {{- $sources := list -}}
-{{- if .Values.sources.kubernetes.enabled }}{{ $sources = list (mergeOverwrite (dict "type" "kubernetes") .Values.sources.kubernetes.settings) (dict "type" "kubernetes_events") }}{{ end -}}
+{{- if .Values.sources.kubernetes.enabled }}{{ $sources = append $sources (mergeOverwrite (dict "type" "kubernetes") .Values.sources.kubernetes.settings) }}{{ end -}}
+{{- if .Values.sources.kubernetes.events }}{{ $sources = append $sources (dict "type" "kubernetes_events") }}{{ end -}}
+{{- with .Values.node }}{{ if .enabled -}}
+{{- $selector := printf "app.kubernetes.io/instance=%s,app.kubernetes.io/component=node" $.Release.Name -}}
+{{- $agents := dict "type" "node_agents" "namespace" $.Release.Namespace "selector" $selector "port" (int .port) -}}
+{{- if ne .tls.mode "none" -}}
+{{- $name := ternary "{pod}.{namespace}.pod" (printf "%s-node.%s.svc" (include "nightshift.name" $) $.Release.Namespace) (eq .tls.mode "certManager") -}}
+{{- $http := dict "ca_file" "/etc/nightshift/node-client/ca.crt" "certificate_file" "/etc/nightshift/node-client/tls.crt" "key_file" "/etc/nightshift/node-client/tls.key" -}}
+{{- $agents = merge $agents (dict "tls" true "certificate_name" $name "http" $http) -}}
+{{- end -}}
+{{- $sources = append $sources $agents -}}
+{{- end }}{{ end -}}
 {{- with .Values.sources.prometheus }}{{ if .url }}{{ $sources = append $sources (mergeOverwrite (dict "type" "prometheus" "url" .url) .settings) }}{{ end }}{{ end -}}
 {{- $sources = concat $sources .Values.sources.extra -}}
 {{- $console := dict "host" "0.0.0.0" "port" (int .Values.console.port) -}}
