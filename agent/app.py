@@ -33,6 +33,7 @@ from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
 from agent.people import Directory
 from agent.policy import Role
+from agent.proof import ResumedProgress
 from agent.rca.bundle import PastIncident
 from agent.rca.diagnosis import Diagnosis
 from agent.rca.investigate import Investigator, Spent
@@ -307,6 +308,7 @@ class App:
             actuator_for=self.actuator_for,
             settings=self.settings.lifecycle,
             guard=self._guard,
+            probe=ResumedProgress(lambda: self.history, self.clock.now_s),
         )
 
     def _diagnose(self, incident: Incident) -> Diagnosis:

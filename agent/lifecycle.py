@@ -223,7 +223,8 @@ class Lifecycle:
             in_(_S.ESCALATED) & quiet & c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]),
             in_(_S.CONFIRMING) & sa.or_(quiet & settled, c.entered_s <= now_s - settings.confirm_timeout_s),
         )
-        put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s)
+        # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
+        put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s, c.due_s <= now_s + settings.retry_max_s)
         worst_first = sa.case({"critical": 0, "warning": 1}, value=c.severity, else_=2)
         query = sa.select(incidents).where(wanted, ~put_off).order_by(worst_first, c.number).limit(_SEEN_AT_ONCE)
         with self._store.database.read() as connection:
@@ -314,6 +315,7 @@ class Lifecycle:
         else:
             if self._store.position(number).version != version:
                 return None  # it moved: done
+        due_s = min(due_s, self._parts.clock.now_s() + settings.retry_max_s)
         at = self._store.position(number)  # an act that stored its intent is one version further
         if at.state in STAGE_OF and self._store.put_off(number, at.version, at.stage_runs, due_s, failed=failed):
             self._log.info("stage put off", key=key, failed=failed, why=why)

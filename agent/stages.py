@@ -98,7 +98,7 @@ class Plan(Protocol):
 
 
 class Probe(Protocol):
-    """Actively tests that the action worked: DONE where it did, FAILED where not; Temporary to be asked again."""
+    """Actively tests that the action worked: DONE where it did, FAILED where not; UnderWay to be asked again."""
 
     def __call__(self, incident: Incident) -> Outcome: ...
 
@@ -295,9 +295,15 @@ class Stages:
         failure = f"not recovered {settings.confirm_timeout_s:.0f} s after the action"
         if quiet_since is not None and now - quiet_since >= settings.quiet_s:
             proof = f"every finding has been clear for {now - quiet_since:.0f} s"
-            tested = self._parts.probe(incident) if self._parts.probe else None
+            try:
+                tested = self._parts.probe(incident) if self._parts.probe else None
+            except UnderWay as error:
+                if now - incident.entered_s < settings.confirm_timeout_s:
+                    raise Later(str(error), now + settings.retry_s) from error
+                tested = Outcome(_O.FAILED, str(error), now)
             if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
-                self._move(incident, _C.CONFIRMED, proof + (f"; {tested.detail}" if tested else ""))
+                told = f"; {tested.detail}" if tested is not None and tested.detail else ""
+                self._move(incident, _C.CONFIRMED, proof + told)
                 return
             failure = f"{proof}, but the probe says: {tested.detail}"
         elif now - incident.entered_s < settings.confirm_timeout_s:
