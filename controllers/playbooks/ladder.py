@@ -66,7 +66,7 @@ def rung(called_for: ActionKind, record: Record, ladder: Ladder) -> Rung:
         )
     used = {ActionKind.RESET_GPU: (record.resets, ladder.gpu_resets)}
     used[ActionKind.REBOOT_NODE] = (record.reboots, ladder.node_reboots)
-    reasons = []
+    reasons: list[str] = []
     for kind in RUNGS[RUNGS.index(called_for) :]:
         done, most = used.get(kind, (0, 1))
         if done < most:
