@@ -207,11 +207,13 @@ TABLES = (
         (
             Row("exposition pages", "parts/exposition/ours_samples_per_s", number(" M samples/s", 1e-6), "≥ 2.5 M"),
             Row("… over prometheus_client", "parts/exposition/ratio", number("×", 1, 0), "≥ 60×"),
+            Row("tick of 1,000 GPUs, CPU", "parts/tick_1k/tick_cpu_s", number(" s"), "linear"),
             Row("tick of 10,000 GPUs, CPU", "parts/tick_10k/tick_cpu_s", number(" s"), "≤ 0.4 s"),
             Row("tick of 10,000 GPUs, wall", "parts/tick_10k/tick_wall_s", number(" s"), "≤ 0.4 s"),
             Row("tick of 100,000 GPUs, CPU", "parts/tick_100k/tick_cpu_s", number(" s"), "≤ 4 s"),
             Row("tick of 100,000 GPUs, wall", "parts/tick_100k/tick_wall_s", number(" s"), "≤ 4 s"),
             Row("… peak memory", "parts/tick_100k/peak_mib", number(" MiB", 1, 0), "≤ 2 GiB"),
+            Row("TensorBoard scalars", "parts/tensorboard/scalars_per_s", number(" k/s", 1e-3, 0), "≥ 20 k/s"),
             Row("kernel log", "parts/kernel_log/lines_per_s", number(" M lines/s", 1e-6), "≥ 0.3 M"),
             Row("8 GPUs by NVML at 1 Hz, of a core", "parts/nvml/core_share_at_1hz_percent", number(" %"), "< 1 %"),
         ),
