@@ -1,9 +1,9 @@
 """Recordings of ticks: what was seen, kept so that it can be seen again through the same pipeline.
 
 Format, version 1: a gzip file of lines `CRC32 JSON`. The first line is a header; each further line is one tick with
-its frames, steps, lines, events, sources and the relations that were new. Rows and columns of a frame are written
-when they change; NaN is null. gzip proves its sum only at the end of the file, so each line carries its own.
-Every incident can so become a fixture of a few kilobytes.
+its frames, steps, lines, events, sources, clocks and alerts, and the relations that were new. Rows and columns of a
+frame are written when they change; NaN is null. gzip proves its sum only at the end of the file, so each line
+carries its own. Every incident can so become a fixture of a few kilobytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from collectors.alert import Alert, Silence
 from collectors.base import Permanent
+from collectors.clocks import ClockOffset
 from collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Membership, Subject, SubjectKind
@@ -68,6 +70,7 @@ class RecordingWriter:
                 "logs": [_record(record) for record in tick.logs],
                 "events": [_event(event) for event in tick.events],
                 "sources": [_status(status) for status in tick.sources],
+                **_told(tick),
                 "relations": [
                     [str(m.child), str(m.parent), m.since_s, None if np.isinf(m.until_s) else m.until_s]
                     for m in new
@@ -171,6 +174,9 @@ def _recorded(line: Any, shapes: dict[str, tuple[SeriesIndex, tuple[str, ...]]])
         tuple(_read_record(row) for row in line["logs"]),
         tuple(_read_event(row) for row in line["events"]),
         tuple(_read_status(row, at_s) for row in line["sources"]),
+        tuple(ClockOffset(**row) for row in line.get("clocks", ())),
+        tuple(_read_alert(row) for row in line.get("alerts", ())),
+        tuple(Silence(**row | {"matchers": tuple(row["matchers"])}) for row in line.get("silences", ())),
     )
     facts = {Subject.parse(name): dict(found) for name, found in line["facts"].items()}
     return Recorded(tick, relations, facts)
@@ -258,6 +264,25 @@ def _read_event(row: Any) -> KernelEvent:
         row["pid"],
         dict(row["attributes"]),
     )
+
+
+def _told(tick: Tick) -> dict[str, Any]:
+    """Clocks, alerts and silences, where there are any."""
+    rows = {
+        "clocks": [asdict(offset) for offset in tick.clocks],
+        "alerts": [
+            asdict(alert) | {"subject": None if alert.subject is None else str(alert.subject)}
+            for alert in tick.alerts
+        ],
+        "silences": [asdict(silence) for silence in tick.silences],
+    }
+    return {name: found for name, found in rows.items() if found}
+
+
+def _read_alert(row: Any) -> Alert:
+    subject = None if row["subject"] is None else Subject.parse(row["subject"])
+    silenced_by, inhibited_by = tuple(row["silenced_by"]), tuple(row["inhibited_by"])
+    return Alert(**row | {"subject": subject, "silenced_by": silenced_by, "inhibited_by": inhibited_by})
 
 
 def _status(status: SourceStatus) -> dict[str, Any]:
