@@ -278,6 +278,9 @@ def main() -> None:
             rows.append(
                 row(detector, stated.per_1000_series_days, counts, rank_days, "healthy H200 recordings", tail)
             )
+    serving_server = next(kind for kind in ALL if kind.plugin == "serving")()
+    stated = serving_server.stated.per_1000_series_days
+    rows.append(row(serving_server, stated, 0, 0.0, "none: no healthy server telemetry with a queue is at hand"))
     for name in ("SE", "ST"):
         steps, inventory, days = imbalance(Path(folder) / f"readonly/straggler/bytedance_trace-{name}.parquet")
         straggler = next(kind for kind in ALL if kind.plugin == "straggler")()

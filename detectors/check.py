@@ -8,8 +8,10 @@ adding it to `detectors.plugins.ALL`; nothing here knows any detector by name.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Protocol
 
 import numpy as np
@@ -409,7 +411,63 @@ def problems(kind: Kind) -> list[str]:
             found.append(f"{stream.__name__}: nothing is wrong, and it said {findings[0].summary!r}")
         if _key(run(make(kind), ticks, inventory)) != _key(findings):
             found.append(f"{stream.__name__}: the same ticks gave other findings")
-    return found + _no_data(kind) + _snapshots(kind)
+    return found + _no_data(kind) + _snapshots(kind) + _columnar(kind)
+
+
+CONTRACT = {
+    "missing samples": "missing",
+    "late samples": "late",
+    "duplicated samples": "duplicated",
+    "reordered samples": "reordered",
+    "a counter reset": "counter_reset",
+    "a UUID swap": "swapped",
+    "devices that join and leave": "membership",
+    "all-constant input": "constant",
+    "float extremes": "extremes",
+    "slow scrapes": "slow_scrapes",
+    "a saved state, never a pickle": "_snapshots",
+    "determinism": "problems",
+    "time per sample": "_columnar",
+    "no_data is never clear": "_no_data",
+}
+"""Every item of the contract and what checks it here. That a state of the previous version is taken back is checked
+on files which that version wrote (tests/detectors/snapshots)."""
+
+
+def _columnar(kind: Kind) -> list[str]:
+    """The work of a tick must not grow series by series. Calls are counted: a stopwatch would time the machine."""
+    few, many = (_calls(kind, World(gpus=gpus)) for gpus in (8, 256))
+    if many <= 1.5 * few + 200:
+        return []
+    return [f"columnar: {few} calls for 30 ticks of 8 GPUs, {many} for 256"]
+
+
+def _calls(kind: Kind, world: World) -> int:
+    """Python calls of 30 healthy ticks after five of warm-up; frames keep their index, as collectors do."""
+    detector, inventory = make(kind), world.inventory()
+    first = {frame_kind: world.frame(frame_kind, 0, START_S) for frame_kind in world.kinds}
+    count = 0
+
+    def called(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    for number in range(35):
+        at_s = START_S + number * TICK_S
+        fresh = {k: world.frame(k, number, at_s) for k in world.kinds}
+        frames = {
+            k: replace(first[k], at_s=at_s, values=f.values, observed_at_s=f.observed_at_s)
+            for k, f in fresh.items()
+        }
+        tick = Tick(at_s, frames, sources=(SourceStatus(world.source, at_s, ok=True, covers=(world.node,)),))
+        if number >= 5:
+            sys.setprofile(called)
+        try:
+            detector.update(tick, inventory)
+        finally:
+            sys.setprofile(before)
+    return count
 
 
 def _no_data(kind: Kind) -> list[str]:

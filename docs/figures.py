@@ -190,6 +190,19 @@ TABLES = (
         "apart.",
     ),
     Table(
+        "A look-back over ten days of a Prometheus (16 GPUs, a leak on the eighth day)",
+        "lookback",
+        "python -m benchmarks.lookback",
+        (
+            Row("from the command to the answer", "results/wall_s", number(" s", 1, 0), "minutes"),
+            Row("queries, samples", "results", lambda d: f"{d['queries']:,}, {d['samples']:,}"),
+            Row("the server's own time, and the rest between", "results",
+                lambda d: f"{d['server_busy_s']:.1f} s, {d['rested_s']:.1f} s"),
+            Row("the leak told before the node was cordoned", "results/lead_before_cordon_h", number(" h", 1, 1)),
+            Row("false pages per week", "results/false_pages_per_week", number()),
+        ),
+    ),
+    Table(
         "Stragglers",
         "detect_straggler",
         "python -m benchmarks.detect_straggler",

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import detectors
+from collectors.subject import SubjectKind
+from detectors import check
 from detectors.base import Detector, SnapshotError
-from detectors.check import HOSTILE, SILENT, World, faults, make, problems, run
+from detectors.check import CONTRACT, HOSTILE, SILENT, World, faults, make, problems, run
 from detectors.plugins import ALL
 
 SAVED = Path(__file__).parent / "snapshots"
@@ -33,6 +35,27 @@ def test_every_detector_class_in_the_package_is_in_the_tuple_and_counted() -> No
     assert found == set(ALL)
     assert len(ALL) == len({kind.plugin for kind in ALL}) == 15
     assert len(SILENT) + len(HOSTILE) == 10
+
+
+def test_every_item_of_the_contract_is_enumerated_and_checked_by_something_that_exists() -> None:
+    """Fourteen items; every stream belongs to one, so none can be dropped unseen."""
+    assert len(CONTRACT) == 14
+    assert all(callable(getattr(check, checker)) for checker in CONTRACT.values())
+    assert {stream.__name__ for stream in (*SILENT, *HOSTILE)} <= set(CONTRACT.values())
+
+
+def test_a_detector_that_goes_series_by_series_or_calls_silence_clear_is_told() -> None:
+    """The check itself can fail: a detector that loops over GPUs, alarms on health and clears without data."""
+
+    class Naive(ALL[-1]):  # type: ignore[misc,valid-type]
+        def update(self, tick, inventory):  # type: ignore[no-untyped-def]
+            frame = tick.frames.get(SubjectKind.GPU)
+            for gpu in frame.index.subjects if frame is not None else ():
+                inventory.fact(gpu, "model")
+            return super().update(tick, inventory) if len(tick.steps) else []
+
+    told = problems(Naive)
+    assert any(problem.startswith("columnar") for problem in told)
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda k: k.plugin)
