@@ -2,7 +2,8 @@
 
 A real Prometheus is backfilled with ten days of two nodes of eight GPUs (six metrics, one sample in two minutes) in
 which one rank leaks on the eighth day and its node is cordoned; then `nightshift lookback` is run on it as a
-newcomer would, with its default rests. Reported are its CPU time, the server's time, and whether the leak was told before.
+newcomer would, with its default rests. Reported are its CPU time, the server's time, and whether the leak was told
+before.
 """
 
 from __future__ import annotations
