@@ -16,6 +16,7 @@ from typing import Any
 
 from kernels.generate.base import Config
 from kernels.generate.families import families_of
+from kernels.generate.rows import carry
 from kernels.generate.template import Template, Warm
 from kernels.problem import Case
 
@@ -65,7 +66,7 @@ def templates(gpu: str, problem: str, case: Case, seed: int = 0, warm: bool = Tr
     made = []
     for family in families_of(problem):
         near = neighbours(gpu, problem, case, family.name)[:_NEAR] if warm else []
-        made.append(Template(family, seed, Warm(tuple(k.config for k in near))))
+        made.append(Template(family, seed, Warm(tuple(carry(k.config, k.case, case) for k in near))))
     return made
 
 

@@ -130,12 +130,15 @@ def connect(
     options: dict[str, Any] = {"max_retries": 2, "timeout": 120.0, "max_tokens": reply_tokens}
     if base_url is not None:
         options |= {"base_url": base_url, "model_provider": "openai"}
-    if os.environ.get(key_variable):
-        options["api_key"] = os.environ[key_variable]
+    key = os.environ.get(key_variable) or (
+        "none" if base_url is not None else None
+    )  # one's own server may ask none
+    if key is not None:
+        options["api_key"] = key
     try:
         chat: Any = init_chat_model(model, **options)
-    except (ImportError, ValueError, TypeError) as error:
-        raise GeneratorError(f"llm: {model}: {error}") from error
+    except Exception as error:  # each provider raises its own classes for a missing key or a wrong name
+        raise GeneratorError(f"llm: {model}: {type(error).__name__}: {str(error)[:200]}") from error
 
     def ask(said: Sequence[tuple[str, str]], temperature: float) -> Reply:
         try:

