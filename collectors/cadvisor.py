@@ -23,7 +23,7 @@ from collectors.rows import Rows, cells
 from collectors.subject import Subject, SubjectKind
 from collectors.workload import WorkloadRule, container_subject, pod_subject
 
-_PAUSE = "POD"
+_PAUSE, _ALL_CPUS = "POD", "total"
 
 
 class CadvisorCollector(PageCollector):
@@ -63,6 +63,8 @@ class CadvisorCollector(PageCollector):
             namespace = series.label("namespace")
             if not (container and pod and namespace) or container == _PAUSE:
                 continue
+            if series.label("cpu", _ALL_CPUS) != _ALL_CPUS:
+                continue  # a standalone cAdvisor tells each CPU beside their sum
             try:
                 subject, holder = container_subject(namespace, pod, container), pod_subject(namespace, pod)
             except ValueError:

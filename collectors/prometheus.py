@@ -55,6 +55,17 @@ class _Known:
         self._subjects: list[Subject] = []
         self._frozen: tuple[Subject, ...] = ()
         self._placed: dict[int, tuple[Sequence[Mapping[str, str]], Cells, int]] = {}
+        self._told: tuple[Inventory | None, tuple[Subject, ...]] = (None, ())
+
+    def tell(self, inventory: Inventory, at_s: float) -> None:
+        """That ports and disks are of the node that their key names first."""
+        known_to, told = self._told
+        if self.kind not in (_NIC, _DISK) or (known_to is inventory and told is self._frozen):
+            return
+        for key, row in self._row.items():
+            if isinstance(key, tuple):
+                inventory.observe(self._subjects[row], Subject(_NODE, key[0]), at_s)
+        self._told = (inventory, self._frozen)
 
     def place(self, labels: Sequence[Mapping[str, str]], column: int, scale: float) -> tuple[Cells, int]:
         """Where a vector's values belong, and how many series have no usable identity."""
@@ -222,6 +233,8 @@ class PrometheusCollector:
         used = 0
         for ask, answer in zip(asks, answers, strict=False):
             used += self._take(ask, answer, times[ask.kind], now_s, failed, rejected)
+        for known in self._known.values():
+            known.tell(inventory, now_s)
         made = (known.rows.frame(now_s) for known in self._known.values())
         frames = [frame for frame in made if isinstance(frame, Frame)]
         told = self._doubt(frames, answers[doubts : doubts + 2], failed, rejected) if _GPU in self._known else ""

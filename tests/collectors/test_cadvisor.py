@@ -50,6 +50,18 @@ def test_after_a_restart_the_newer_cgroup_counts(opened: Any, page_server: Any) 
     assert not batch.sources[0].rejected
 
 
+def test_the_sum_over_all_cpus_counts_where_each_is_told_too(opened: Any, page_server: Any) -> None:
+    rows = [
+        f'container_cpu_usage_seconds_total{{container="trainer",namespace="ml",pod="job-2",cpu="{cpu}"}} {used}'
+        for cpu, used in (("cpu00", 4), ("cpu01", 5), ("total", 9))
+    ]
+    page_server.pages["/c"] = ("\n".join(rows) + "\n").encode()
+    of = opened(CadvisorCollector(CadvisorCollector.Settings(urls=[page_server.at("/c")])))
+    batch = check_collect(of, NOW, Inventory(), 2.0, expect_ok=True)
+    assert batch.frames[0].value(BOX, "container_cpu_s_total") == 9
+    assert not batch.sources[0].rejected
+
+
 def test_node_exporter_names_its_node(opened: Any, page_server: Any) -> None:
     page_server.pages["/n"] = (
         b'node_uname_info{nodename="gpu-7",sysname="Linux"} 1\n'

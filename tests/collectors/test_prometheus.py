@@ -109,6 +109,8 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     assert nics.value(Subject(SubjectKind.NIC, "n1/mlx5_0:1"), "nic_receive_bytes_total") == 7
     assert disks.value(Subject(SubjectKind.DISK, "n1/nvme0n1"), "disk_reads_total") == 9
     assert disks.value(Subject(SubjectKind.DISK, "n1:/data"), "disk_available_bytes") == 11
+    nic, node = Subject(SubjectKind.NIC, "n1/mlx5_0:1"), Subject(SubjectKind.NODE, "n1")
+    assert inventory.above(nic, SubjectKind.NODE, time.time()) == node
     then_s = batch.sources[0].at_s
     gpus, boxes, nodes = (frame(batch, k) for k in (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE))
     assert [gpus.value(gpu, "gpu_power_w") for gpu in GPUS[:2]] == [100, 101]
