@@ -37,7 +37,7 @@ class Advisor:
     history: History
     inventory: Inventory
     playbooks: Sequence[Playbook]
-    can: frozenset[ActionKind]
+    can: frozenset[ActionKind] | None
     now_s: Callable[[], float]
     guard_settings: GuardSettings = field(default_factory=GuardSettings)
     begun: Callable[[], Sequence[Commitment]] = list

@@ -40,6 +40,7 @@ from agent.rca.investigate import Investigator, Spent
 from agent.rca.model import Model
 from agent.rca.promql import range_query
 from agent.rca.redact import Redactor
+from agent.scoreboard import Scoreboard
 from agent.settings import Settings
 from agent.slack.room import Slack
 from agent.stages import Parts as StageParts
@@ -287,7 +288,8 @@ class App:
             history=self.history,
             inventory=self.inventory,
             playbooks=playbooks.build(settings.economy),
-            can=frozenset(kind for actuator in self.actuators for kind in actuator.kinds()),
+            # without an actuator everything is proposed, and a person does it by hand
+            can=frozenset(kind for actuator in self.actuators for kind in actuator.kinds()) or None,
             now_s=self.clock.now_s,
             guard_settings=settings.guard,
             ladder=settings.ladder,
@@ -308,6 +310,7 @@ class App:
             actuator_for=self.actuator_for,
             settings=self.settings.lifecycle,
             guard=self._guard,
+            not_earned=self._not_earned,
             probe=ResumedProgress(lambda: self.history, self.clock.now_s),
         )
 
@@ -325,6 +328,10 @@ class App:
         if is_drills(action):
             return Ruling(True, "a drill touches nothing")
         return self._advisor.guard(action, [item for item in begun if not is_drills(item.action)])
+
+    def _not_earned(self, action: Action) -> str:
+        rating = Scoreboard(self.store.database, self.settings.autonomy).may_act(action, self.clock.now_s())
+        return "" if rating is None else f"{action.kind} has not earned to act by itself here: {rating.reason}"
 
     def _begun(self) -> list[Commitment]:
         with self.store.database.read() as connection:

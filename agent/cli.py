@@ -192,6 +192,31 @@ def resume(config: Config = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
+    """Says of each kind of action and namespace what people made of its plans, and what that has earned."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from agent.scoreboard import Scoreboard
+    from agent.settings import load
+
+    with stored(config) as (store, _, now_s):
+        ratings = Scoreboard(store.database, load(config).autonomy).ratings(now_s)
+    if as_json:
+        print_json([asdict(rating) for rating in ratings])
+        return
+    table = Table(
+        "action", "namespace", "plans", "agreed", "declined", "worked", "did not", "earned", "why not more"
+    )
+    for rating in ratings:
+        s = rating.score
+        counts = (s.proposed, s.agreed, s.disagreed, s.confirmed, s.failed)
+        table.add_row(str(s.kind), s.namespace, *map(str, counts), str(rating.level), rating.reason)
+    print_rich(table)
+
+
+@app.command()
 def replay(
     recording: Annotated[Path | None, typer.Argument(help="A recording, as `nightshift record` writes it")] = None,
     prometheus: Annotated[str, typer.Option(help="URL of a Prometheus, instead of a recording")] = "",

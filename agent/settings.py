@@ -26,6 +26,7 @@ from agent.people import Settings as PeopleSettings
 from agent.policy import ApprovalSettings
 from agent.rca.model import ModelSettings
 from agent.rca.redact import Settings as RedactSettings
+from agent.scoreboard import Settings as AutonomySettings
 from agent.slack.settings import Settings as SlackSettings
 from agent.stages import LifecycleSettings
 from collectors.history import Settings as HistorySettings
@@ -149,6 +150,9 @@ class Settings(BaseSettings):
         default_factory=GuardSettings, description="What no plan may exceed, whoever approves"
     )
     approval: ApprovalSettings = Field(default_factory=ApprovalSettings, description="Who has to approve what")
+    autonomy: AutonomySettings = Field(
+        default_factory=AutonomySettings, description="What has to be earned before policy acts without a person"
+    )
     lifecycle: LifecycleSettings = Field(
         default_factory=LifecycleSettings, description="How incidents are carried through"
     )

@@ -27,7 +27,7 @@ from agent.clock import Clock
 from agent.gate import Gate
 from agent.incident import Cause, Incident, IncidentState
 from agent.intents import commitments, end_intent, has_intent, store_intent
-from agent.policy import rule_for
+from agent.policy import Rule, rule_for
 from agent.rca.diagnosis import Diagnosis
 from agent.store import Move, Store, number_of
 from collectors.base import Permanent, Temporary
@@ -122,6 +122,8 @@ class Parts:
     settings: LifecycleSettings
     probe: Probe | None = None
     guard: Guard | None = None
+    not_earned: Callable[[Action], str] | None = None
+    """Why a kind that is automatic by policy has not earned it yet; empty where it has."""
 
 
 class Lost(Exception):
@@ -202,8 +204,12 @@ class Stages:
             return
         proposal = self._parts.plan(incident)
         if proposal.action is not None:
-            rule = rule_for(proposal.action, self._parts.gate.policy)
-            self._store.save_plan(incident, proposal.action, proposal.reason, by=Stage.PLAN, rule=rule)
+            rule, reason = rule_for(proposal.action, self._parts.gate.policy), proposal.reason
+            if rule is Rule.AUTOMATIC and self._parts.not_earned is not None:
+                why = self._parts.not_earned(proposal.action)
+                if why:
+                    rule, reason = Rule.ONE, f"{reason}. A person decides, since {why}"
+            self._store.save_plan(incident, proposal.action, reason, by=Stage.PLAN, rule=rule)
         elif proposal.refused:
             self._move(incident, _C.GUARD_REFUSED, proposal.reason)
         else:
