@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from types import FrameType
 from typing import Protocol
 
@@ -397,14 +398,24 @@ def _key(findings: Sequence[Finding]) -> list[str]:
     return [repr((f.episode, f.state, f.at, f.summary, f.score, sorted(f.facts.items()))) for f in findings]
 
 
+def _silence_after_faults(world: World) -> Iterator[Tick]:
+    return silence(world, 200, 240)
+
+
+@cache
+def _played(stream: Callable[[World], Iterator[Tick]]) -> tuple[list[Tick], Inventory]:
+    """A stream's ticks and its inventory: made once, since detectors change neither."""
+    world = World()
+    return list(stream(world)), world.inventory()
+
+
 def problems(kind: Kind) -> list[str]:
     """What a detector class breaks of the contract; empty where it keeps it."""
     found: list[str] = []
     if make(kind).name != kind.plugin or not make(kind).faults:
         found.append("its name is not its plug-in's name, or it names no fault")
     for stream in (*SILENT, *HOSTILE):
-        world = World()
-        ticks, inventory = list(stream(world)), world.inventory()
+        ticks, inventory = _played(stream)
         findings = run(make(kind), ticks, inventory)
         found += [f"{stream.__name__}: {problem}" for problem in _lawful(findings, ticks)]
         if stream in SILENT and findings:
@@ -471,21 +482,19 @@ def _calls(kind: Kind, world: World) -> int:
 
 
 def _no_data(kind: Kind) -> list[str]:
-    world = World()
-    ticks, inventory, detector = list(faults(world)), world.inventory(), make(kind)
+    (ticks, inventory), detector = _played(faults), make(kind)
     findings = run(detector, ticks, inventory)
     found = [f"faults: {problem}" for problem in _lawful(findings, ticks)]
     if not findings:
         found.append("faults: it found nothing where everything is broken")
-    quiet = run(detector, list(silence(world, 200, 240)), inventory)
+    quiet = run(detector, _played(_silence_after_faults)[0], inventory)
     found += [f"silence: {f.fault} of {f.subject} cleared without data" for f in quiet if f.state is State.CLEAR]
     return found
 
 
 def _snapshots(kind: Kind) -> list[str]:
     found: list[str] = []
-    world = World()
-    ticks, inventory, whole = list(faults(world)), world.inventory(), make(kind)
+    (ticks, inventory), whole = _played(faults), make(kind)
     for half in (37, 120, 180):
         detector, resumed = make(kind), make(kind)
         run(detector, ticks[:half], inventory)

@@ -18,6 +18,7 @@ from collectors.metrics import BY_NAME
 from collectors.subject import Subject
 from controllers.action import Action
 from detectors.base import SeriesExhibit, State
+from detectors.calibrate import words as budget_words
 
 _LEAD_S = 600.0
 
@@ -144,8 +145,8 @@ def _many(names: Iterable[str]) -> str:
     return ", ".join(named) if len(named) <= 4 else f"{', '.join(named[:3])} and {len(named) - 3} more"
 
 
-def signals(incident: Incident) -> list[tuple[str, str, str, str]]:
-    """(state, summary, subject, since when) of each finding."""
+def signals(incident: Incident) -> list[tuple[str, str, str, str, str]]:
+    """(state, summary, subject, since when, what it cost of the alarm budget) of each finding."""
     words = {State.FIRING: "firing", State.CLEAR: "clear", State.NO_DATA: "no data"}
     return [
         (
@@ -153,6 +154,7 @@ def signals(incident: Incident) -> list[tuple[str, str, str, str]]:
             stored.finding.summary,
             str(stored.finding.subject.name),
             clock_time(stored.finding.since.t_s),
+            budget_words(stored.finding),
         )
         for stored in incident.findings
     ]
