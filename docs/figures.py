@@ -346,9 +346,13 @@ TABLES = (
         (
             Row("refused for an expected reason, static read on", "summary/static_on", _judged, "all"),
             Row("the same, static read off", "summary/static_off", _judged, "all"),
+            Row("… of these at the frozen judge", "summary/static_off_this_session", _judged, "all"),
             Row("known-good candidates not refused", "summary/good", _judged, "all"),
+            Row("… of these at the frozen judge", "summary/good_this_session", _judged, "all"),
+            Row("ten mutants written after the freeze, refused", "summary/mutants", _judged, "told apart"),
         ),
-        "Measured at the commit that the file names; what was changed after it has run on the CPU only.",
+        "Every row of the file names the commit it was judged at; what was changed after the freeze has run on the CPU "
+        "only. Static read on: by reading alone, or by the verdict without it.",
     ),
     Table(
         "The kernel judge's clock and pace (H200)",

@@ -21,11 +21,12 @@ import torch
 
 from kernels.draw import Draw, mix
 from kernels.judge.errors import errors_of, parts, positive, rows_of, ulp
-from kernels.judge.inputs import Probe, laid_out
+from kernels.judge.inputs import Probe, laid_out, lay_out
 from kernels.judge.verdict import Reason
 from kernels.problem import Inputs, Outputs, Problem, gradients_of
 
 POOL_ELEMENTS = 4096
+_POOL_VECTOR = 1 << 16  # all of a vector's elements may share one error, that of a sum over it
 POOL_DRAWS = 8
 
 RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
@@ -111,7 +112,7 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     if problem.exact and not probe.backward:
         return Expected(truth, eager, (), rows, True, problem.signed_zero, False)
     draws = [(eager, truth)]
-    if not probe.rows and min((t.numel() for t in truth), default=0) < POOL_ELEMENTS:
+    if not probe.rows and any(t.numel() < (_POOL_VECTOR if t.dim() <= 1 else POOL_ELEMENTS) for t in truth):
         device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
         for i in range(1, POOL_DRAWS):
             other = mix(seed, i, 0x9001)
@@ -134,12 +135,18 @@ def _integer_allowance(draws: Sequence[tuple[Outputs, Outputs]], i: int) -> Allo
     return Allowance(worst + 2.0**-10, worst, worst, worst, worst)
 
 
-def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int) -> Outputs:
-    """The outputs' gradients of a backward probe: normal values from the probe's seed."""
+def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int, upstream: str) -> Outputs:
+    """The outputs' gradients of a backward probe: normal values from the probe's seed, laid out as `upstream` says.
+
+    "expanded" is one row for all, of stride 0, as the gradient of a sum over rows is handed down.
+    """
     made = []
     for i, out in enumerate(outputs):
-        device = out.device
-        made.append(Draw(mix(seed, i, 0x67), "normal", device).normal(out.shape, out.dtype))
+        draw = Draw(mix(seed, i, 0x67), "normal", out.device)
+        if upstream == "expanded":
+            made.append(draw.normal((1, *out.shape[1:]), out.dtype).expand(out.shape))
+        else:
+            made.append(lay_out(draw.normal(out.shape, out.dtype), upstream))
     return tuple(made)
 
 
@@ -147,7 +154,7 @@ def _pair(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Ou
     """(truth, eager): outputs, or gradients for a backward probe."""
     if not probe.backward:
         return problem.truth(inputs), problem.eager(inputs)
-    grads = gradient_seeds(problem.eager(inputs), seed)
+    grads = gradient_seeds(problem.eager(inputs), seed, probe.upstream)
     doubles = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
     wide = tuple(g.double() for g in grads)
     truth = gradients_of(problem.oracle or problem.reference, doubles, problem.gradients, wide)
@@ -344,7 +351,16 @@ def repeats_agree(first: Sequence[torch.Tensor], again: Sequence[torch.Tensor]) 
     )
 
 
-def eager_is_deterministic(problem: Problem, inputs: Inputs, runs: int = 3) -> bool:
-    """Whether eager itself repeats bit for bit: a candidate may not be worse than this, whatever it declares."""
-    first = problem.eager(inputs)
-    return all(repeats_agree(first, problem.eager(inputs)) for _ in range(runs - 1))
+def eager_is_deterministic(problem: Problem, inputs: Inputs, upstream: Outputs = (), runs: int = 3) -> bool:
+    """Whether eager itself repeats bit for bit: a candidate may not be worse than this, whatever it declares.
+
+    With `upstream` gradients, whether its gradients do.
+    """
+
+    def run() -> Outputs:
+        if upstream:
+            return gradients_of(problem.reference, inputs, problem.gradients, upstream)
+        return problem.eager(inputs)
+
+    first = run()
+    return all(repeats_agree(first, run()) for _ in range(runs - 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -180,7 +180,9 @@ class Examiner:
             outputs = self.call(probe, seed, inputs)
             if seed in seen:
                 if deterministic is None:
-                    deterministic = eager_is_deterministic(self.problem, laid_out(inputs, probe.case.layout))
+                    upstream = self._upstream(probe, seed, inputs)
+                    placed = laid_out(inputs, probe.case.layout)
+                    deterministic = eager_is_deterministic(self.problem, placed, upstream)
                 if not repeats_agree(seen[seed], outputs) and (
                     deterministic or self.candidate.determinism != "none"
                 ):
@@ -233,8 +235,9 @@ class Examiner:
         }
         stored = [] if self.candidate.mutates and not probe.backward else forms
         sizes |= {OUTPUTS + k: math.prod(shape) * dtype.itemsize for k, (shape, dtype) in enumerate(stored)}
-        grads = gradient_seeds(self._like(case, inputs), seed) if probe.backward else ()
-        sizes |= {SEEDS + k: grad.numel() * grad.itemsize for k, grad in enumerate(grads)}
+        grads = self._upstream(probe, seed, inputs)
+        seed_views = [_upstream_view(SEEDS + k, grad, probe.upstream) for k, grad in enumerate(grads)]
+        sizes |= {v.index: _reach(v) * grad.itemsize for v, grad in zip(seed_views, grads, strict=True)}
         process.lend(sizes)
         views: list[Any] = []
         pristine: dict[int, torch.Tensor] = {}
@@ -252,9 +255,13 @@ class Examiner:
         self._fill = _prefill(seed)
         for view in outs:
             process.lender.payload(view.index).fill_(self._fill)
-        seed_views = [contiguous(SEEDS + k, tuple(grad.shape), grad.dtype) for k, grad in enumerate(grads)]
         for view, grad in zip(seed_views, grads, strict=True):
-            view.of(process.lender.payload(view.index)).copy_(grad)
+            payload = process.lender.payload(view.index)
+            if probe.upstream == "expanded":
+                replace(view, shape=(min(1, len(grad)), *view.shape[1:])).of(payload).copy_(grad[:1])
+            else:
+                view.of(payload).copy_(grad)
+            pristine[view.index] = payload[: sizes[view.index]].clone()
         self._settle()
         self.found.calls += 1
         self.runner.run(case, views, outs, probe, seed_views)
@@ -310,6 +317,10 @@ class Examiner:
             self._forms[key] = [(tuple(x.shape), x.dtype) for x in made]
         return tuple(torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self._forms[key])
 
+    def _upstream(self, probe: Probe, seed: int, inputs: Inputs) -> Outputs:
+        """The outputs' gradients of a backward probe; none for another."""
+        return gradient_seeds(self._like(probe.case, inputs), seed, probe.upstream) if probe.backward else ()
+
     def _eager_aliases(self, case: Case, inputs: Inputs) -> bool:
         """Whether eager's own outputs lie in its inputs' memory, for inputs in the case's layout."""
         placed = laid_out(inputs, case.layout)
@@ -318,6 +329,20 @@ class Examiner:
     def _settle(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _upstream_view(index: int, gradient: torch.Tensor, upstream: str) -> View:
+    """Where an output's gradient lies in its buffer."""
+    shape = tuple(gradient.shape)
+    if upstream == "expanded":
+        return View(index, _word(gradient.dtype), shape, (0, *contiguous(index, shape[1:], gradient.dtype).stride))
+    where = place(shape, upstream)
+    return View(index, _word(gradient.dtype), where.shape, where.strides, where.offset)
+
+
+def _reach(view: View) -> int:
+    """Elements from a buffer's start to the last that a view touches, at least one."""
+    return max(1, view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.stride, strict=True)) + 1)
 
 
 def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, Any]) -> Refusal | None:

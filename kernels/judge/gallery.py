@@ -106,7 +106,7 @@ def show(
     """Judge one piece. It is raced only where its cheat is against the clock."""
     problem = named(piece.file.problem)
     request = Request(
-        scope=replace(scope, huge=piece.huge),
+        scope=replace(scope, huge=scope.huge or piece.huge),
         pace=pace if piece.timed else None,
         static=static,
         promote=judge.device == "cuda" and bool(piece.refused & _SANITIZER),

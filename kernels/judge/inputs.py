@@ -32,7 +32,8 @@ class Probe:
     """Calls to make and hold against the oracle.
 
     case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
-    drawn from the seed. under_load: while other work runs on the device. rows: 0, or the number of leading rows to
+    drawn from the seed and lying in memory as `upstream` says (a layout, or "expanded": one row, repeated by stride 0).
+    under_load: while other work runs on the device. rows: 0, or the number of leading rows to
     compare (for outputs too large for a float64 oracle): see `kernels.judge.correctness.expected`.
     """
 
@@ -43,6 +44,7 @@ class Probe:
     backward: bool = False
     under_load: bool = False
     rows: int = 0
+    upstream: str = "contiguous"
 
     def to_json(self) -> dict[str, Any]:
         """Seeds as text: they have 64 bits, more than JSON's numbers hold."""
@@ -54,6 +56,7 @@ class Probe:
             "backward": self.backward,
             "under_load": self.under_load,
             "rows": self.rows,
+            "upstream": self.upstream,
         }
 
 
@@ -111,6 +114,12 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats, under_load=True))
     if problem.gradients and candidate.differentiable:
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in bases]
+        for upstream in ("expanded", "transposed", "padded"):
+            probes.append(
+                Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, upstream=upstream)
+            )
+        again = (_seed(rng),) * scope.repeats
+        probes.append(Probe("accuracy", rng.choice(bases), "normal", again, backward=True, under_load=True))
     if scope.benchmark:
         timed = [case for case in problem.cases if _admits(problem, candidate, case)]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),)) for case in timed]

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ class Judge:
             errors=trial.errors,
             comparisons=tuple(trial.comparisons),
             left_out=tuple(trial.left_out),
-            domain=_domain(candidate, trial.timed, self.environment),
+            domain=_domain(candidate, trial, self.environment),
             isolation=trial.layers,
             binaries=trial.binaries,
             environment=self.environment.to_json(),
@@ -266,7 +266,19 @@ class Judge:
         return self._clock
 
 
-def _domain(candidate: Candidate, timed: Sequence[Case], where: Environment) -> dict[str, Any]:
-    """What a certificate of this verdict answers for."""
+def _domain(candidate: Candidate, trial: Trial, where: Environment) -> dict[str, Any]:
+    """What a certificate of this verdict answers for: what was declared, and between which values it was probed."""
     declared = candidate.to_json()["domain"]
-    return {**declared, "architecture": where.capability, "timed": [case.to_json() for case in timed]}
+    cases = trial.probed
+    names = sorted({name for case in cases for name in case.sizes})
+    sizes = {name: [case.sizes[name] for case in cases] for name in names}
+    return {
+        **declared,
+        "architecture": where.capability,
+        "timed": [case.to_json() for case in trial.timed],
+        "probed": {
+            "sizes": {name: [min(found), max(found)] for name, found in sizes.items()},
+            "dtypes": sorted({case.dtype for case in cases}),
+            "layouts": sorted({case.layout for case in cases}),
+        },
+    }

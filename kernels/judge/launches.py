@@ -73,7 +73,7 @@ def replay_some(trial: Trial, runner: HostRunner | PlanRunner) -> None:
     rng = random.Random(trial.secret + b"replay")
     probes = [p for p in trial.probes() if p.stage == "sweep" and p.case.layout == "contiguous"]
     rng.shuffle(probes)
-    by_dtype = {p.case.dtype: p.case for p in probes if trial.problem.compulsory_bytes(p.case) > 0}
+    by_dtype = {p.case.dtype: p.case for p in probes if all(p.case.sizes.values())}
     made = [(case, plan(trial, runner, case, trial.problem)) for case in by_dtype.values()]
     replay(trial, trial.problem, [(case, plan) for case, plan in made if plan is not None], whole=False)
     trial.stages.append("replay")

@@ -57,6 +57,7 @@ class Trial:
     errors: dict[str, float] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    probed: list[Case] = field(default_factory=list)  # every case that was put to it and passed
     launched: set[str] = field(default_factory=set)  # names of the kernels that recorded calls launched
     layers: Mapping[str, str] = field(default_factory=dict)
     timed: tuple[Case, ...] = ()
@@ -172,6 +173,7 @@ class Trial:
                 try:
                     with self.judge.quiet.shared():
                         examiner.probe(probe)
+                    self.probed.append(probe.case)
                 except Refusal as refusal:
                     self._ask_afresh(examiner, probe, refusal)
                     raise

@@ -24,11 +24,15 @@ def product(
     i = (tile_m * BM + tl.arange(0, BM)).to(tl.int64)
     j = (tile_n * BN + tl.arange(0, BN)).to(tl.int64)
     total = tl.zeros((BM, BN), tl.float32)
+    lost = tl.zeros((BM, BN), tl.float32)
     for start in range(0, k, BK):
         r = (start + tl.arange(0, BK)).to(tl.int64)
         left = tl.load(a + i[:, None] * am + r[None, :] * ak, mask=(i[:, None] < m) & (r[None, :] < k), other=0.0)
         right = tl.load(b + r[:, None] * bk + j[None, :] * bn, mask=(r[:, None] < k) & (j[None, :] < n), other=0.0)
-        total = tl.dot(left, right, total, input_precision="ieee")
+        part = tl.dot(left, right, input_precision="ieee") - lost  # Kahan's sum: long rows, few columns
+        more = total + part
+        lost = (more - total) - part
+        total = more
     tl.store(c + i[:, None] * n + j[None, :], total, mask=(i[:, None] < m) & (j[None, :] < n))
 
 
