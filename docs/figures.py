@@ -351,8 +351,8 @@ TABLES = (
             Row("… of these at the frozen judge", "summary/good_this_session", _judged, "all"),
             Row("ten mutants written after the freeze, refused", "summary/mutants", _judged, "told apart"),
         ),
-        "Every row of the file names the commit it was judged at; what was changed after the freeze has run on the CPU "
-        "only. Static read on: by reading alone, or by the verdict without it.",
+        "Every row of the file names the commit it was judged at; what was changed since has run on the CPU only. "
+        "Static read on: by reading alone, or by the verdict without it.",
     ),
     Table(
         "The kernel judge's clock and pace (H200)",

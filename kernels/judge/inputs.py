@@ -32,9 +32,9 @@ class Probe:
     """Calls to make and hold against the oracle.
 
     case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
-    drawn from the seed and lying in memory as `upstream` says (a layout, or "expanded": one row, repeated by stride 0).
-    under_load: while other work runs on the device. rows: 0, or the number of leading rows to
-    compare (for outputs too large for a float64 oracle): see `kernels.judge.correctness.expected`.
+    drawn from the seed. upstream: how those lie in memory (a layout, or "expanded": one row, repeated by stride 0).
+    under_load: while other work runs on the device. rows: 0, or the number of leading rows to compare (for outputs
+    too large for a float64 oracle): see `kernels.judge.correctness.expected`.
     """
 
     stage: Stage
