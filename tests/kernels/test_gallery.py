@@ -52,9 +52,14 @@ QUICK_EXPLOITS = {
     "uninitialised_output",
     "warm_up_detected",
     "writes_through_ctypes",
+    "raises_a_verdict",
+    "returns_its_input",
+    "library_for_one_layout",
+    "gradient_ignores_upstream",
     "zero_gradient",
 }
 QUICK_GOOD = {
+    "library_rmsnorm_backward",
     "adamw_flat",
     "copy_flat",
     "library_quantise",
@@ -120,12 +125,30 @@ def test_the_static_read_has_nothing_against_any_good_candidate() -> None:
 def test_the_gallery_is_as_large_and_as_varied_as_it_claims_to_be() -> None:
     """Far more than 45 exploits and 60 good candidates; every exploit has a class and reasons."""
     exploits, good = _all("exploits"), _all("good")
-    assert len(exploits) >= 110
-    assert len(good) >= 76
+    assert len(exploits) >= 140
+    assert len(good) >= 80
     assert all(piece.cheat and piece.refused for piece in exploits)
     assert not any(piece.cheat or piece.refused for piece in good)
     assert {piece.file.problem for piece in good} == set(BY_NAME)
     assert {piece.cheat for piece in exploits} >= CLASSES
+
+
+FIXED_TOLERANCE = {
+    "rmsnorm_without_norm": "an RMSNorm without any normalisation, bfloat16",
+    "softmax_constant_denominator": "a softmax with a constant denominator",
+    "constant_loss": "a cross-entropy that returns ln V + 0.5",
+    "layernorm_without_affine": "a layernorm that ignores weight and bias",
+}
+"""What passes AutoKernel's fixed tolerances (measured), each with its fixture."""
+
+
+@pytest.mark.parametrize("name", FIXED_TOLERANCE)
+def test_what_passes_a_fixed_tolerance_is_refused_for_its_error(judge: Judge, name: str) -> None:
+    """Without the static read, and for nothing but the error."""
+    piece = next(piece for piece in EXPLOITS if piece.name == name)
+    assert piece.cheat == "near-constant output"
+    shown = show(judge, piece, CPU, static=False, pace=None)
+    assert shown.verdict.reason in (Reason.rmse, Reason.worst_row, Reason.max_ulp), shown.verdict.detail
 
 
 CLASSES = {
@@ -134,6 +157,7 @@ CLASSES = {
     "background thread",
     "bad input",
     "batched",
+    "branch on being watched",
     "branch on dtype",
     "branch on shape",
     "cached",
@@ -158,6 +182,7 @@ CLASSES = {
     "swallowed exception posing as a kernel",
     "uninitialised memory",
     "warm-up detection",
+    "wrong gradient",
 }
 
 
