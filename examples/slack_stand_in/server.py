@@ -53,6 +53,8 @@ class StandIn:
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.calls: list[tuple[float, str]] = []
         self._sockets: set[ServerConnection] = set()
+        self.opened = 0
+        """Sockets that were ever open."""
         self._acks: dict[str, queue.Queue[Answer]] = {}
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
@@ -186,6 +188,7 @@ class StandIn:
     def _session(self, socket: ServerConnection) -> None:
         socket.send(json.dumps({"type": "hello", "num_connections": 1, "connection_info": {"app_id": "A0"}}))
         self._sockets.add(socket)
+        self.opened += 1
         try:
             for text in socket:
                 answer = json.loads(text)

@@ -75,7 +75,7 @@ def _said(folder: Path, what: str, of: str, pid: int | None = None) -> bool:
 
 def test_one_leads_and_no_incident_has_two_runners(store: Store, start: Callable[..., Any], tmp_path: Path) -> None:
     names = [store.open_incident(f"leak {i}", [a_finding(since_s=float(i))]) for i in range(12)]
-    pids = {start(name).pid for name in ("a", "b")}
+    pids = {start(name, 60.0).pid for name in ("a", "b")}  # a lease that no busy machine lets lapse
     _until(lambda: {s.state for s in store.incidents()} == {_S.AWAITING_APPROVAL})
     (tmp_path / "stop").touch()
     notes = _notes(tmp_path)

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -284,13 +285,16 @@ class TestHttp:
         assert httpx.post(to, content=body, headers=headers).status_code == status
 
 
+def _opened(chat: Chat, count: int) -> bool:
+    return chat.stand_in.opened == count and bool(chat.stand_in.connected)
+
+
 @SOCKET
 def test_the_socket_is_opened_again_when_slack_closes_it(chat: Chat, to: str) -> None:
     _, ts = _shown(chat)
-    for reason in ("refresh_requested", "warning"):
+    for count, reason in enumerate(("refresh_requested", "warning"), 2):
         chat.stand_in.disconnect(reason)
-        until(lambda: chat.stand_in.connected == 0, "the socket is closed")
-        until(lambda: chat.stand_in.connected, "the socket is open again")
+        until(partial(_opened, chat, count), "the socket is open again")
     chat.stand_in.click(ANN, CHANNEL, ts, "evidence")
     assert _told(chat)
     assert text_of(chat.messages()[0])
