@@ -79,6 +79,10 @@ def _silent(progress: Progress) -> None:
     """Nobody watches."""
 
 
+def _nothing() -> None:
+    """No other book is kept."""
+
+
 @dataclass
 class Search:
     """One task, its authors and a ledger. `clock` gives Unix time."""
@@ -93,6 +97,7 @@ class Search:
     seed: int = 0
     clock: Callable[[], float] = time.time
     tell: Callable[[Progress], None] = _silent
+    book: Callable[[], None] = _nothing  # after every trial, such as `kernels.ledger_git.GitBook.write`
 
     def __post_init__(self) -> None:
         self._start_s = self.clock()
@@ -196,6 +201,7 @@ class Search:
             proposal, of = named[job.key]
             line = self._line(proposal, verdict, rung, of, last, full)
             self.ledger.add(line)
+            self.book()
             outcome = _outcome(line, proposal)
             self.history.append(outcome)
             best = self.best
@@ -264,6 +270,7 @@ class Search:
             for _, verdict in self.executor.run([job]):
                 line = self._line(outcome.proposal, verdict, outcome.rung, outcome.trial, False, True)
                 self.ledger.add(line)
+                self.book()
                 found = verdict
                 if not verdict.refused and verdict.status is not Status.machine_fault:
                     return _outcome(line, outcome.proposal), verdict

@@ -1,0 +1,81 @@
+"""A run as git commits, for people who read a search with their usual tools: `git log`, `git show`, `git bisect`.
+
+In RUN/git, every trial commits the candidate's source and its ledger line; a trial that was not kept is followed by
+a commit that takes the source back to the best. The ledger stays the truth: this is written from it, and a trial
+whose commit is missing (the process was killed between the two) is written with the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from kernels.ledger import Ledger, LedgerError, Line, read_candidate_of
+
+_IDENTITY = ("-c", "user.name=nightshift", "-c", "user.email=nightshift@localhost", "-c", "commit.gpgsign=false")
+
+
+class GitBook:
+    """The repository beside a ledger. Raises LedgerError where git is missing or fails."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._folder = ledger.folder / "git"
+        if not (self._folder / ".git").exists():
+            self._folder.mkdir(exist_ok=True)
+            self._git("init", "-q", "-b", "search")
+
+    def write(self) -> None:
+        """Commit every trial of the ledger that has no commit yet."""
+        done = self._written()
+        best: Line | None = None
+        for line in self._ledger.lines:
+            if line.trial > done:
+                self._commit(line)
+                if line.decision != "keep":
+                    self._take_back(line, best)
+            if line.decision == "keep":
+                best = line
+
+    def _written(self) -> int:
+        """The last trial with a commit, and its way back where it needed one."""
+        if not (self._folder / "trial.json").exists():
+            return 0
+        told = self._git("log", "-n", "1", "--format=%s")
+        number = int(told.split(maxsplit=2)[1].rstrip(":"))
+        line = self._ledger.lines[number - 1]
+        if line.decision != "keep" and not told.startswith("Revert"):
+            kept = [x for x in self._ledger.lines[: number - 1] if x.decision == "keep"]
+            self._take_back(line, kept[-1] if kept else None)
+        return number
+
+    def _commit(self, line: Line) -> None:
+        self._put(line)
+        (self._folder / "trial.json").write_text(json.dumps(line.to_json(), indent=1) + "\n")
+        said = f"Trial {line.trial}: {line.decision}, {line.status} ({line.reason})"
+        self._save(said, f"{line.hypothesis}\n\n{line.detail}")
+
+    def _take_back(self, line: Line, best: Line | None) -> None:
+        if best is None:
+            (self._folder / "candidate").unlink(missing_ok=True)
+        else:
+            self._put(best)
+        self._save(f"Revert {line.trial}: back to {f'trial {best.trial}' if best else 'nothing'}", "")
+
+    def _put(self, line: Line) -> None:
+        candidate = read_candidate_of(self._ledger.folder, line.candidate_sha256)
+        (self._folder / "candidate").write_text(candidate.source)
+
+    def _save(self, subject: str, body: str) -> None:
+        self._git("add", "-A")
+        self._git(*_IDENTITY, "commit", "-q", "--allow-empty", "-m", subject, "-m", body or "-")
+
+    def _git(self, *words: str) -> str:
+        try:
+            done = subprocess.run(
+                ["git", *words], cwd=self._folder, capture_output=True, text=True, check=True, timeout=60
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", "") or str(error)
+            raise LedgerError(f"{self._folder}: git {words[0]}: {said.strip()[:300]}") from error
+        return done.stdout.strip()
