@@ -35,8 +35,9 @@ class RayExecutor:
         self, address: str | None, judges: int = 0, device: str = "cuda", interpret: bool = False, tries: int = 3
     ) -> None:
         """`judges`: how many GPUs to take, 0 for all that the cluster has. Raises ValueError where it has none."""
-        import ray
+        import ray as found
 
+        ray: Any = found
         self._ray = ray
         self._tries = tries
         self._mine = not ray.is_initialized()
