@@ -65,6 +65,9 @@ def test_a_node_without_dcgm_is_read_by_the_same_collectors(
             break
         time.sleep(0.1)
     (frame,) = batch.frames
+    (offset,) = batch.clocks
+    assert offset.clock == NODE.name
+    assert abs(offset.offset_s) <= offset.uncertainty_s + 0.001
     assert len(frame.index) == 8
     assert frame.column("gpu_power_w").tolist() == [612.345] * len(frame.index)
     assert frame.column("gpu_sm_active_ratio").tolist() == [0.42] * len(frame.index)
