@@ -1,8 +1,11 @@
-"""How far nodes' clocks are from ours, and what "first" means between two of them.
+"""How far nodes' clocks are from ours, so that times of two nodes can be compared.
 
 A node that tells its time in an answer told it between our sending and our receiving: its offset is that time less
 the middle of the two, within half the round trip (Cristian 1989, doi:10.1007/BF01784024). An HTTP Date header says
 the same to the second. A measurement loses worth as clocks drift: its uncertainty grows by `DRIFT` of its age.
+
+The merge puts every line on our clock with it. From then on `Instant.order` says before, after or concurrent, with
+the clocks' uncertainty between nodes and without any on one node.
 """
 
 from __future__ import annotations
@@ -12,15 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from threading import Lock
 
-from collectors.frame import Instant, Order
+from collectors.frame import Instant
 from collectors.subject import Inventory, Subject, SubjectKind
 
 DRIFT = 1e-4
 """s/s: twice the tolerance of common quartz (±50 ppm), and within what NTP lets a clock be off (RFC 5905: 15 ppm
 frequency tolerance, slewed by at most 500 ppm)."""
-UNMEASURED_S = 2.0
-"""Half width that is assumed of a clock that nobody measured: NTP would have stepped it beyond 0.128 s, but
-nothing says that it runs."""
+FINE_S = 0.25
+"""A measurement up to this half width corrects lines' times; a Date header's is coarser."""
 MAX_OFFSET_S = 10 * 365 * 86400.0
 
 
@@ -83,29 +85,17 @@ class Clocks:
     def __len__(self) -> int:
         return len(self._best)
 
-    def align(self, instant: Instant, inventory: Inventory | None = None) -> Instant:
-        """The instant on our clock, with what is not known of it in its uncertainty. An instant without a clock is
-        on ours. With an inventory, a pod's clock (`namespace/pod`) is that of the node it ran on."""
-        if not instant.clock:
+    def corrected(self, instant: Instant, inventory: Inventory | None = None) -> Instant:
+        """The instant as `Instant.order` needs it between nodes: its time on our clock where its own was seen to be
+        off, its uncertainty with what is not known of the clock, the clock's name kept (one clock needs no margin
+        against itself). Unchanged where the clock was measured coarsely or not at all."""
+        known = self._best.get(_node_of(instant, inventory)) if instant.clock else None
+        if known is None or known.uncertainty_s > FINE_S:
             return instant
-        known = self._best.get(_node_of(instant, inventory))
-        if known is None:
-            return replace(instant, uncertainty_s=instant.uncertainty_s + UNMEASURED_S, clock="")
-        t_s = instant.t_s - known.offset_s
-        return Instant(t_s, instant.uncertainty_s + known.half_width_s(t_s), "")
-
-    def order(self, one: Instant, other: Instant, inventory: Inventory | None = None) -> Order:
-        """Whether one was before the other: only where their intervals on our clock do not touch. Of one and the
-        same clock only the instants' own uncertainty counts."""
-        same = _node_of(one, inventory) == _node_of(other, inventory)
-        if not same:
-            one, other = self.align(one, inventory), self.align(other, inventory)
-        margin_s = one.uncertainty_s + other.uncertainty_s
-        if one.t_s + margin_s < other.t_s:
-            return Order.BEFORE
-        if other.t_s + margin_s < one.t_s:
-            return Order.AFTER
-        return Order.CONCURRENT
+        half_s = known.half_width_s(instant.t_s - known.offset_s)
+        if abs(known.offset_s) <= half_s:
+            return replace(instant, uncertainty_s=instant.uncertainty_s + half_s + abs(known.offset_s))
+        return replace(instant, t_s=instant.t_s - known.offset_s, uncertainty_s=instant.uncertainty_s + half_s)
 
 
 def _node_of(instant: Instant, inventory: Inventory | None) -> str:

@@ -148,7 +148,8 @@ class StepSeries:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One line as it stood in its source. `offset` is the byte or sequence position, to cite and to resume from."""
+    """One line as it stood in its source. `offset` is the byte or sequence position, to cite and to resume from.
+    `at` is when it was written: on our clock, once the merge knows how far the node's own is off."""
 
     at: Instant
     source: str

@@ -17,7 +17,6 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.clocks import Clocks
 from collectors.frame import Floats, Frame, LogRecord, SeriesIndex, SourceStatus, StepSeries
 from collectors.kernel_event import KernelEvent
 from collectors.subject import Subject, SubjectKind
@@ -94,8 +93,6 @@ class History:
         self._lines: OrderedDict[Subject, deque[LogRecord]] = OrderedDict()
         self._events: OrderedDict[Subject, deque[KernelEvent]] = OrderedDict()
         self._sources: dict[Subject, SourceStatus] = {}
-        self.clocks = Clocks()
-        """Every node's clock as last measured: `clocks.order` compares times of different nodes."""
 
     def add(self, tick: Tick) -> None:
         """Remembers a tick, forgetting the oldest where a bound is reached."""
@@ -123,7 +120,6 @@ class History:
                 kept_events.append(event)
                 if len(kept_events) > self.settings.max_events:
                     kept_events.popleft()
-            self.clocks.add(tick.clocks)
             for status in tick.sources:
                 self._sources[status.source] = status
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from collectors.clocks import Clocks
 from collectors.derive import Deriver
-from collectors.frame import Frame, SeriesIndex, SourceStatus
+from collectors.frame import Frame, LogRecord, SeriesIndex, SourceStatus
 from collectors.kernel_event import KernelEvent
 from collectors.pci import gpu_at
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -26,6 +27,7 @@ class Merger:
 
     def __init__(self) -> None:
         self._deriver = Deriver()
+        self._clocks = Clocks()
         self._joined: dict[tuple[int, ...], tuple[tuple[SeriesIndex, ...], SeriesIndex]] = {}
 
     def merge(self, batches: Sequence[Batch], at_s: float, inventory: Inventory | None = None) -> Tick:
@@ -36,7 +38,14 @@ class Merger:
             for frame in batch.frames:
                 if len(frame.index):
                     by_kind[frame.kind].append(frame)
-        events = [event for batch in batches for event in batch.events]
+        clocks = tuple(offset for batch in batches for offset in batch.clocks)
+        self._clocks.add(clocks)
+        logs = [self._on_our_clock(record, inventory) for batch in batches for record in batch.logs]
+        events = [
+            replace(event, record=self._on_our_clock(event.record, inventory)) if len(self._clocks) else event
+            for batch in batches
+            for event in batch.events
+        ]
         if inventory is not None:
             events = [_with_gpu(event, inventory) for event in events]
         live = set()
@@ -50,13 +59,20 @@ class Merger:
             at_s,
             frames,
             tuple(steps for batch in batches for steps in batch.steps),
-            tuple(record for batch in batches for record in batch.logs),
+            tuple(logs),
             tuple(sorted(events, key=lambda event: event.record.at.t_s)),
             _one_status_each([status for batch in batches for status in batch.sources]),
-            tuple(offset for batch in batches for offset in batch.clocks),
+            clocks,
             tuple(alert for batch in batches for alert in batch.alerts),
             tuple(silence for batch in batches for silence in batch.silences),
         )
+
+    def _on_our_clock(self, record: LogRecord, inventory: Inventory | None) -> LogRecord:
+        """Two nodes' lines can be compared only by one clock."""
+        if not len(self._clocks):
+            return record
+        at = self._clocks.corrected(record.at, inventory)
+        return record if at is record.at else replace(record, at=at)
 
     def _join(self, parts: Sequence[Frame], at_s: float) -> tuple[Frame, tuple[int, ...]]:
         key = tuple(id(part.index) for part in parts)

@@ -1,7 +1,7 @@
 """Recordings of ticks: what was seen, kept so that it can be seen again through the same pipeline.
 
 Format, version 1: a gzip file of lines `CRC32 JSON`. The first line is a header; each further line is one tick with
-its frames, steps, lines, events, sources, clocks and alerts, and the relations that were new. Rows and columns of a
+its frames, steps, lines, events, sources and alerts, and the relations that were new. Rows and columns of a
 frame are written when they change; NaN is null. gzip proves its sum only at the end of the file, so each line
 carries its own. Every incident can so become a fixture of a few kilobytes.
 """
@@ -20,7 +20,6 @@ import numpy as np
 
 from collectors.alert import Alert, Silence
 from collectors.base import Permanent
-from collectors.clocks import ClockOffset
 from collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Membership, Subject, SubjectKind
@@ -174,7 +173,7 @@ def _recorded(line: Any, shapes: dict[str, tuple[SeriesIndex, tuple[str, ...]]])
         tuple(_read_record(row) for row in line["logs"]),
         tuple(_read_event(row) for row in line["events"]),
         tuple(_read_status(row, at_s) for row in line["sources"]),
-        tuple(ClockOffset(**row) for row in line.get("clocks", ())),
+        (),
         tuple(_read_alert(row) for row in line.get("alerts", ())),
         tuple(Silence(**row | {"matchers": tuple(row["matchers"])}) for row in line.get("silences", ())),
     )
@@ -267,9 +266,8 @@ def _read_event(row: Any) -> KernelEvent:
 
 
 def _told(tick: Tick) -> dict[str, Any]:
-    """Clocks, alerts and silences, where there are any."""
+    """Alerts and silences, where there are any. Lines are on our clock already, so clocks are not kept."""
     rows = {
-        "clocks": [asdict(offset) for offset in tick.clocks],
         "alerts": [
             asdict(alert) | {"subject": None if alert.subject is None else str(alert.subject)}
             for alert in tick.alerts

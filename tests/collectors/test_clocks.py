@@ -11,10 +11,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.clocks import DRIFT, UNMEASURED_S, ClockOffset, Clocks, measured
+from collectors.clocks import DRIFT, ClockOffset, Clocks, measured
 from collectors.dcgm_exporter import NODE_TIME, DcgmExporterCollector
 from collectors.frame import Instant, Order
-from collectors.history import History
 from collectors.merge import merge
 from collectors.node_exporter import NodeExporterCollector
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -41,32 +40,40 @@ def test_what_tells_no_time_measures_nothing() -> None:
     assert measured("n", math.nan, 0.1, NOW) is None
 
 
-def test_order_between_nodes_needs_clocks_that_were_measured() -> None:
-    """A clock 30 s ahead makes a later event look earlier; aligned, it is not."""
+def test_order_between_nodes_is_said_on_one_clock_and_only_where_it_is_known() -> None:
+    """A clock 30 s ahead makes a later event look earlier; corrected, it is not. One node needs no margin."""
     clocks = Clocks([ClockOffset("n1", 30.0, 0.01, NOW), ClockOffset("n2", -0.5, 0.01, NOW)])
     first, second = Instant(NOW + 30.0, 0.0, "n1"), Instant(NOW + 4.5, 0.0, "n2")
-    assert first.t_s > second.t_s
-    assert clocks.order(first, second) is Order.BEFORE
-    assert clocks.order(second, first) is Order.AFTER
-    assert clocks.order(Instant(NOW + 30.01, 0.0, "n1"), Instant(NOW - 0.5, 0.0, "n2")) is Order.CONCURRENT
-    assert clocks.order(Instant(NOW, 0.0, "n1"), Instant(NOW + 0.001, 0.0, "n1")) is Order.BEFORE
+    assert first.order(second) is Order.AFTER
+    assert clocks.corrected(first).order(clocks.corrected(second)) is Order.BEFORE
+    assert clocks.corrected(second).order(clocks.corrected(first)) is Order.AFTER
+    near = clocks.corrected(Instant(NOW + 30.01, 0.0, "n1")), clocks.corrected(Instant(NOW - 0.5, 0.0, "n2"))
+    assert near[0].order(near[1]) is Order.CONCURRENT
+    same = clocks.corrected(Instant(NOW, 0.0, "n1")), clocks.corrected(Instant(NOW + 0.001, 0.0, "n1"))
+    assert same[0].order(same[1]) is Order.BEFORE
 
 
-def test_an_unmeasured_clock_is_trusted_to_its_assumed_bound_only() -> None:
-    clocks = Clocks()
-    here = Instant(NOW)
-    assert clocks.order(Instant(NOW - UNMEASURED_S / 2, 0.0, "n9"), here) is Order.CONCURRENT
-    assert clocks.order(Instant(NOW - 2 * UNMEASURED_S, 0.0, "n9"), here) is Order.BEFORE
+@given(st.floats(-100, 100), st.floats(0, 0.2), st.floats(-1, 1), st.floats(-5, 5))
+def test_a_corrected_instant_holds_the_true_time(offset_s: float, half_s: float, error: float, at_s: float) -> None:
+    """Whatever the clock's true offset within the measured bounds."""
+    clocks = Clocks([ClockOffset("n1", offset_s + error * half_s, half_s, NOW)])
+    found = clocks.corrected(Instant(NOW + at_s + offset_s, 0.0, "n1"))
+    assert abs(found.t_s - (NOW + at_s)) <= found.uncertainty_s + 1e-6
+
+
+def test_a_clock_that_was_not_measured_finely_is_left_as_it_is() -> None:
+    clocks = Clocks([ClockOffset("n1", 9.0, 0.6, NOW)])
+    for clock in ("n1", "n9", ""):
+        instant = Instant(NOW, 0.0, clock)
+        assert clocks.corrected(instant) is instant
 
 
 def test_a_pods_clock_is_its_nodes() -> None:
     inventory, pod, node = Inventory(), Subject(SubjectKind.POD, "ml/p-0"), Subject(SubjectKind.NODE, "n1")
     inventory.observe(pod, node, NOW - 100)
     clocks = Clocks([ClockOffset("n1", 60.0, 0.01, NOW)])
-    line = Instant(NOW + 60.0, 0.0, "ml/p-0")
-    assert abs(clocks.align(line, inventory).t_s - NOW) < 1e-6
-    assert clocks.order(line, Instant(NOW + 60.0, 0.0, "n1"), inventory) is Order.CONCURRENT
-    assert clocks.order(line, Instant(NOW + 61.0, 0.0, "n1"), inventory) is Order.BEFORE
+    line = clocks.corrected(Instant(NOW + 60.0, 0.0, "ml/p-0"), inventory)
+    assert abs(line.t_s - NOW) < 1e-6
 
 
 def test_the_finer_measurement_stands_until_it_has_aged_or_is_contradicted() -> None:
@@ -95,9 +102,9 @@ def test_a_nodes_clock_is_measured_from_its_page_over_http(opened: Any, page_ser
     page_server.pages["/n2"] = b'DCGM_FI_DEV_FB_USED{UUID="GPU-2",Hostname="n2",gpu="0"} 1\n'
     urls = [page_server.at("/n1"), page_server.at("/n2")]
     of = opened(DcgmExporterCollector(DcgmExporterCollector.Settings(urls=urls)))
-    history, now_s = History(), time.time()
-    history.add(merge([of.collect(now_s, Inventory(), 2.0)], now_s))
-    one, two = history.clocks.offset("n1"), history.clocks.offset("n2")
+    now_s = time.time()
+    clocks = Clocks(merge([of.collect(now_s, Inventory(), 2.0)], now_s).clocks)
+    one, two = clocks.offset("n1"), clocks.offset("n2")
     assert one is not None
     assert two is not None
     assert abs(one.offset_s + 100.0) <= one.uncertainty_s
@@ -129,7 +136,7 @@ def test_clocks_are_read_while_they_are_added() -> None:
     writer = threading.Thread(target=add)
     writer.start()
     for _ in range(2_000):
-        clocks.align(Instant(NOW, 0.0, "n7"))
+        clocks.corrected(Instant(NOW, 0.0, "n7"))
     stop.set()
     writer.join()
     assert len(clocks) <= 50

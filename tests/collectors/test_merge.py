@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus
+from collectors.clocks import ClockOffset
+from collectors.frame import Frame, Instant, LogRecord, Order, Reason, SeriesIndex, SourceStatus
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.merge import Merger, merge
 from collectors.pci import PCI_FACT, canonical_pci
@@ -46,6 +47,32 @@ def test_cells_of_two_sources_join_and_the_newer_observation_wins() -> None:
         assert joined.times_s("gpu_power_w")[joined.index.rows[GPUS[1]]] == 95.0
         assert joined.value(GPUS[2], "gpu_power_w") == 300.0
         assert math.isnan(joined.value(GPUS[2], "gpu_temperature_c"))
+
+
+def test_lines_of_nodes_whose_clocks_disagree_are_put_on_ours_before_they_are_compared() -> None:
+    """n1 is 30 s ahead and n2 right: n1's line is the earlier one, whatever its stamp says. One whose clock was
+    measured by a Date alone keeps its stamp."""
+
+    def line(node: str, t_s: float) -> LogRecord:
+        return LogRecord(Instant(t_s, 0.0, node), "kmsg", Subject(SubjectKind.NODE, node), "x", 1)
+
+    offsets = (
+        ClockOffset("n1", 30.0, 0.01, 100.0),
+        ClockOffset("n2", 0.001, 0.01, 100.0),
+        ClockOffset("n3", 9.0, 0.6, 100.0),
+    )
+    records = [line("n1", 130.0), line("n2", 104.0), line("n3", 109.0)]
+    events = [KernelEvent(KernelEventKind.XID, r, r.subject, 79) for r in records]
+    tick = merge([Batch((), clocks=offsets), Batch((), logs=records, events=events)], 110.0)
+    ahead, right, coarse = tick.logs
+    assert records[0].at.order(records[1].at) is Order.AFTER
+    assert ahead.at.order(right.at) is Order.BEFORE
+    assert ahead.at.t_s == pytest.approx(100.0)
+    assert right.at.t_s == 104.0
+    assert right.at.uncertainty_s > 0.01
+    assert coarse.at == records[2].at
+    assert [event.node.name for event in tick.events] == ["n1", "n2", "n3"]
+    assert tick.events[0].record == ahead
 
 
 def test_a_missing_value_never_hides_a_known_one() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from collectors.alert import Alert, Silence
 from collectors.check import check_collect
-from collectors.clocks import ClockOffset
 from collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.recording import RecordingError, RecordingWriter, read, read_header
@@ -47,7 +46,7 @@ def tick(at_s: float, index: SeriesIndex, power: float) -> Tick:
         (record,),
         (KernelEvent(KernelEventKind.XID, record, NODE, 79, GPUS[0], "0000:9b:00", "python", 7, {"a": "b"}),),
         (status,),
-        (ClockOffset("n1", 0.25, 0.01, at_s),),
+        (),
         (Alert("GpuHot", "f1", GPUS[0], at_s - 60, at_s + 60, "critical", "83 °C", {"a": "b"}, ("s1",)),),
         (Silence("s1", ('alertname="GpuHot"',), at_s - 9, at_s + 9, "ann", "swap"),),
     )
@@ -74,7 +73,7 @@ def same(a: Tick, b: Tick) -> None:
     assert a.logs == b.logs
     assert a.events == b.events
     assert a.sources == b.sources
-    assert (a.clocks, a.alerts, a.silences) == (b.clocks, b.alerts, b.silences)
+    assert (a.alerts, a.silences) == (b.alerts, b.silences)
     for kind, frame in a.frames.items():
         other = b.frames[kind]
         assert frame.index.subjects == other.index.subjects
