@@ -297,7 +297,7 @@ TABLES = (
         "python -m benchmarks.incidents",
         tuple(
             row
-            for half in ("written",)
+            for half in ("written", "drawn")
             for row in (
                 Row(f"{half} half: cases; faults; no-ops", f"halves/{half}",
                     lambda h: f"{h['cases']}; {h['faults']}; {h['no_ops']}", "≥ 60 cases in both"),
