@@ -5,6 +5,8 @@ Names as the servers write them: vLLM's docs/usage/metrics.md and docs/design/me
 srt/metrics/collector.py, Triton's docs/user_guide/metrics.md (its vLLM backend passes vLLM's names through, its
 TensorRT-LLM backend adds `nv_trt_llm_…`).
 
+A Prometheus' `/federate` is such a page of many servers, told apart by `instance`, with the times of their scrapes.
+
 A server counts per engine, reason or version: counts are summed, a cache's use is its fullest engine's. SGLang's
 tensor- and pipeline-parallel ranks each tell of the same requests: the first rank's word is taken. Histograms are
 read as what happened within `window_s`, and quantiles by linear interpolation within a bucket, as PromQL's
@@ -108,7 +110,7 @@ class InferenceCollector(PageCollector):
         sums: dict[tuple[Subject, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         buckets: dict[tuple[Subject, str, str], dict[float, list[int]]] = defaultdict(lambda: defaultdict(list))
         rejected: Counter[Reason] = Counter()
-        subjects: dict[str, Subject] = {}
+        subjects: dict[tuple[str, str], Subject] = {}
         for position, series in enumerate(layout.series):
             name = _known_name(series)
             histogram = _HISTOGRAM.get(series.name.removesuffix("_bucket")) if name is None else None
@@ -117,12 +119,13 @@ class InferenceCollector(PageCollector):
             if any(series.label(rank, "0") != "0" for rank in ("tp_rank", "pp_rank")):
                 continue
             model = next((m for label in _MODEL_LABELS if (m := series.label(label))), "")
-            if model not in subjects and len(subjects) >= self._max_models:
+            key = (series.label("instance") or place, model)
+            if key not in subjects and len(subjects) >= self._max_models:
                 rejected[Reason.TOO_LARGE] += 1
                 continue
             try:
                 bound = float(series.label("le", "nan")) if histogram is not None else math.nan
-                subject = subjects[model] = subjects.get(model) or _server(place, model)
+                subject = subjects[key] = subjects.get(key) or _server(*key)
             except ValueError:
                 rejected[Reason.MALFORMED] += 1
                 continue
@@ -181,13 +184,15 @@ class InferenceCollector(PageCollector):
             scale * float(np.max(page.values[at]) if is_fullest else np.sum(page.values[at]))
             for at, is_fullest, scale in plan.sums
         ]
+        times = [float(page.times_s[at].min()) for at, _, _ in plan.sums]
         for histogram in plan.histograms:
             counts = histogram.increase(page.values, now_s, self._window_s)
             values += [
                 math.nan if counts is None else histogram.scale * quantile(histogram.bounds, counts, q)
                 for q in _QUANTILES.values()
             ]
-        return np.array(values, dtype=np.float64), np.full(len(values), np.nan)
+            times += [float(page.times_s[histogram.members[-1]].min())] * len(_QUANTILES)
+        return np.array(values, dtype=np.float64), np.array(times, dtype=np.float64)
 
 
 def quantile(bounds: Floats, counts: Floats, q: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,6 +138,41 @@ def test_triton_is_read_per_model_with_its_microseconds(collector: Any, page_ser
     assert frame.value(bert, "server_ttft_p50_s") == pytest.approx(0.3)
     assert frame.value(resnet, "server_failures_per_s") == pytest.approx(0.1)
     assert math.isnan(frame.value(resnet, "server_ttft_p50_s"))
+
+
+def test_a_prometheus_federation_page_tells_many_servers_apart(collector: Any, page_server: Any) -> None:
+    """By their instance, each with the time of its own scrape; one scraped too long ago has no value."""
+    rows = [
+        f'vllm:num_requests_running{{instance="10.0.0.{n}:8000",model_name="m"}} {n} {int((NOW - ago_s) * 1000)}'
+        for n, ago_s in ((1, 5), (2, 12), (3, 400))
+    ]
+    page_server.pages["/metrics"] = ("\n".join(rows) + "\n").encode()
+    frame, status = take(collector, Merger(), NOW)
+    servers = [Subject(SubjectKind.SERVER, f"10.0.0.{n}:8000/m") for n in (1, 2, 3)]
+    assert [frame.value(s, "server_requests_running") for s in servers[:2]] == [1, 2]
+    assert frame.times_s("server_requests_running")[:2].tolist() == [NOW - 5, NOW - 12]
+    assert math.isnan(frame.value(servers[2], "server_requests_running"))
+    assert status.rejected == {Reason.STALE: 1}
+
+
+def test_a_real_prometheus_federates_them(opened: Any, page_server: Any, prometheus_server: Any) -> None:
+    page_server.pages["/metrics"] = vllm(3).encode()
+    target = page_server.url.removeprefix("http://")
+    server = prometheus_server(
+        "global: {scrape_interval: 500ms, scrape_timeout: 400ms}\n"
+        f"scrape_configs: [{{job_name: vllm, static_configs: [{{targets: ['{target}']}}]}}]\n"
+    )
+    url = f'{server.url}/federate?match[]={{__name__=~"vllm:.*"}}'
+    of = opened(InferenceCollector(InferenceCollector.Settings(urls=[url])))
+    subject, end = Subject(SubjectKind.SERVER, f"{target}/{MODEL}"), time.monotonic() + 15
+    while time.monotonic() < end:
+        batch = check_collect(of, time.time(), Inventory(), 3.0)
+        if batch.sources[0].ok and batch.frames:
+            break
+        time.sleep(0.3)
+    (frame,) = batch.frames
+    assert frame.value(subject, "server_requests_waiting") == 14
+    assert abs(frame.times_s("server_requests_waiting")[0] - time.time()) < 10
 
 
 def test_no_request_in_the_window_is_no_latency_and_a_restart_begins_it_anew(
