@@ -27,6 +27,7 @@ from agent.drill import Drills, is_drill, is_drills
 from agent.gate import Gate
 from agent.incident import Incident, IncidentState
 from agent.intents import commitments
+from agent.keeping import Keeping
 from agent.kernel_gate import KernelGate
 from agent.kernel_watch import KernelWatch
 from agent.lifecycle import Lifecycle
@@ -85,6 +86,7 @@ class App:
         self._make_state_dir()
         self.actuators = build_actuators(settings.actuators, self.clock)
         self.store = Store(settings.store_url, self.clock)
+        self.keeping = Keeping(self.store.database, settings.keeping)
         self.gate = Gate(self.store, settings.approval, self.clock)
         self.history = History(settings.history)
         self.inventory = Inventory(settings.cluster)
@@ -143,6 +145,8 @@ class App:
         if abs(now_s - time.time()) > _WALL_S and not look.problem:
             tell_time(self.store, now_s)
         self.kernels.look(look.tick.logs)
+        if not look.problem:
+            self.keeping.turn(now_s)
         if look.decisions:
             self.lifecycle.wake()
             if self.slack is not None:
@@ -233,6 +237,7 @@ class App:
         self.detection.swap(detectors, settings.budget)
         self.actuators = actuators
         self.gate.policy = settings.approval
+        self.keeping = Keeping(self.store.database, settings.keeping)
         self.settings = settings
         self.kernels.settings = settings.kernels
         self._advisor = self._build_advisor(settings)

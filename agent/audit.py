@@ -12,7 +12,7 @@ without their key evolution: the anchor takes its place.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,34 @@ def append(
     connection.execute(sa.update(audit_head).where(audit_head.c.id == 1).values(number=number, sha256=seal))
 
 
+_BASE = 2
+"""Row of the head table that holds the last record that retention removed: where the chain begins now."""
+
+
+def cut(database: Database, before_s: float, now_s: float) -> int:
+    """Removes the records before a time, the newest one never; returns how many. The chain goes on from there."""
+    with database.write() as connection:
+        connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
+        ends = sa.select(sa.func.min(audit.c.number), sa.func.max(audit.c.number))
+        first, last = connection.execute(ends).one()
+        if first is None:
+            return 0
+        low, high = first, last  # the first that stays: times rise with numbers
+        while low < high:
+            middle = (low + high) // 2
+            text = connection.execute(sa.select(audit.c.record).where(audit.c.number == middle)).scalar_one()
+            low, high = (middle + 1, high) if json.loads(text)["at_s"] < before_s else (low, middle)
+        if low == first:
+            return 0
+        seal = connection.execute(sa.select(audit.c.sha256).where(audit.c.number == low - 1)).scalar_one()
+        connection.execute(sa.delete(audit).where(audit.c.number < low))
+        connection.execute(sa.delete(audit_head).where(audit_head.c.id == _BASE))
+        connection.execute(sa.insert(audit_head).values(id=_BASE, number=low - 1, sha256=seal))
+        body = {"through": low - 1, "sha256": seal}
+        append(connection, at_s=now_s, kind="cut", by="retention", incident=None, body=body)
+        return int(low - first)
+
+
 class AuditLog:
     """Reads and verifies the log."""
 
@@ -117,14 +145,19 @@ class AuditLog:
         with self._database.read() as connection:
             return [_record(row.record, row.sha256) for row in connection.execute(query)]
 
-    def verify(self, anchor: Head | None = None) -> AuditReport:
-        """Walks the whole log and names the first record that was changed, removed, added or moved."""
+    def verify(self, anchor: Head | Iterable[Head] = ()) -> AuditReport:
+        """Walks the whole log and names the first record that was changed, removed, added or moved.
+
+        Anchors on records that retention has removed say nothing any more; a log that begins after all of them
+        fails."""
         with self._database.read() as connection:
             row = connection.execute(sa.select(audit_head).where(audit_head.c.id == 1)).one_or_none()
             end = Head(row.number, row.sha256) if row else Head(0, "")
             query = sa.select(audit.c.number, audit.c.incident, self._bytes("record"), self._bytes("sha256"))
+            base = connection.execute(sa.select(audit_head).where(audit_head.c.id == _BASE)).one_or_none()
+            start = Head(base.number, base.sha256) if base else Head(0, FIRST)
             rows = connection.execution_options(yield_per=1000).execute(query.order_by(audit.c.number))
-            return _walk(iter(rows), end, anchor)
+            return _walk(iter(rows), end, start, [anchor] if isinstance(anchor, Head) else list(anchor))
 
     def _bytes(self, column: str) -> sa.Label[bytes]:
         """A text column as the bytes on disk, which after tampering need not be UTF-8."""
@@ -133,20 +166,33 @@ class AuditLog:
         return raw.label(column)
 
 
-def _walk(rows: Iterator[Any], end: Head, anchor: Head | None) -> AuditReport:
-    previous, count = FIRST, 0
+def _walk(rows: Iterator[Any], end: Head, start: Head, anchors: Sequence[Head]) -> AuditReport:
+    previous, at, count = start.sha256, start.number, 0
+    told = {anchor.number: anchor.sha256 for anchor in anchors}
+    if told and told.get(at, previous) != previous:
+        return AuditReport(0, end, at, "it is not the record that the anchor names: the log was cut and rewritten")
+    if told and max(told) < at:
+        return AuditReport(0, end, at, f"the log begins after {at}, beyond every anchor: it cannot be checked")
+    cut = ""
     for row in rows:
-        expected = count + 1
+        expected = at + 1
         reason = _fault(row, expected, previous)
-        if not reason and anchor is not None and expected == anchor.number and row.sha256 != anchor.sha256.encode():
+        if not reason and told.get(expected, row.sha256.decode()) != row.sha256.decode():
             reason = "it is not the record that the anchor names: the log was rewritten"
         if reason:
             return AuditReport(count, end, expected, reason)
-        previous, count = row.sha256.decode(), expected
-    if anchor is not None and count < anchor.number:
-        return AuditReport(count, end, count + 1, f"the log ends here, the anchor is at {anchor.number}")
-    if (end.number, end.sha256) != (count, previous if count else FIRST):
-        return AuditReport(count, end, count + 1, f"the log ends here, its head says {end}")
+        previous, at, count = row.sha256.decode(), expected, count + 1
+        if b'"kind":"cut"' in row.record:
+            record = json.loads(row.record)
+            cut = f"{record['body']['through']}:{record['body']['sha256']}" if record["kind"] == "cut" else cut
+    if told and at < max(told):
+        return AuditReport(count, end, at + 1, f"the log ends here, the anchor is at {max(told)}")
+    if (end.number, end.sha256) != (at, previous if at else FIRST):
+        return AuditReport(count, end, at + 1, f"the log ends here, its head says {end}")
+    if start.number and cut != str(start):
+        return AuditReport(
+            count, end, start.number, "records before are missing, and retention did not remove them"
+        )
     return AuditReport(count, end)
 
 

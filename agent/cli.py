@@ -344,17 +344,19 @@ def config_check(
 def audit_verify(
     config: Config = None,
     anchor: Annotated[str, typer.Option(help="NUMBER:SHA256 that was kept elsewhere")] = "",
+    anchors: Annotated[Path | None, typer.Option(help="File of anchors, as keeping.anchor_file writes it")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Checks the whole chain; exits 1 and names the first record that does not hold."""
     from agent.audit import Head
+    from agent.keeping import anchors as read_anchors
 
     try:
-        head = Head.parse(anchor) if anchor else None
+        heads = [Head.parse(anchor)] if anchor else []
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--anchor") from error
     with stored(config) as (store, _, _now_s):
-        report = store.audit.verify(head)
+        report = store.audit.verify([*heads, *(read_anchors(anchors) if anchors else [])])
         facts = {"ok": report.ok, "records": report.records, "head": str(report.head), "broken": report.broken,
                  "reason": report.reason}  # fmt: skip
         if as_json:

@@ -22,6 +22,7 @@ import detectors.plugins
 from agent.config_file import ConfigError, Document, explain, read
 from agent.console.settings import Settings as ConsoleSettings
 from agent.correlate import Settings as CorrelateSettings
+from agent.keeping import Settings as KeepingSettings
 from agent.people import Settings as PeopleSettings
 from agent.policy import ApprovalSettings
 from agent.rca.model import ModelSettings
@@ -152,6 +153,9 @@ class Settings(BaseSettings):
     approval: ApprovalSettings = Field(default_factory=ApprovalSettings, description="Who has to approve what")
     autonomy: AutonomySettings = Field(
         default_factory=AutonomySettings, description="What has to be earned before policy acts without a person"
+    )
+    keeping: KeepingSettings = Field(
+        default_factory=KeepingSettings, description="How long incidents, evidence and the audit log are kept"
     )
     lifecycle: LifecycleSettings = Field(
         default_factory=LifecycleSettings, description="How incidents are carried through"

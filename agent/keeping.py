@@ -1,0 +1,145 @@
+"""What is kept how long, and where the audit log's end is written down outside the database.
+
+Ended incidents are removed whole once they are old, or once the evidence of all of them takes too much room, oldest
+first; never one that is open, nor one whose action still holds capacity: the guard counts that. The audit log
+outlives them. Its oldest records go later, and what the last of those was is kept as the chain's new beginning,
+in a record of its own, so that the rest still verifies and a log that was cut by somebody else does not.
+
+Defaults hold for a cluster of 1,000 GPUs: at 20 incidents a day with 200 kB of evidence each, 180 days take 0.7 GB;
+an incident leaves about ten audit records of 2 kB, so three years take 0.4 GB.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import sqlalchemy as sa
+import structlog
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from agent import audit
+from agent.audit import AuditLog, Head
+from agent.database import Database
+from agent.incident import IncidentState
+from agent.intents import commitments
+from agent.tables import approvals, chat_messages, diagnoses, findings, incidents, intents, plans, steps
+from collectors.base import Permanent, Temporary
+from controllers.guard import TAKES_CAPACITY
+
+DAY_S = 86_400.0
+_OF_AN_INCIDENT = (chat_messages, intents, approvals, plans, diagnoses, steps, findings)
+_AT_ONCE = 200
+
+
+class Settings(BaseModel):
+    """How long incidents, evidence and the audit log are kept."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    incidents_days: float = Field(default=180.0, gt=0, description="Ended incidents with their evidence (days)")
+    evidence_bytes: int = Field(
+        default=4 * 2**30, ge=2**20, description="Most that diagnoses with their evidence take before old ones go"
+    )
+    audit_days: float = Field(default=1095.0, gt=0, description="Records of the audit log (days)")
+    every_s: float = Field(default=3600.0, ge=60, description="How often this is looked after (s)")
+    anchor_file: Path | None = Field(
+        default=None,
+        description="File outside the database, such as on another volume, that the audit log's end is appended to",
+    )
+
+
+class Keeping:
+    """Looked after by the replica that leads, every `every_s`."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.settings = settings
+        self._database = database
+        self._audit = AuditLog(database)
+        self._next_s = float("-inf")
+        self._log = structlog.get_logger("keeping")
+
+    def turn(self, now_s: float) -> None:
+        """Does what is due. A failure is told and tried again the next time; it never holds up a look."""
+        if self._next_s - self.settings.every_s <= now_s < self._next_s:
+            return
+        self._next_s = now_s + self.settings.every_s
+        try:
+            removed, cut = self.remove_incidents(now_s), self.cut_audit(now_s)
+            self.anchor(now_s)
+        except (Temporary, Permanent, OSError) as error:
+            self._log.error("not kept in order; tries again", error=str(error))
+            return
+        if removed or cut:
+            self._log.info("removed what was old", incidents=removed, audit_records=cut)
+
+    def anchor(self, now_s: float) -> Head:
+        """Writes the log's end to the daemon's log and the anchor file."""
+        head = self._audit.head()
+        self._log.info("audit log ends", anchor=str(head))
+        if self.settings.anchor_file is not None:
+            at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
+            with self.settings.anchor_file.open("a", encoding="ascii") as file:
+                file.write(f"{at} {head}\n")
+        return head
+
+    def remove_incidents(self, now_s: float) -> int:
+        """Removes ended incidents that are too old, or too much; returns how many."""
+        removed = 0
+        while True:
+            with self._database.write() as connection:
+                numbers = self._outdated(connection, now_s)[:_AT_ONCE]
+                if not numbers:
+                    return removed
+                for table in _OF_AN_INCIDENT:
+                    connection.execute(sa.delete(table).where(table.c.incident.in_(numbers)))
+                connection.execute(sa.delete(incidents).where(incidents.c.number.in_(numbers)))
+                body = {"incidents": numbers}
+                audit.append(connection, at_s=now_s, kind="removed", by="retention", incident=None, body=body)
+            removed += len(numbers)
+
+    def _outdated(self, connection: Connection, now_s: float) -> list[int]:
+        begun = commitments(connection)
+        held = {c.action.id for c in begun if c.released_s is None and c.action.kind in TAKES_CAPACITY}
+        holding = sa.select(intents.c.incident).where(intents.c.action_id.in_(held))
+        c = incidents.c
+        ended = (c.state == str(IncidentState.RESOLVED)) & c.number.not_in(holding)
+        old_s = now_s - self.settings.incidents_days * DAY_S
+        query = sa.select(c.number).where(ended, c.updated_s < old_s).order_by(c.number)
+        found = [row.number for row in connection.execute(query)]
+        if found:
+            return found
+        size = sa.func.length(diagnoses.c.body)
+        total = connection.execute(sa.select(sa.func.coalesce(sa.func.sum(size), 0))).scalar_one()
+        left = int(total) - self.settings.evidence_bytes
+        if left <= 0:
+            return []
+        each = sa.select(diagnoses.c.incident, sa.func.sum(size).label("size"))
+        of = each.group_by(diagnoses.c.incident).subquery()
+        query = sa.select(c.number, of.c.size).join(of, of.c.incident == c.number).where(ended)
+        for row in connection.execute(query.order_by(c.updated_s)):
+            if left <= 0:
+                break
+            found.append(row.number)
+            left -= int(row.size)
+        return found
+
+    def cut_audit(self, now_s: float) -> int:
+        """Removes audit records that are too old; returns how many."""
+        return audit.cut(self._database, now_s - self.settings.audit_days * DAY_S, now_s)
+
+
+def anchors(file: Path) -> list[Head]:
+    """The anchors of a file, oldest first. Raises Permanent naming the line that is none."""
+    found = []
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Permanent(f"{file}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(Head.parse(line.rpartition(" ")[2]))
+        except ValueError as error:
+            raise Permanent(f"{file}:{number}: {error}") from error
+    return found
