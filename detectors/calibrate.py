@@ -33,7 +33,7 @@ WEEK_DAYS = 7.0
 DAY_S = 86400.0
 VERSION = 1
 _STEPPERS = (SubjectKind.RANK, SubjectKind.JOB)
-_FORGET_S = 3600.0
+_FORGET_S, _TIDY_S = 3600.0, 60.0
 
 
 class BudgetSettings(BaseModel):
@@ -101,6 +101,7 @@ class Budget:
         self._open: dict[str, bool] = {}
         self._paged_s: dict[tuple[str, str], float] = {}
         self._last_s: float | None = None
+        self._tidied_s = -math.inf
 
     def weigh(self, findings: Sequence[Finding], tick: Tick, inventory: Inventory) -> list[Finding]:
         """The same findings in the same order, with what each costs and whether it pages."""
@@ -168,8 +169,6 @@ class Budget:
             self._series[kind] = len(frame.index)
         for series in tick.steps:
             self._steppers[series.subject] = tick.at_s
-        if len(tick.steps) == 0 and int(tick.at_s) % 60 == 0:
-            self._steppers = {s: t for s, t in self._steppers.items() if tick.at_s - t <= _FORGET_S}
         if self._last_s is not None and 0 < tick.at_s - self._last_s <= _FORGET_S:
             days = (tick.at_s - self._last_s) / DAY_S
             for name, account in self._accounts.items():
@@ -177,8 +176,10 @@ class Budget:
         if self._last_s is None or tick.at_s > self._last_s:
             self._refill(0.0 if self._last_s is None else tick.at_s - self._last_s)
             self._last_s = tick.at_s
-        horizon_s = max(self.settings.merge_s, self.settings.refractory_s)
-        if self._paged_s and int(tick.at_s) % 60 == 0:
+        if not 0 <= tick.at_s - self._tidied_s < _TIDY_S:
+            self._tidied_s = tick.at_s
+            horizon_s = max(self.settings.merge_s, self.settings.refractory_s)
+            self._steppers = {s: t for s, t in self._steppers.items() if tick.at_s - t <= _FORGET_S}
             self._paged_s = {k: t for k, t in self._paged_s.items() if tick.at_s - t <= horizon_s}
 
     def _refill(self, elapsed_s: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.frame import Frame, Instant, SeriesIndex
+from collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
@@ -103,6 +103,25 @@ def test_a_weak_alarm_is_held_until_it_is_strong_and_then_pages_once() -> None:
     assert pages == [False, False, True, True]
     (line,) = budget.lines()
     assert (line.alarms, line.withheld) == (1, 0)
+
+
+def test_ranks_are_counted_while_they_step_and_no_longer() -> None:
+    """Series of a detector of runs are those with a step within the last hour, whatever others do meanwhile."""
+    stated = StatedRate(1000.0, RateBasis.STATISTICAL, "test", series=SubjectKind.RANK)
+    budget = Budget(BudgetSettings(), {"runs": stated})
+
+    def step(rank: int, at_s: float) -> Tick:
+        subject = Subject(SubjectKind.RANK, f"ml/a#{rank}")
+        one = np.ones(1, dtype=np.int64)
+        return Tick(at_s, steps=(StepSeries(subject, "run", one, np.array([at_s]), {}, "log"),))
+
+    for rank in range(5):
+        budget.weigh([], step(rank, 1e9 + rank), Inventory())
+    assert budget.lines()[0].series == 5
+    for number in range(100):
+        budget.weigh([], step(0, 1e9 + 7 + 61 * number), Inventory())
+    assert budget.lines()[0].series == 1
+    assert budget.lines()[0].expected == pytest.approx(7.0)
 
 
 def test_a_restart_goes_on_with_what_was_said_and_spent() -> None:
