@@ -28,7 +28,11 @@ NEEDS = {
         "gpu_row_remap_pending",
     ),
     "gpu_lost": ("gpu_memory_used_bytes",),
-    "interconnect": ("gpu_pcie_replay_total", "gpu_nvlink_crc_errors_total"),
+    "interconnect": (
+        "gpu_pcie_replay_total",
+        "gpu_pcie_link_width",
+        "gpu_nvlink_crc_errors_total",
+    ),
     "memory_leak": (
         "gpu_memory_used_bytes",
         "gpu_memory_free_bytes",

@@ -100,6 +100,19 @@ METRICS: tuple[Metric, ...] = (
         "gpu_engine_active_ratio", _GPU, "ratio", _G, "Graphics engine", "DCGM_FI_PROF_GR_ENGINE_ACTIVE", high=1.05
     ),
     Metric(
+        "gpu_pcie_link_width", _GPU, "lanes", _G, "PCIe lanes in use", "DCGM_FI_DEV_PCIE_LINK_WIDTH", low=1, high=32
+    ),
+    Metric(
+        "gpu_pcie_link_generation",
+        _GPU,
+        "generation",
+        _G,
+        "PCIe generation in use; idle links slow down",
+        "DCGM_FI_DEV_PCIE_LINK_GEN",
+        low=1,
+        high=16,
+    ),
+    Metric(
         "link_crc_errors_total",
         _LINK,
         "errors",
