@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from collectors.frame import STEP_COLUMNS, Instant, LogRecord, Reason, SourceStatus, StepSeries
+from collectors.nccl_line import read_nccl_line
 from collectors.pages import source_subject
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tail import Tail
@@ -230,6 +231,9 @@ class TrainingLogsCollector:
             if t_s > now_s + FUTURE_S:
                 rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1
                 t_s = now_s
+            nccl = read_nccl_line(text) if "NCCL" in text else None
+            if line is None and nccl is not None and nccl.rank is not None:
+                line = TrainerLine(rank=nccl.rank)
             subject = self._subject(file, line, inventory, now_s)
             record = LogRecord(Instant(t_s, clock=file.pod.name), file.source, subject, text[:MAX_TEXT], offset)
             if line is not None and line.started:
@@ -238,8 +242,9 @@ class TrainingLogsCollector:
             if line is not None and (line.figures or line.step is not None):
                 last = record if line.figures else last
                 self._add(file, subject, line, t_s, points)
-            if _NOTABLE.search(text) and len(kept) < self._settings.max_lines:
-                kept.append(record)
+            room = self._settings.max_lines - len(kept)
+            if (room > 0 and _NOTABLE.search(text)) or (nccl is not None and room > -self._settings.max_lines):
+                kept.append(record)  # a watchdog's word is kept in a flood of other errors too
         if last is not None and last not in kept:
             kept.append(last)
         logs += kept

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from collectors.check import check_collect
 from collectors.frame import Reason, StepSeries
+from collectors.nccl_line import behind, read_nccl_line
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tail import Tail
 from collectors.tick import Batch
@@ -256,6 +257,19 @@ def test_quotable_lines_are_kept_and_bounded(collector: Any, tmp_path: Path) -> 
     assert logs[0].text.startswith("RuntimeError")
     assert logs[0].subject == RANK
     assert len(logs) == 20
+
+
+def test_a_watchdogs_line_is_of_its_rank_and_kept_in_a_flood_of_errors(collector: Any, tmp_path: Path) -> None:
+    """One pod of eight ranks: each rank's last word is kept, and nothing without bound."""
+    folder, of = tmp_path, collector(max_lines=10)
+    said = "[rank{0}]:[E1] [PG 0 (default_pg) Rank {0}] Timeout at NCCL work: 7, last enqueued NCCL work: {1}, last"
+    lines = [f"RuntimeError: {n}" for n in range(500)]
+    lines += [f"{said.format(rank, 6 if rank == 5 else 7)} completed NCCL work: 6." for rank in range(8)]
+    (folder / "ml_big-pod_t.log").write_text("\n".join(lines) + "\n")
+    logs = [record for record in of.collect(NOW, Inventory(), 5.0).logs if "NCCL" in record.text]
+    assert [record.subject.name for record in logs] == [f"ml/big-pod#{rank}" for rank in range(8)]
+    told = [line for record in logs if (line := read_nccl_line(record.text)) is not None]
+    assert behind(told) == {"default_pg": (5,)}
 
 
 def test_a_huge_file_is_read_from_near_its_end_and_an_endless_line_is_skipped(
