@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from collectors.frame import Floats
 
@@ -78,7 +78,7 @@ def groups(values: Floats, gap: float) -> NDArray[np.int64]:
 
 def together(erring: int, of: int, chance: float) -> float:
     """P(at least `erring` of `of` independent GPUs err within a window in which one does with this chance)."""
-    return float(binom.sf(erring - 1, of, chance)) if 0 < erring <= of else 1.0
+    return float(bdtrc(erring - 1, of, chance)) if 0 < erring <= of else 1.0
 
 
 def _number(text: str | None) -> int | None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import beta, chi2
+from scipy.special import betaincinv, gammaincinv
 
 SECONDS_PER_DAY = 86400.0
 
@@ -66,8 +66,8 @@ def exact_interval(found: int, of: int, level: float = 0.95) -> tuple[float, flo
     if of == 0:
         return (math.nan, math.nan)
     tail = (1.0 - level) / 2.0
-    low = 0.0 if found == 0 else float(beta.ppf(tail, found, of - found + 1))
-    high = 1.0 if found == of else float(beta.ppf(1.0 - tail, found + 1, of - found))
+    low = 0.0 if found == 0 else float(betaincinv(found, of - found + 1, tail))
+    high = 1.0 if found == of else float(betaincinv(found + 1, of - found, 1.0 - tail))
     return (low, high)
 
 
@@ -76,8 +76,8 @@ def garwood(count: int, exposure: float, level: float = 0.95) -> tuple[float, fl
     if not exposure > 0:
         return (math.nan, math.nan)
     tail = (1.0 - level) / 2.0
-    low = 0.0 if count == 0 else float(chi2.ppf(tail, 2 * count)) / 2.0
-    return (low / exposure, float(chi2.ppf(1.0 - tail, 2 * count + 2)) / 2.0 / exposure)
+    low = 0.0 if count == 0 else float(gammaincinv(count, tail))
+    return (low / exposure, float(gammaincinv(count + 1, 1.0 - tail)) / exposure)
 
 
 def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping[str, float]) -> Score:
