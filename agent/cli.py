@@ -192,6 +192,20 @@ def resume(config: Config = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def rma(
+    gpu: Annotated[str, typer.Argument(help="UUID of the GPU")],
+    output: Annotated[Path, typer.Option(help="File to write, such as GPU.tar.gz")],
+    config: Config = None,
+) -> None:
+    """Writes one archive for a return to the vendor: logs, counters and history of a GPU."""
+    from agent.rma import bundle
+
+    with stored(config) as (store, _, now_s):
+        output.write_bytes(bundle(store, gpu, now_s))
+    typer.echo(f"{output}: {output.stat().st_size} bytes")
+
+
+@app.command()
 def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
     """Says of each kind of action and namespace what people made of its plans, and what that has earned."""
     from dataclasses import asdict
