@@ -2,7 +2,7 @@
 
 Every file's SHA-256 stands in the manifest, and the same store gives the same bytes, so that an archive can be
 compared and cited. Nothing is in it that the incidents do not hold: evidence was cleaned of secrets when it was
-gathered. """
+gathered."""
 
 from __future__ import annotations
 
