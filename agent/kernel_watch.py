@@ -19,6 +19,7 @@ from agent.clock import Clock
 from agent.kernel_gate import KernelGate, search
 from collectors.base import Permanent
 from collectors.frame import LogRecord
+from collectors.kernel_use import KernelUse, read_use
 from collectors.subject import Inventory, Subject, SubjectKind
 from kernels.profile.hotspots import Profile, profile
 from kernels.profile.roofline import Peaks
@@ -27,10 +28,12 @@ from kernels.profile.trigger import Decision, Settings, Stake, decide
 WEEK_S = 7 * 86400.0
 _TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
 _WAITING = 8
+_SUBJECTS = 100_000
 
 
 class KernelWatch:
-    """One per daemon. `decisions`: the latest, also those that propose nothing, for the console and for tests."""
+    """One per daemon. `decisions`: the latest, also those that propose nothing. `uses`: what jobs last said of the
+    kernels that they use."""
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class KernelWatch:
     ) -> None:
         self.settings = settings
         self.decisions: deque[Decision] = deque(maxlen=50)
+        self.uses: dict[Subject, KernelUse] = {}
         self._gate = gate
         self._inventory = inventory
         self._clock = clock
@@ -53,13 +57,14 @@ class KernelWatch:
         self._thread: threading.Thread | None = None
 
     def look(self, logs: Sequence[LogRecord]) -> int:
-        """Takes up the traces that these lines tell of; how many. Nothing where no namespace asked for searches."""
-        if not self.settings.namespaces:
-            return 0
+        """Takes up the traces that these lines tell of; how many. None where no namespace asked for searches."""
         count = 0
         for record in logs:
+            use = read_use(record.text)
+            if use is not None:
+                self._used(record.subject, use)
             match = _TOLD.match(record.text) if record.source.startswith("kineto ") else None
-            if match is None:
+            if match is None or not self.settings.namespaces:
                 continue
             try:
                 self._waiting.put_nowait((Path(match[1]), record.subject))
@@ -70,6 +75,15 @@ class KernelWatch:
             self._thread = threading.Thread(target=self._work, name="kernels", daemon=True)
             self._thread.start()
         return count
+
+    def _used(self, subject: Subject, use: KernelUse) -> None:
+        """Keeps the newest counts of a job or rank, and tells when a shadow check found something new."""
+        before = self.uses.get(subject)
+        if use.shadow_mismatches > (before.shadow_mismatches if before is not None else 0):
+            wrong = ", ".join(use.mismatched) or "unnamed"
+            self._log.warning("a kernel was wrong; torch computes it now", job=str(subject), kernels=wrong)
+        if subject in self.uses or len(self.uses) < _SUBJECTS:
+            self.uses[subject] = use
 
     def close(self) -> None:
         """Ends the thread after what it has taken up."""

@@ -35,7 +35,7 @@ FUTURE_S = 300.0
 MAX_TEXT = 2048
 _NOTABLE = re.compile(
     r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
-    r"|[Cc]heckpoint"
+    r"|[Cc]heckpoint|nightshift kernels:"
 )
 
 

@@ -114,10 +114,10 @@ class Registry:
             raise RegistryError(f"{certificate[:16]}: it is {entry.state}, and cannot become {state}")
         if state is not State.demoted and len(plan_sha256) != 64:
             raise RegistryError(f"{certificate[:16]}: becoming {state} needs an approved plan")
-        self._append(certificate, Move(state, by, why, at_s, plan_sha256))
+        self._append(entry.certificate, Move(state, by, why, at_s, plan_sha256))
         if state is State.demoted:
             self._write_demotions()
-        return self.entry(certificate)
+        return self.entry(entry.certificate)
 
     def demote(self, certificate: str, by: str, why: str, at_s: float) -> Entry:
         """Out, for good. Jobs notice at their next start or step boundary. Already demoted: nothing changes."""
@@ -125,7 +125,7 @@ class Registry:
         if entry.state is State.demoted:
             self._write_demotions()
             return entry
-        return self.move(certificate, State.demoted, by, why, at_s)
+        return self.move(entry.certificate, State.demoted, by, why, at_s)
 
     def collect_mismatches(self, at_s: float) -> list[Entry]:
         """Demotes every kernel that a job's shadow check found wrong; those that were."""

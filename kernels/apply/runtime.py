@@ -138,6 +138,7 @@ def apply(
         elif record["problem"] not in _STATE.kernels:
             try:
                 _STATE.kernels[record["problem"]] = _Kernel(record, _load(record))
+                _operator(record["problem"])  # made now: a tracer would not let it be made later
             except Exception as error:  # noqa: BLE001  a kernel that does not load must not stop the job
                 report.skipped.append((label, f"does not load: {type(error).__name__}: {error}"))
     for name, module in model.named_modules():
@@ -322,7 +323,7 @@ def _rms_gradient(
     g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, eps: float
 ) -> tuple[Any, ...]:
     if "rmsnorm_backward" in _STATE.kernels:
-        return (*_operator("rmsnorm_backward")(g.contiguous(), x, w, eps), None)
+        return (*_invoke("rmsnorm_backward", g.contiguous(), x, w, eps), None)
     wide, gw = x.float(), g.float() * w.float()
     r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     normal = wide * r
@@ -359,7 +360,7 @@ def _softmax_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tu
 
 def _loss_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
     if "cross_entropy_backward" in _STATE.kernels:
-        return _operator("cross_entropy_backward")(g.contiguous(), x, target), None
+        return _invoke("cross_entropy_backward", g.contiguous(), x, target), None
     return _loss_backward_reference(g, x, target), None
 
 
@@ -442,14 +443,7 @@ def _operator(problem: str) -> Any:
     spec = _SPECS[problem]
 
     def run(*inputs: Any) -> Any:
-        kernel = _STATE.kernels.get(problem)
-        if kernel is None or kernel.disabled:
-            return spec.reference(*inputs)
-        kernel.calls += 1
-        out = kernel.entry(*inputs)
-        if _STATE.shadow_every and kernel.calls % _STATE.shadow_every == 0 and not _capturing():
-            return _shadowed(kernel, spec, inputs, out)
-        return out
+        return _run(problem, inputs)
 
     operator = torch.library.custom_op(f"nightshift::{problem}", run, mutates_args=(), schema=spec.schema)
     operator.register_fake(spec.fake)
@@ -467,6 +461,47 @@ def _operator(problem: str) -> Any:
         operator.register_autograd(backward, setup_context=setup)
     _OPERATORS[problem] = operator
     return operator
+
+
+def _run(problem: str, inputs: Sequence[Any]) -> Any:
+    """One call: the kernel's result, torch's where it was demoted, held against torch's now and then."""
+    spec, kernel = _SPECS[problem], _STATE.kernels.get(problem)
+    if kernel is None or kernel.disabled:
+        return spec.reference(*inputs)
+    kernel.calls += 1
+    out = kernel.entry(*inputs)
+    if _STATE.shadow_every and kernel.calls % _STATE.shadow_every == 0 and not _capturing():
+        return _shadowed(kernel, spec, inputs, out)
+    return out
+
+
+class _Eager(torch.autograd.Function):
+    """The same without the dispatcher, which costs more than a small kernel outside compiled regions."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: str, *inputs: Any) -> Any:
+        out = _run(problem, inputs)
+        ctx.problem = problem
+        ctx.save_for_backward(out, *(x for x in inputs if isinstance(x, torch.Tensor)))
+        ctx.numbers = [x for x in inputs if not isinstance(x, torch.Tensor)]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *g: torch.Tensor) -> Any:
+        output, *tensors = ctx.saved_tensors
+        gradient = _SPECS[ctx.problem].gradient
+        assert gradient is not None
+        return (None, *gradient(g[0], output, *tensors, *ctx.numbers))
+
+
+def _invoke(problem: str, *inputs: Any) -> Any:
+    """The operator in a compiled region, where it has to be seen as one; else the short way."""
+    plain = all(type(x) in (torch.Tensor, nn.Parameter) for x in inputs if isinstance(x, torch.Tensor))
+    if torch.compiler.is_compiling() or not plain:  # a tracer's stand-ins are no plain tensors
+        return _operator(problem)(*inputs)
+    if _SPECS[problem].gradient is None:
+        return _run(problem, inputs)
+    return _Eager.apply(problem, *inputs)  # type: ignore[no-untyped-call]
 
 
 def _capturing() -> bool:
@@ -555,7 +590,7 @@ def _call(problem: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any])
             key = f"{problem}: {why}"
             _STATE.fallbacks[key] = _STATE.fallbacks.get(key, 0) + 1
         return None
-    return _operator(problem)(*tensors, *numbers)
+    return _invoke(problem, *tensors, *numbers)
 
 
 # Modules -------------------------------------------------------------------------------------------------------
@@ -642,6 +677,7 @@ def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any]] | None:
     if not plain or module.scale_grad_by_freq or module.sparse:
         return None
     original = type(module).forward
+    _embed()
 
     def forward(self: nn.Embedding, index: torch.Tensor) -> Any:
         kernel = _STATE.kernels.get("embedding_gradient")

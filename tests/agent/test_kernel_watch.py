@@ -96,6 +96,17 @@ def test_nobody_who_did_not_ask_is_bothered(gate: KernelGate, clock: ManualClock
     assert "has not asked" in watch.decisions[-1].why
 
 
+def test_what_jobs_say_of_their_kernels_is_kept(gate: KernelGate, clock: ManualClock) -> None:
+    watch, rank = _watch(gate, clock, Settings()), Subject(SubjectKind.RANK, "lab/gpt#3")
+    for wrong in (0, 1):
+        text = (
+            f"nightshift kernels: step=9 applied=3 calls=9 fallbacks=0 shadow_checks=1 shadow_mismatches={wrong} "
+            f"demoted={wrong}"
+        )
+        watch.look([LogRecord(Instant(0.0), "training_logs x", rank, text, 0)])
+    assert watch.uses[rank].shadow_mismatches == 1
+
+
 def test_a_trace_that_is_gone_or_damaged_stops_nothing(
     gate: KernelGate, clock: ManualClock, tmp_path: Path
 ) -> None:
