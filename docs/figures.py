@@ -272,8 +272,8 @@ TABLES = (
             Row("steps with the loss outside five seeds' band", "loss/outside_band", count, "0"),
             Row("… expected of a sixth seed", "loss/outside_band_expected_of_a_sixth_seed", count),
         ),
-        "All with fused AdamW. Kernels were forced on; the canary, which would have left them out of the compiled step, "
-        "did not run: see the note in the file.",
+        "All with fused AdamW. Kernels were forced on; the canary, which would have left them out of the compiled "
+        "step, did not run: see the note in the file.",
     ),
     Table(
         "The daemon",

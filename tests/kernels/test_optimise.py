@@ -215,3 +215,17 @@ def test_a_suites_task_gets_a_family_behind_its_own_arguments() -> None:
     (made,) = SuiteAuthor(task, binding).propose(Task(task.problem, task.problem.cases[0]), (), 1)
     assert made.candidate.entry == "nightshift_task"
     assert "return entry(a[0].reshape(-1, 96)).reshape(a[0].shape)" in made.candidate.source
+
+
+SUITE = Path(__file__).parents[2] / "benchmarks" / "kernelbench_suite"
+
+
+def test_our_suite_says_what_the_families_cover() -> None:
+    """One task of each kind here; `benchmarks/kernels_suite.py` states the coverage of all."""
+    paths = sorted(SUITE.glob("*.py"))
+    assert len(paths) >= 45
+    expected = {"05_softmax_by_hand": "softmax", "13_rmsnorm_residual": "rmsnorm_residual", "40_gelu": None}
+    for stem, problem in expected.items():
+        (path,) = (p for p in paths if p.stem == stem)
+        found = binding_of(load_task(path))
+        assert (found.problem if found is not None else None) == problem

@@ -1,0 +1,64 @@
+"""The console's page of kernels: the whole plan is shown, hostile text is text, and a click asks the one gate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agent.console.app import build_console
+from agent.console.server import Server
+from agent.console.settings import Settings
+from agent.kernel_gate import KernelGate, ProposalState, promotion
+from tests.agent.story import TOKEN, Story
+
+HOSTILE = "</td><script>alert(1)</script>{{7*7}}"
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    made = Story(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def web(story: Story) -> Iterator[httpx.Client]:
+    server = Server(build_console(story.parts, Settings()), "127.0.0.1", 0)
+    server.start()
+    with httpx.Client(base_url=server.url, follow_redirects=False) as client:
+        yield client
+    server.stop()
+
+
+def test_a_promotion_is_shown_whole_and_approved_by_a_click(story: Story, web: httpx.Client) -> None:
+    assert "Nothing has been proposed" in web.get("/kernels").text
+    gate = KernelGate(story.parts.gate, story.parts.store, story.parts.clock)
+    evidence = {"verdict": HOSTILE, "m=8192 n=1024, over eager": "5.35 [5.34, 5.36]"}
+    plan = gate.propose(
+        promotion("lab", "ab" * 32, "rmsnorm", "canary", evidence, story.parts.clock.now_s())
+    ).action
+    page = web.get("/kernels").text
+    assert "<script>alert" not in page
+    assert "{{7*7}}" in page
+    assert plan.plan_sha256 in page
+    assert "5.35 [5.34, 5.36]" in page
+    assert "Approve</button>" not in page  # nobody has signed in
+    assert (
+        web.post("/kernels/decide", data={"form": "x", "id": plan.id, "plan": plan.plan_sha256}).status_code == 401
+    )
+    web.post("/sign-in", data={"token": TOKEN})
+    found = re.search(r'name="form" value="([0-9a-f]+)"', web.get("/kernels").text)
+    assert found is not None
+    click = {"form": found[1], "id": plan.id, "plan": "0" * 64, "word": "approve"}
+    assert web.post("/kernels/decide", data=click).status_code == 303
+    (proposal,) = gate.proposals()
+    assert proposal.state is ProposalState.WAITING  # the hash was another plan's
+    web.post("/kernels/decide", data={**click, "plan": plan.plan_sha256})
+    (proposal,) = gate.proposals()
+    assert proposal.state is ProposalState.APPROVED
+    assert [a.person for a in proposal.approvals] == ["ada"]
+    assert gate.objections(plan) == []
