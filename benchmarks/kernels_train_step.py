@@ -6,9 +6,7 @@
 The model is the one of `tests/recordings/h200_train_trace.json.gz`: 92 M parameters, bf16 autocast, batch 16 × 512.
 
 1. The eager step is profiled; hotspots are ranked against peaks probed here; searches run; certificates are issued.
-2. The file for the job is written, and a canary decides by itself which of its kernels to use: each is left out
-once,
-   and one without which the step is faster stays out.
+2. The file for the job is written, and its canary decides by itself which kernels this step uses.
 3. Contestants, timed in turns in one process: eager and torch.compile, each with fused AdamW, and the same with the
    kernels applied. A round times every contestant; the figures are medians over rounds.
 4. Loss: five eager seeds and one run with the kernels, 300 steps, on the same batches.
@@ -18,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -267,26 +266,18 @@ def main() -> None:
 
     kernels = load(run / "nightshift_kernels.py")
     problems = sorted(result["loop"]["applied"])
-    groups = {p.removesuffix("_backward") for p in problems}  # a forward kernel and its backward go together
-    choices = {"all": tuple(problems)}
-    choices |= {f"without {g}": tuple(p for p in problems if not p.startswith(g)) for g in sorted(groups)}
     result["canary"] = {}
-    kept = {}
-    for how, compiled in (("eager", False), ("compile", True)):
-        trials = {"none": ()} | (choices if problems else {})
-        times = {}
-        for name, only in trials.items():
-            torch._dynamo.reset()
-            job = Job(size, device, 1, compiled and not given.tiny, kernels if only else None, only)
-            seconds(job, data, 3)
-            times[name] = min(seconds(job, data, max(2, count // 2)) for _ in range(3))
-            if only:
-                kernels.unapply(job.model)
-            del job
-        useful = [p for p in problems if times[f"without {p.removesuffix('_backward')}"] > 1.001 * times["all"]]
-        result["canary"][how] = {"step_s": times, "useful": useful}
-        kept[how] = tuple(useful)
-        save(result, f"canary, {how}: {useful}")
+    kept: dict[str, tuple[str, ...]] = {"eager": (), "compile": ()}
+    for how in kept if problems else ():
+        job = Job(size, device, 1, how == "compile" and not given.tiny, kernels, ())
+        turn = itertools.cycle(data)
+        result["canary"][how] = kernels.canary(
+            lambda job=job, turn=turn: job.step(next(turn)), steps=max(2, count // 2)
+        )
+        kept[how] = tuple(kernels._STATE.kernels)
+        kernels.unapply(job.model)
+        del job
+        save(result, f"canary, {how}: {kept[how]}")
 
     contestants = {
         "eager, fused AdamW": (False, ()),

@@ -3,6 +3,7 @@
     import nightshift_kernels
     report = nightshift_kernels.apply(model, optimizer=optimizer)    # before torch.compile, after moving to the GPU
     print(report)
+    nightshift_kernels.canary(train_step)                            # keeps only what makes this step faster
     nightshift_kernels.unapply(model)                                # takes everything back
 
 What is swapped: modules that compute a certified operation (found by their numbers, not by their class),
@@ -22,6 +23,7 @@ import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +170,71 @@ def unapply(model: nn.Module) -> int:
     _STATE.kernels.clear()
     _STATE.fallbacks.clear()
     return count
+
+
+def canary(
+    step: Callable[[], Any],
+    *,
+    steps: int = 10,
+    rounds: int = 3,
+    min_gain: float = 0.002,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
+    """After `apply`: keeps only the kernels that make this job's own step faster. The times, in seconds per step.
+
+    `step` runs one whole training step (it does train). It is timed without kernels, with all, and without each (a
+    kernel and its gradient's count as one). A kernel without which the step is no slower is given up, and if what
+    remains does not beat torch alone, all are. Compiled regions are compiled anew for each. Rank 0's choice counts.
+    """
+    every = dict(_STATE.kernels)
+    groups = sorted({name.removesuffix("_backward") for name in every})
+
+    def timed(names: Sequence[str]) -> float:
+        _STATE.kernels.clear()
+        _STATE.kernels.update({name: every[name] for name in names})
+        torch._dynamo.reset()
+        for _ in range(3):
+            step()
+        found = []
+        for _ in range(rounds):
+            _wait()
+            started = clock()
+            for _ in range(steps):
+                step()
+            _wait()
+            found.append((clock() - started) / steps)
+        return min(found)
+
+    def without(group: str) -> list[str]:
+        return [name for name in every if name.removesuffix("_backward") != group]
+
+    seconds = {"none": timed(()), "all": timed(tuple(every))}
+    seconds |= {f"without {group}": timed(without(group)) for group in groups}
+    useful = [g for g in groups if seconds[f"without {g}"] > (1.0 + min_gain) * seconds["all"]]
+    kept = [name for name in every if name.removesuffix("_backward") in useful]
+    if kept and len(kept) < len(every):
+        seconds["kept"] = timed(kept)
+    if seconds.get("kept", seconds["all"]) * (1.0 + min_gain) > seconds["none"]:
+        kept = []
+    kept = _as_rank_0(kept)
+    _STATE.kernels.clear()
+    _STATE.kernels.update({name: every[name] for name in kept})
+    torch._dynamo.reset()
+    _STATE.log(f"nightshift kernels: canary keeps {', '.join(kept) or 'none'} of {', '.join(every) or 'none'}")
+    return seconds
+
+
+def _as_rank_0(kept: list[str]) -> list[str]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        told: list[Any] = [kept]
+        torch.distributed.broadcast_object_list(told, src=0)
+        return list(told[0])
+    return kept
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def step_boundary(step: int | None = None) -> str:

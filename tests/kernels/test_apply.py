@@ -209,6 +209,37 @@ def test_every_guard_refuses_with_its_reason(monkeypatch: pytest.MonkeyPatch) ->
     assert runtime._refusal(narrow, sizes, (x,)) == "shape"
 
 
+def _fake(problem: str) -> runtime._Kernel:
+    return runtime._Kernel({"problem": problem, "certificate": problem}, lambda *inputs: None)
+
+
+@pytest.mark.parametrize(
+    ("gains", "kept"),
+    [
+        ({"rmsnorm": 0.1, "cross_entropy": 0.05}, {"rmsnorm", "rmsnorm_backward", "cross_entropy"}),
+        ({"rmsnorm": 0.1, "cross_entropy": -0.05}, {"rmsnorm", "rmsnorm_backward"}),
+        ({"rmsnorm": -0.1, "cross_entropy": -0.05}, set()),
+        ({"rmsnorm": 0.0005, "cross_entropy": 0.0}, set()),
+    ],
+)
+def test_the_canary_keeps_what_makes_the_step_faster(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], kept: set[str]
+) -> None:
+    told: list[str] = []
+    state = runtime._State(log=told.append)
+    state.kernels.update({name: _fake(name) for name in ("rmsnorm", "rmsnorm_backward", "cross_entropy")})
+    monkeypatch.setattr(runtime, "_STATE", state)
+    now = [0.0]
+
+    def step() -> None:
+        now[0] += 1.0 - sum(gain for name, gain in gains.items() if name in state.kernels)
+
+    seconds = runtime.canary(step, clock=lambda: now[0])
+    assert set(state.kernels) == kept
+    assert seconds["none"] == pytest.approx(1.0)
+    assert "canary keeps" in told[0]
+
+
 def _rank(number: int, folder: str) -> None:
     import torch.distributed as dist
 
