@@ -59,6 +59,9 @@ class CusumSettings(BaseModel):
     run_length_days: float = Field(
         default=20000.0, gt=0, description="Average device-days to a false alarm, at least"
     )
+    recover_s: float = Field(
+        default=600.0, ge=0, description="The test's alarm ends after this long without a corrected error"
+    )
 
     @property
     def threshold(self) -> float:
@@ -90,7 +93,7 @@ class Counted:
     fired: NDArray[np.bool_]
     """The sequential test stands above its threshold."""
     took_effect: NDArray[np.bool_]
-    """A remap that waited has taken effect with a reset: the rows that erred are out of use."""
+    """The GPU was reset, or a remap that waited has taken effect: rows that erred are out of use."""
 
 
 class Counters:
@@ -121,18 +124,20 @@ class Counters:
         rows = table.rows(frame.index, at_s)
         self.roll(at_s)
         same = table["epoch"][rows] == frame.epoch
+        reset = ~same & (table["epoch"][rows] != -1)
         rose: dict[str, Floats] = {}
         for name in COUNTERS:
             value, before = _count(frame.column(name)), table[name][rows]
             step = np.where(same & np.isfinite(value) & np.isfinite(before), value - before, 0.0)
             rose[name] = np.where(step > 0, step, 0.0)
             if name in (CORRECTED, UNCORRECTED):
+                reset |= step < 0
                 begins = (rose[name] > 0) & ((table["cusum"][rows] <= 0) & ~table["active"][rows])
                 left = table[f"{name}.left"]
                 left[rows] = np.where(begins | (np.isnan(left[rows]) & (rose[name] > 0)), before, left[rows])
             table[name][rows] = np.where(np.isfinite(value), value, before)
         table["epoch"][rows] = frame.epoch
-        standing, effect = self._gauges(frame, rows)
+        standing, effect = self._gauges(frame, rows, reset)
         erred = rose[CORRECTED] > 0
         table["active"][rows] |= erred
         table["last_active_s"][rows] = np.where(erred, at_s, table["last_active_s"][rows])
@@ -142,9 +147,11 @@ class Counters:
         fired = table["cusum"][rows] >= self.settings.threshold
         return Counted(rose, standing, hard, soft, uncorrected, standing[FAILURE], fired, effect)
 
-    def _gauges(self, frame: Frame, rows: Rows) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.bool_]]:
-        table = self.table
-        effect = np.zeros(len(frame.index), dtype=bool)
+    def _gauges(
+        self, frame: Frame, rows: Rows, reset: NDArray[np.bool_]
+    ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.bool_]]:
+        """What stands, and where a reset took effect: the test begins anew there; what still errs shows again."""
+        table, effect = self.table, reset.copy()
         standing = {}
         for name in GAUGES:
             value, before = _count(frame.column(name)), table[name][rows]
@@ -180,7 +187,7 @@ class Counters:
         table["cusum_since_s"][began] = self.bin * s.bin_s
         table["active_bins"][:] = np.where(cusum <= 0, 0, table["active_bins"]) + active
         cusum[:] = np.maximum(cusum + np.where(active, s.up, s.down) + s.down * (current - self.bin - 1), 0.0)
-        np.minimum(cusum, s.threshold + 2 * s.up, out=cusum)
+        np.minimum(cusum, s.threshold - s.down * s.recover_s / s.bin_s, out=cusum)
         active[:] = False
         self.bin = current
 

@@ -218,3 +218,17 @@ def test_a_history_in_any_order_has_one_stratum_and_moments_apart(errors: list[t
     times = [m.t_s for m in history.moments]
     assert times == sorted(times)
     assert history.stratum(2e5) in STRATA
+
+
+@pytest.mark.parametrize(("reset", "within_s"), [(False, 1500.0), (True, 900.0)])
+def test_a_soft_alarm_ends_with_its_errors_and_sooner_with_a_reset(reset: bool, within_s: float) -> None:
+    """The test lets go after `recover_s` without an error, at once where counters start anew; then it waits."""
+    fleet = Fleet()
+    fleet.tick()
+    while not fleet.said(fleet.tick()):
+        fleet.counts[1, 0] += 1
+    ended_s = fleet.at_s
+    if reset:
+        fleet.counts[1, 0] = 0
+    while State.CLEAR not in {f.state for f in fleet.tick()}:
+        assert fleet.at_s - ended_s < within_s
