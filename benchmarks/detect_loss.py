@@ -1,4 +1,4 @@
-"""Loss divergence on labelled runs, rivals on the same runs: `python -m benchmarks.detect_loss [--held OUT]`.
+"""Loss divergence on labelled runs, rivals on the same runs: `python -m benchmarks.detect_loss [--set NAME PATH]…`.
 
 Delay is counted in steps from the onset to the first alarm at or after it; alarms before the onset are counted
 apart. Fresh runs are made by `python -m benchmarks.loss_runs OUT --runs N --seed S`.
@@ -130,12 +130,12 @@ METHODS: dict[str, Callable[[Runs], list[list[int]]]] = {
 def score(runs: Runs, alarms: list[list[int]]) -> dict[str, Any]:
     about = runs.meta
     kinds = [truth(r.kind, r.loss_pre, r.loss_final, r.n_nonfinite) for r in about.itertuples()]
-    delays, found, early, benign = [], 0, 0, 0
-    missed = []
+    delays, found, early = [], 0, 0
+    missed, alarmed = [], []
     for row, (kind, steps) in enumerate(zip(kinds, alarms, strict=True)):
         onset = int(about.onset_step.iloc[row])
         if kind is Truth.BENIGN:
-            benign += bool(steps)
+            alarmed += [f"{about.kind.iloc[row]} #{about.run.iloc[row]}"] if steps else []
         if kind is Truth.DIVERGED:
             after = [s for s in steps if s >= onset]
             early += any(s < onset for s in steps)
@@ -150,27 +150,36 @@ def score(runs: Runs, alarms: list[list[int]]) -> dict[str, Any]:
         "recall_interval": exact_interval(found, diverged),
         "alarmed_before_onset": early,
         "benign": healthy,
-        "benign_alarmed": benign,
+        "benign_alarmed": len(alarmed),
+        "benign_interval": exact_interval(len(alarmed), healthy),
+        "alarmed": alarmed,
+        "benign_by_kind": _by_kind(about, kinds, alarmed),
         "median_delay_steps": float(np.median(delays)) if delays else None,
         "p90_delay_steps": float(np.quantile(delays, 0.9)) if delays else None,
         "missed": missed,
     }
 
 
+def _by_kind(about: pd.DataFrame, kinds: list[Truth], alarmed: list[str]) -> dict[str, list[int]]:
+    """Benign kind → [alarmed, runs]."""
+    found: dict[str, list[int]] = {}
+    for kind, truth_of_it in zip(about.kind, kinds, strict=True):
+        if truth_of_it is Truth.BENIGN:
+            found.setdefault(kind, [0, 0])[1] += 1
+    for name in alarmed:
+        found[name.partition(" ")[0]][0] += 1
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--held", type=Path, help="fresh runs made by benchmarks.loss_runs (path without suffix)")
+    parser.add_argument(
+        "--set", nargs=2, action="append", default=[], metavar=("NAME", "PATH"), help="runs of benchmarks.loss_runs"
+    )
     arguments = parser.parse_args()
     sets = [Runs.load("development (64 runs)", RECORDINGS / "loss.parquet", RECORDINGS / "loss_meta.csv")]
-    if arguments.held:
-        held = arguments.held
-        sets.append(
-            Runs.load(
-                "fresh runs, seed 7 (looked at before the last two changes)",
-                held.with_suffix(".parquet"),
-                held.with_suffix(".csv"),
-            )
-        )
+    for name, path in arguments.set:
+        sets.append(Runs.load(name, Path(f"{path}.parquet"), Path(f"{path}.csv")))
     results = {runs.name: {name: score(runs, method(runs)) for name, method in METHODS.items()} for runs in sets}
     write("detect_loss", results)
 
