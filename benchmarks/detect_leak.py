@@ -4,11 +4,17 @@ Healthy series: pod memory utilisation of Alibaba's GenAI trace (clusterdata v20
 Leaks are added that reach the limit 2 to 72 hours after their onset (log-uniform): linear, accelerating, stepwise
 and sawtooth. Found means alarmed between the onset and 15 minutes before the limit, on the recorded stretch; leaks
 whose limit lies within the recording are scored apart as well. Any alarm on a series without a leak is a false one.
+
+The shapes of `detectors.climb` were chosen on these pods with the leaks of seeds 11 and 99; those of the default
+seed were not looked at. The two halves of the pods (by a hash of their names) are told apart, and so are the GPU
+memory series of the same pods, in which nothing is known to leak: a second set for false alarms. The 72 series-days
+are too few to tell a rate of 10 per 1,000 (that needs 1,600): the interval says what they can.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +34,12 @@ from detectors.memory_leak import MemoryLeak
 
 LIMIT_BYTES = 64.0 * 2**30
 LEAD_S = 900.0
+STATED = 10.0
+"""False alarms per 1,000 series-days that the detector states."""
+GPU_BYTES = 80.0 * 2**30
 SHAPES = ("linear", "accelerating", "stepwise", "sawtooth")
 TRACE = "readonly/gentd26/pod_memory_util_anon_dev_half.parquet"
+GPU_TRACE = "readonly/gentd26/pod_gpu_memory_used_bytes_anon_dev_half.parquet"
 
 
 @dataclass(frozen=True)
@@ -44,14 +54,18 @@ class Series:
     limit_s: float = np.nan
 
 
-def pods(path: Path) -> list[Series]:
+def pods(path: Path, limit: float = 1.0) -> list[Series]:
+    """The pods of a trace; `limit` is what a level of 1 means in the trace's unit."""
     table = pd.read_parquet(path)
+    table = table.groupby(["container_ip", "timestamp_anon"], observed=True, as_index=False).value.mean()
     start = table.timestamp_anon.min()
     found = []
     for name, rows in table.groupby("container_ip", observed=True):
         ordered = rows.sort_values("timestamp_anon")
         found.append(
-            Series(str(name), (ordered.timestamp_anon - start).to_numpy(float), ordered.value.to_numpy(float))
+            Series(
+                str(name), (ordered.timestamp_anon - start).to_numpy(float), ordered.value.to_numpy(float) / limit
+            )
         )
     return found
 
@@ -180,6 +194,11 @@ METHODS: dict[str, Callable[[list[Series]], list[list[float]]]] = {
 }
 
 
+def half(name: str) -> int:
+    """0 or 1 by the pod's name alone."""
+    return hashlib.sha256(name.encode()).digest()[0] % 2
+
+
 def score(
     healthy: list[Series], leaky: list[Series], method: Callable[[list[Series]], list[list[float]]]
 ) -> dict[str, Any]:
@@ -191,8 +210,8 @@ def score(
         after = [t for t in alarms if t >= s.onset_s]
         ok = bool(after) and after[0] <= s.limit_s - LEAD_S
         lead_h = (s.limit_s - after[0]) / 3600.0 if ok else np.nan
-        rows.append((s.shape, ok, lead_h, s.limit_s <= s.t_s[-1] + 120.0))
-    table = pd.DataFrame(rows, columns=["shape", "found", "lead_h", "within"])
+        rows.append((s.shape, ok, lead_h, s.limit_s <= s.t_s[-1] + 120.0, half(s.name)))
+    table = pd.DataFrame(rows, columns=["shape", "found", "lead_h", "within", "half"])
     low, high = garwood(count, days)
     within = table[table.within]
     return {
@@ -202,19 +221,34 @@ def score(
         "series_with_false_alarms": sum(bool(a) for a in false),
         "false_per_1000_series_days": 1000.0 * count / days,
         "false_interval": [1000.0 * low, 1000.0 * high],
+        "held": "extrapolated" if days < 16.0 * 1000.0 / STATED else "measured",
         "leaks": len(table),
         "recall": table.found.mean(),
         "recall_interval": exact_interval(int(table.found.sum()), len(table)),
         "recall_where_the_limit_is_within_the_recording": within.found.mean(),
         "leaks_within": len(within),
+        "recall_by_half_of_the_pods": [float(table[table.half == h].found.mean()) for h in (0, 1)],
         "recall_by_shape": table.groupby("shape").found.mean().to_dict(),
         "median_lead_h": table.lead_h.median(),
     }
 
 
+def healthy_only(series: list[Series]) -> dict[str, Any]:
+    days = sum(s.t_s[-1] - s.t_s[0] for s in series) / 86400.0
+    count = sum(map(len, ours(series)))
+    low, high = garwood(count, days)
+    return {
+        "healthy_series": len(series),
+        "healthy_series_days": days,
+        "false_alarms": count,
+        "false_per_1000_series_days": 1000.0 * count / days,
+        "false_interval": [1000.0 * low, 1000.0 * high],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--copies", type=int, default=2, help="leaks of each shape on every long series")
     parser.add_argument("--trace", default=TRACE)
     arguments = parser.parse_args()
@@ -225,7 +259,10 @@ def main() -> None:
     rng = np.random.default_rng(arguments.seed)
     long = [s for s in healthy if s.t_s[-1] - s.t_s[0] > 6 * 3600.0]
     leaky = [leaking(s, shape, rng) for shape in SHAPES for _ in range(arguments.copies) for s in long]
-    write("detect_leak", {name: score(healthy, leaky, method) for name, method in METHODS.items()})
+    results: dict[str, Any] = {name: score(healthy, leaky, method) for name, method in METHODS.items()}
+    gpus = [s for s in pods(Path(data) / GPU_TRACE, GPU_BYTES) if len(s.t_s) > 1]
+    results["nightshift, healthy GPU memory"] = healthy_only(gpus)
+    write("detect_leak", results)
 
 
 if __name__ == "__main__":

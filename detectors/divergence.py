@@ -67,7 +67,8 @@ class Divergence:
 
     @property
     def stated(self) -> StatedRate:
-        return StatedRate(1.0, RateBasis.STATISTICAL, "benchmarks/detect_loss.py: benign labelled runs")
+        source = "benchmarks/detect_loss.py: benign labelled runs"
+        return StatedRate(1.0, RateBasis.STATISTICAL, source, series=SubjectKind.RANK)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         self._note_hardware(tick)
