@@ -35,7 +35,7 @@ from collectors.tick import Tick
 from detectors.base import Fault, State
 from detectors.ecc import Ecc
 from detectors.ecc_counters import CORRECTED, UNCORRECTED
-from detectors.ecc_hazard import BURST_S, IMMINENT_FROM, STRATA, History
+from detectors.ecc_hazard import BURST_S, IMMINENT_FROM, OFTEN, OFTEN_FROM, STRATA, History
 from detectors.evaluate import exact_interval
 
 DATA = "readonly/hbm/hbm_errors_dev_half.csv.gz"
@@ -43,6 +43,8 @@ HORIZON_S = 86400.0
 SETTLED_S = 90.0
 """The word is read this long after a moment: a line may come after the count."""
 BANK = ["Stack", "SID", "PcId", "BankGroup", "BankArray"]
+SHOWN = ("with cells", "cells hidden", "counts alone")
+"""What a detector gets to see; counts alone: no kernel log either."""
 CODES = {"CE": 92, "UEO": 171, "UER": 94}
 
 
@@ -81,6 +83,7 @@ def moments(table: pd.DataFrame) -> pd.DataFrame:
                 "ue_now": bool(now & {"UEO", "UER"}),
                 "uer_now": "UER" in now,
                 "stratum": history.stratum(float(at_s)).name,
+                "ue_day": len(history.moments),
             }
             for kind in ("CE", "UEO", "UER"):
                 row[f"{kind}_all"] = past[past.EccType == kind].Time.nunique()
@@ -94,8 +97,9 @@ def moments(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["at_s", "device"]).reset_index(drop=True)
 
 
-def ours(table: pd.DataFrame, points: pd.DataFrame, cells: bool) -> dict[Fault, np.ndarray]:
-    """What the detector says shortly after each moment, by fault: all devices in every frame."""
+def ours(table: pd.DataFrame, points: pd.DataFrame, shown: str) -> dict[Fault, np.ndarray]:
+    """What the detector says shortly after each moment, by fault: all devices in every frame. shown: of SHOWN."""
+    cells, logged = shown == SHOWN[0], shown != SHOWN[2]
     devices = sorted(points.device.unique())
     gpus = {device: Subject(SubjectKind.GPU, device) for device in devices}
     nodes = {device: Subject(SubjectKind.NODE, device.rpartition("/")[0]) for device in devices}
@@ -118,7 +122,7 @@ def ours(table: pd.DataFrame, points: pd.DataFrame, cells: bool) -> dict[Fault, 
         record = LogRecord(Instant(at_s), "bench", nodes[device], f"{kind} {code}", 0)
         return KernelEvent(kind, record, nodes[device], code=code, gpu=gpus[device], attributes=where)
 
-    tick(begin_s, [event(KernelEventKind.BOOT, device, begin_s, None) for device in devices])
+    tick(begin_s, [event(KernelEventKind.BOOT, device, begin_s, None) for device in devices] if logged else [])
     grouped = dict(tuple(table.groupby(["Time", "device"])))
     said = {fault: np.zeros(len(points), dtype=bool) for fault in (Fault.HBM_IMMINENT, Fault.HBM_DEGRADED)}
     for number, point in enumerate(points.itertuples()):
@@ -127,7 +131,7 @@ def ours(table: pd.DataFrame, points: pd.DataFrame, cells: bool) -> dict[Fault, 
         for line in log.itertuples():
             counts[row_of[device], int(line.EccType != "CE")] += 1
             where = {"row": line.Row, "bank": line.bank, "column": line.Col} if cells else {}
-            if cells or line.EccType == "UER":
+            if cells or (logged and line.EccType == "UER"):
                 events.append(event(KernelEventKind.XID, device, at_s, CODES[line.EccType], **where))
         tick(at_s, events)
         tick(at_s + SETTLED_S, [])
@@ -203,7 +207,8 @@ def strata(points: pd.DataFrame) -> dict[str, Any]:
     corrected = points.stratum == STRATA[0].name
     found = {}
     for stratum in STRATA:
-        rows = points[(points.stratum == stratum.name) & (kept | corrected) & (points.ue_now | corrected)]
+        of = points.ue_day >= OFTEN_FROM if stratum is OFTEN else points.stratum == stratum.name
+        rows = points[of & (kept | corrected) & (points.ue_now | corrected)]
         counts = [int(rows[c].sum()) for c in ("follows_1h", "follows_6h", "follows")]
         found[stratum.name] = {
             "moments": len(rows),
@@ -253,8 +258,8 @@ def main() -> None:
         "hazard by stratum": strata(points),
         "brier score, other devices' past": brier(points),
     }
-    for cells in (True, False):
-        words = ours(table, points, cells)
+    for name in SHOWN:
+        cells, words = name == SHOWN[0], ours(table, points, name)
         rules: dict[str, Callable[[bool], np.ndarray]] = {
             "nightshift, imminent": lambda _, w=words: w[Fault.HBM_IMMINENT],  # type: ignore[misc]
             "nightshift, hazard refitted on other devices' past": lambda _: (
@@ -269,7 +274,6 @@ def main() -> None:
             "3 or more rows of one bank within a day": lambda c: (points.cells_rows_in_bank >= 3).to_numpy() & c,
             "random forest on Calchas' features": lambda c: forest(points, c),
         }
-        name = "with cells" if cells else "cells hidden"
         results[name] = {rule: score(points, method(cells)) for rule, method in rules.items()}
     write("detect_ecc", results)
 

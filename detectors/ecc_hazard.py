@@ -52,7 +52,10 @@ CONSUMED = Stratum("an uncorrected error, consumed", 43, 22, 5, 10, 15)
 CONSUMED_AGAIN = Stratum("consumed uncorrected errors, again within a day", 17, 13, 0, 1, 3)
 LATENT = Stratum("an uncorrected error that no program read", 5, 4, 1, 2, 2)
 LATENT_AGAIN = Stratum("uncorrected errors that no program read, again within a day", 38, 2, 7, 33, 36)
-STRATA = (CORRECTED, CONSUMED, CONSUMED_AGAIN, LATENT, LATENT_AGAIN)
+OFTEN = Stratum("uncorrected errors at four or more moments of a day, of whatever kind", 36, 2, 7, 31, 34)
+"""Fitted with the kinds hidden: where no log is read, counts alone tell this much."""
+STRATA = (CORRECTED, CONSUMED, CONSUMED_AGAIN, LATENT, LATENT_AGAIN, OFTEN)
+OFTEN_FROM = 4
 
 
 @dataclass(slots=True)
@@ -88,6 +91,8 @@ class History:
         latent = sum(not m.consumed and m.t_s <= now_s - settle_s for m in day)
         if latent >= 2:
             return LATENT_AGAIN
+        if len(day) >= OFTEN_FROM:
+            return OFTEN
         if latent == 1:
             return LATENT
         if len(day) >= 2:

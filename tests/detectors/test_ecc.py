@@ -142,7 +142,8 @@ def test_what_programs_read_is_degraded_and_not_imminent(xid_after_s: float) -> 
     assert said == {(Fault.HBM_DEGRADED, GPUS[3])}
 
 
-def test_where_no_kernel_log_is_read_a_missing_xid_means_nothing() -> None:
+def test_where_no_kernel_log_is_read_only_the_fourth_of_a_day_is_imminent() -> None:
+    """A missing Xid means nothing there, so the kinds of errors are unknown and more of them are asked for."""
     fleet = Fleet()
     fleet.tick()
     for _ in range(3):
@@ -150,6 +151,8 @@ def test_where_no_kernel_log_is_read_a_missing_xid_means_nothing() -> None:
         assert {f.fault for f in fleet.tick()} == {Fault.HBM_DEGRADED}
         for _ in range(4):
             assert Fault.HBM_IMMINENT not in {f.fault for f in fleet.tick(300.0)}
+    fleet.counts[3, 1] += 1
+    assert {f.fault for f in fleet.tick()} == {Fault.HBM_DEGRADED, Fault.HBM_IMMINENT}
 
 
 def test_gpus_of_a_node_that_err_together_have_one_cause_and_one_finding() -> None:
