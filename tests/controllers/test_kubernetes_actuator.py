@@ -121,7 +121,7 @@ def test_preconditions_that_no_longer_hold_are_named(cluster: Cluster, actuator:
 
 def test_a_drain_moves_what_must_move_and_leaves_the_rest(cluster: Cluster, actuator: KubernetesActuator) -> None:
     node = cluster.node()
-    stay = cluster.pod("daemon", node, ownerReferences=[cluster.owner("DaemonSet")])
+    stay = cluster.daemon_pod("daemon", node)
     cluster.pod("plain", node)
     cluster.pod("elsewhere", cluster.node())
     action = on_node(ActionKind.DRAIN, node)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,26 +58,37 @@ class Cluster:
             self.core.patch_namespaced_pod_status(name, self.namespace, {"status": status})
         return name
 
-    def owner(self, kind: str = "ReplicaSet") -> dict[str, Any]:
-        """A reference to a controller that exists: a real cluster collects what is owned by nobody. It makes
-        no pods."""
+    def owner(self) -> dict[str, Any]:
+        """A reference to a controller that exists, since a real cluster collects what is owned by nobody; and of a
+        kind that no controller works on, since that would release or remove a pod that it did not make."""
         name = f"owner-{uuid.uuid4().hex[:8]}"
-        template = {
-            "metadata": {"labels": {"owner": name}},
-            "spec": {"containers": [{"name": "c", "image": "registry.invalid/none"}]},
+        made = self.core.create_namespaced_config_map(self.namespace, {"metadata": {"name": name}})
+        return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": made.metadata.uid, "controller": True}
+
+    def daemon_pod(self, name: str, node: str) -> str:
+        """A pod of a DaemonSet, as that one's controller would have made it: it keeps it where there is one."""
+        mark = {"nightshift.dev/test-daemon": name}
+        self.core.patch_node(node, {"metadata": {"labels": mark}})
+        pod = {"nodeSelector": mark, "containers": [{"name": "main", "image": "registry.invalid/none"}]}
+        spec = {
+            "selector": {"matchLabels": mark},
+            "updateStrategy": {"type": "OnDelete"},
+            "template": {"metadata": {"labels": mark}, "spec": pod},
         }
-        body: dict[str, Any] = {
-            "metadata": {"name": name},
-            "spec": {"selector": {"matchLabels": {"owner": name}}, "template": template},
-        }
-        apps = client.AppsV1Api(self.api)
-        if kind == "DaemonSet":
-            template["spec"]["nodeSelector"] = {"nightshift.dev/no-such": "node"}
-            made = apps.create_namespaced_daemon_set(self.namespace, body)
-        else:
-            body["spec"]["replicas"] = 0
-            made = apps.create_namespaced_replica_set(self.namespace, body)
-        return {"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": made.metadata.uid, "controller": True}
+        body = {"metadata": {"name": name}, "spec": spec}
+        made = client.AppsV1Api(self.api).create_namespaced_daemon_set(self.namespace, body)
+        if self.server is None:  # its controller makes the pod
+            return self._made_by_controller(f"nightshift.dev/test-daemon={name}")
+        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": made.metadata.uid}
+        return self.pod(name, node, labels=mark, ownerReferences=[{**owner, "controller": True}])
+
+    def _made_by_controller(self, selector: str) -> str:
+        for _ in range(100):
+            found = self.core.list_namespaced_pod(self.namespace, label_selector=selector).items
+            if found:
+                return str(found[0].metadata.name)
+            time.sleep(0.1)
+        raise AssertionError(f"no controller made a pod {selector}")
 
     def remove_pod(self, name: str) -> None:
         """What a kubelet does in the end with a pod that is terminating."""
@@ -105,8 +118,42 @@ class Cluster:
 def _connect(kubeconfig: dict[str, Any], server: ApiServer | None) -> Cluster:
     api = config.new_client_from_config_dict(kubeconfig)
     namespace = f"nightshift-test-{uuid.uuid4().hex[:8]}"
-    client.CoreV1Api(api).create_namespace({"metadata": {"name": namespace}})
+    core = client.CoreV1Api(api)
+    core.create_namespace({"metadata": {"name": namespace}})
+    if server is None:
+        _wait_for_account(core, namespace)
     return Cluster(kubeconfig, api, namespace, server)
+
+
+def _wait_for_account(core: client.CoreV1Api, namespace: str) -> None:
+    """A real server admits no pod before the service account controller has made `default`."""
+    for _ in range(300):
+        try:
+            core.read_namespaced_service_account("default", namespace)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+    raise AssertionError(f"namespace {namespace} has no default service account")
+
+
+def read_kubeconfig(path: Path) -> dict[str, Any]:
+    """A kubeconfig with just its current context, and its files as absolute paths, so that it can be used
+    anywhere."""
+    kubeconfig: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    current = next(c for c in kubeconfig["contexts"] if c["name"] == kubeconfig["current-context"])
+    used = {"clusters": current["context"]["cluster"], "users": current["context"]["user"]}
+    for plural, name in used.items():
+        (entry,) = (e for e in kubeconfig[plural] if e["name"] == name)
+        body = entry[plural[:-1]]
+        for key in ("certificate-authority", "client-certificate", "client-key", "tokenFile"):
+            if key in body:
+                body[key] = str((path.parent / body[key]).resolve())
+        kubeconfig[plural] = [entry]
+    kubeconfig["contexts"] = [current]
+    return kubeconfig
 
 
 @contextmanager
@@ -115,8 +162,7 @@ def _cluster(*, tls: bool) -> Iterator[Cluster]:
     with ExitStack() as stack:
         server = None
         if path:
-            with open(path, encoding="utf-8") as file:
-                kubeconfig = yaml.safe_load(file)
+            kubeconfig = read_kubeconfig(Path(path))
         else:
             server = stack.enter_context(ApiServer(tls=tls))
             kubeconfig = server.kubeconfig()
