@@ -155,6 +155,33 @@ def warm_of(near: Table, table: Table) -> Warm:
     return Warm(tuple(c for c in configs if table.space.holds(c)), (logs,))
 
 
+def summary(rows: list[dict[str, Any]], trials: int, seeds: int) -> dict[str, Any]:
+    """The figures over all tables, and the tables."""
+    carried_rows = [r for r in rows if r.get("loss_without_tuning") is not None]
+    losses = [r["loss_without_tuning"] for r in carried_rows if r["octaves"] <= NEIGHBOURING]
+    farther = [r["loss_without_tuning"] for r in carried_rows if r["octaves"] > NEIGHBOURING]
+    worst = {
+        name: min(r[name][f"share_at_{trials}"]["worst"] for r in rows)
+        for name in ("search", "random", "annealing")
+    }
+    return {
+        "trials": trials,
+        "seeds": seeds,
+        "tables": len(rows),
+        "worst_share_of_best": worst,
+        "reached_97_percent": sum(r["search"]["trials_to_97_percent"]["missed"] == 0 for r in rows),
+        "worst_loss_without_tuning": max(losses, default=None),
+        "worst_loss_without_tuning_farther": max(farther, default=None),
+        "median_trials_to_97_percent": {
+            name: statistics.median(
+                [r[name]["trials_to_97_percent"]["median"] or trials for r in rows if name in r]
+            )
+            for name in ("search", "warm", "random", "annealing")
+        },
+        "rows": rows,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=100)
@@ -191,32 +218,9 @@ def main() -> None:
             ]
         row |= {name: told(curves, table.best_s, options.trials) for name, curves in found.items()}
         rows.append(row)
+        options.out.write_text(json.dumps(summary(rows, options.trials, options.seeds), indent=1) + "\n")
         print(table.label, len(table.space), {n: row[n]["trials_to_97_percent"] for n in found}, flush=True)
-    carried_rows = [r for r in rows if r.get("loss_without_tuning") is not None]
-    losses = [r["loss_without_tuning"] for r in carried_rows if r["octaves"] <= NEIGHBOURING]
-    farther = [r["loss_without_tuning"] for r in carried_rows if r["octaves"] > NEIGHBOURING]
-    worst = {
-        name: min(r[name][f"share_at_{options.trials}"]["worst"] for r in rows)
-        for name in ("search", "random", "annealing")
-    }
-    record = {
-        "trials": options.trials,
-        "seeds": options.seeds,
-        "tables": len(rows),
-        "worst_share_of_best": worst,
-        "reached_97_percent": sum(r["search"]["trials_to_97_percent"]["missed"] == 0 for r in rows),
-        "worst_loss_without_tuning": max(losses, default=None),
-        "worst_loss_without_tuning_farther": max(farther, default=None),
-        "median_trials_to_97_percent": {
-            name: statistics.median(
-                [r[name]["trials_to_97_percent"]["median"] or options.trials for r in rows if name in r]
-            )
-            for name in ("search", "warm", "random", "annealing")
-        },
-        "rows": rows,
-    }
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in record.items() if k != "rows"}))
+    print(json.dumps({k: v for k, v in summary(rows, options.trials, options.seeds).items() if k != "rows"}))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,11 @@ def optimize(
     minutes: Annotated[float, typer.Option(min=0.01, help="Most minutes of each search")] = 15.0,
     key: Annotated[Path | None, typer.Option(help="Private key; without: one is made for the run")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search")] = 0,
+    git: Annotated[bool, typer.Option("--git", help="Keep each search as git commits too")] = False,
+    ray: Annotated[str, typer.Option(help="Address of a Ray cluster whose GPUs judge, or 'local'")] = "",
+    llm: Annotated[str, typer.Option(help="Chat model that writes kernels too: PROVIDER:MODEL")] = "",
+    llm_url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server for --llm")] = "",
+    llm_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the model in each search")] = 400_000,
 ) -> None:
     """Searches faster kernels, certifies what stands, writes the report and the file for the job."""
     if sum(map(bool, (trace, model, problem, kernelbench))) != 1:
@@ -77,12 +83,16 @@ def optimize(
         typer.echo("nothing to search: no operation would gain enough, or none is known")
         write_report(run)
         raise typer.Exit(1)
-    with Judge(where, interpret=where == "cpu") as judge:
+    if llm:
+        works = [_with_model(work, llm, llm_url, llm_tokens) for work in works]
+    with ExitStack() as stack:
+        spread = stack.enter_context(_ray(ray, where)) if ray else None
+        judge = stack.enter_context(Judge(where, interpret=where == "cpu"))
         gpu = judge.environment.gpu
         provenance = Provenance(_commit(), gpu, judge.environment.container)
         loop_run = loop.Run(
             run,
-            LocalExecutor([judge], 8 if where == "cuda" else 1),
+            spread or LocalExecutor([judge], 8 if where == "cuda" else 1),
             provenance,
             signer,
             Budget(trials=trials, wall_s=minutes * 60.0),
@@ -90,6 +100,7 @@ def optimize(
             known,
             seed,
             tell=typer.echo,
+            git=git,
         )
         done = loop_run.search(works)
     trusted = {signer.key_id: signer.public}
@@ -108,6 +119,29 @@ def optimize(
     typer.echo(f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}; {markdown}, {page}")
     if not certified:
         raise typer.Exit(1)
+
+
+def _ray(address: str, where: str) -> Any:
+    from kernels.ray_executor import RayExecutor
+
+    try:
+        return RayExecutor(address, 0 if where == "cuda" else 1, where, where == "cpu")
+    except (ImportError, ValueError, ConnectionError) as error:
+        raise Permanent(f"--ray {address}: {error}") from error
+
+
+def _with_model(work: Any, model: str, url: str, tokens: int) -> Any:
+    """The same work with a language model among its authors."""
+    from dataclasses import replace
+
+    from kernels.generate.base import GeneratorError
+    from kernels.generate.llm import Allowance, LanguageModel, connect
+
+    try:
+        author = LanguageModel(connect(model, url or None), allowance=Allowance(tokens=tokens))
+    except GeneratorError as error:
+        raise Permanent(f"--llm {model}: {error}") from error
+    return replace(work, generators=(*work.generators, author))
 
 
 def profile(

@@ -45,6 +45,7 @@ from kernels.judge.verdict import Status, Verdict
 from kernels.kernelbench import Task as SuiteTask
 from kernels.kernelbench import load_suite
 from kernels.ledger import Ledger, Provenance
+from kernels.ledger_git import GitBook
 from kernels.problem import Case, Problem, ProblemError
 from kernels.problems import BY_NAME, named
 from kernels.profile.hotspots import Hotspot, Profile
@@ -97,6 +98,7 @@ class Run:
     seed: int = 0
     clock: Callable[[], float] = time.time
     tell: Callable[[str], None] = print
+    git: bool = False  # keep each search as git commits too
 
     def search(self, works: Sequence[Work]) -> list[Done]:
         """Searches each work in turn, and issues certificates for what the judge found fit."""
@@ -113,6 +115,7 @@ class Run:
             search = Search(
                 work.task, work.generators, self.executor, ledger, self.provenance, self.budget, self.ladder,
                 self.seed, self.clock, self._progress,
+                GitBook(ledger).write if self.git else lambda: None,
             )  # fmt: skip
             result = search.run()
         done = self._certify(work, folder, result)

@@ -36,8 +36,11 @@ class Surrogate:
     seed: int = 0
     prior: Prior | None = None
 
-    def fit(self, tried: NDArray[np.int64], log_s: Array) -> None:
-        """log_s: log seconds of the points `tried` (positions in `points`); +inf marks a failure."""
+    def fit(self, tried: NDArray[np.int64], log_s: Array, tune: bool = True) -> None:
+        """log_s: log seconds of the points `tried` (positions in `points`); +inf marks a failure.
+
+        tune: look for length scales anew; else keep those of the last fit.
+        """
         finite = np.isfinite(log_s)
         if not finite.any():
             raise ValueError("surrogate: nothing ran yet")
@@ -49,13 +52,15 @@ class Surrogate:
         z = (y - self._mean) / self._scale
         rng = np.random.default_rng(self.seed)
         x = self.points[tried]
-        best = (-math.inf, np.ones(int(self.groups.max()) + 1), 0.05)
-        for number in range(_DRAWS):
+        best: tuple[float, Array, float] = (-math.inf, np.ones(int(self.groups.max()) + 1), 0.05)
+        best = best if tune else self._chosen
+        for number in range(_DRAWS if tune else 0):
             scales = np.exp(rng.uniform(-1.5, 1.5, len(best[1]))) if number else np.ones(len(best[1]))
             noise = float(np.exp(rng.uniform(-6.0, -2.0))) if number else 0.02
             score = _evidence(self._kernel(x, x, scales), z, noise)
             if score > best[0]:
                 best = (score, scales, noise)
+        self._chosen: tuple[float, Array, float] = best
         _, self._scales, self._noise = best
         gram = self._kernel(x, x, self._scales) + self._noise * np.eye(len(z))
         self._chol = np.linalg.cholesky(gram)

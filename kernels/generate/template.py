@@ -157,8 +157,8 @@ class Template:
         prior = self._prior(space)
         model = Surrogate(space.points, space.groups, mix(self.seed, len(tried)) % (1 << 32), prior)
         made: list[tuple[Config, float]] = []
-        for _ in range(count):
-            model.fit(np.array(tried, dtype=np.int64), np.array(logs, dtype=np.float64))
+        for number in range(count):
+            model.fit(np.array(tried, dtype=np.int64), np.array(logs, dtype=np.float64), tune=number == 0)
             gain = model.improvement(best)
             gain[tried] = -math.inf
             pick = int(gain.argmax())

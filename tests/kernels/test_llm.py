@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,6 +59,8 @@ WRONG = GOOD.replace("tl.sum(e, 0)", "40.0")
 THIEF = """import torch
 import triton
 import os
+import subprocess
+import sys
 
 
 def entry(x):
@@ -222,3 +226,20 @@ def test_the_whole_loop_with_a_scripted_model_keeps_the_honest_kernel_and_refuse
     assert "sk-secret" not in asked
     assert "sk-secret" not in (tmp_path / "ledger.jsonl").read_text()
     assert "The judge refused it: cheat" in asked
+
+
+@pytest.mark.full
+def test_the_command_searches_with_a_served_model_and_keeps_commits(tmp_path: Path) -> None:
+    """`kernels optimize --llm … --git`: the model's kernel is a trial of the ledger and a commit of the run."""
+    with served([Answer(marked(GOOD)), Answer("no more")]) as (url, _):
+        words = "kernels optimize --problem softmax --device cpu --trials 3 --git --llm scripted --llm-url"
+        command = [sys.executable, "-m", "agent", *words.split(), url, "--case", "float16 m=6 n=40", "--run", "run"]
+        root = str(Path(__file__).parents[2])
+        environment = {**os.environ, "PYTHONPATH": root}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "run" / "tasks").iterdir()
+    authors = [line.generator for line in read_run(folder)[1]]
+    assert "llm" in authors
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=folder / "git", capture_output=True, text=True).stdout
+    assert all(f"Trial {number}:" in log for number in range(1, len(authors) + 1))
