@@ -236,9 +236,7 @@ def test_the_command_searches_with_a_served_model_and_keeps_commits(tmp_path: Pa
         command = [sys.executable, "-m", "agent", *words.split(), url, "--case", "float16 m=6 n=40", "--run", "run"]
         root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": root}
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "run" / "tasks").iterdir()
     authors = [line.generator for line in read_run(folder)[1]]
