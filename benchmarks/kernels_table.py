@@ -48,6 +48,11 @@ ANCHORS = (
 """Problems whose timed cases are the rows that we are held to; the others' rows are told beside them."""
 LIMITED = frozenset({"flash_attention", "matmul", "fused_mlp", "swiglu"})
 """Where the vendor's library is at the limit: there the intervals may overlap."""
+NAMED = {
+    "stencil_3x3": 0, "stencil_5x5": 0, "particle_weights": 0, "cross_entropy": 0,
+    "rotary_interleaved": 128 << 20, "rotary_half": 128 << 20,
+}  # fmt: skip
+"""Problems of which more is asked, and from how many bytes on."""
 COMPUTE = frozenset({"flash_attention", "matmul", "fused_mlp"})
 Choice = tuple[str, dict[str, int | str]]
 Done = tuple[dict[str, Any], str, Case, list[Choice]]
@@ -218,11 +223,57 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     return {
         "rows": len(found),
+        "anchor_rows": len(rows(list(ANCHORS))),
         "certified": len(certified),
+        "wrong": sum(r.get("status") in ("wrong", "cheat", "unstable") for r in found),
+        "lowest_speedup_of_stencils_particles_cross_entropy_rotary": min(
+            (r["speedup"][1] for r in certified if r["problem"] in NAMED and r["bytes"] >= NAMED[r["problem"]]),
+            default=None,
+        ),
         "geometric_mean_over_best_peer": math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None,
         "slower_than_best_peer": losing,
         "of_copy_from_256_mib": {f"{r['problem']} {r['case']}": round(r["of_copy"], 4) for r in large},
     }
+
+
+def swept(found: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Rows without a verdict: the best time of their tables. Quick looks, without a peer in the same run."""
+    judged = {(r["problem"], r["case"]) for r in found if r.get("certified")}
+    told = []
+    for (problem, case), choices in zip(rows([]), map(_fastest(folder), rows([])), strict=True):
+        if (problem, str(case)) in judged or choices is None:
+            continue
+        size = named(problem).compulsory_bytes(case)
+        told.append(
+            {
+                "problem": problem,
+                "case": str(case),
+                "anchor": problem in ANCHORS,
+                "ours_us": round(choices.seconds * 1e6, 2),
+                "gigabytes_per_s": round(size / choices.seconds / 1e9),
+                "family": choices.family,
+                "config": dict(choices.config),
+            }
+        )
+    return told
+
+
+def _fastest(folder: Path) -> Any:
+    tables = [item for part in sorted(folder.glob("*.json")) for item in best(json.loads(part.read_text()), 1)]
+
+    def of(row: tuple[str, Case]) -> known.Known | None:
+        fitting = [k for k in tables if (k.problem, k.case) == row]
+        return min(fitting, key=lambda k: k.seconds, default=None)
+
+    return of
+
+
+def resummarise(path: Path) -> None:
+    """Write the summary of a results file again, and what only the tables know."""
+    record = json.loads(path.read_text())
+    record["summary"] = summary(record["rows"])
+    record["swept"] = swept(record["rows"], ROOT / "benchmarks" / "results" / "kernels_tables")
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main() -> None:
@@ -235,7 +286,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller examination, for a first look")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--summarise", action="store_true", help="only write the summary of --out again; no GPU")
     options = parser.parse_args()
+    if options.summarise:
+        resummarise(options.out)
+        return
     began = time.time()
     tables = from_tables(options.tables, options.top + options.more) if options.tables else {}
     board = torch.cuda.get_device_name(0)
@@ -292,6 +347,7 @@ def main() -> None:
     print(json.dumps(record.get("summary")), f"{time.time() - began:.0f} s", flush=True)
     for judge in judges:
         judge.kill()
+    resummarise(options.out)
 
 
 if __name__ == "__main__":
