@@ -196,3 +196,12 @@ def test_a_fault_in_the_judges_own_machinery_is_nobodys_verdict_and_the_judge_go
     assert "ZeroDivisionError" in verdict.detail
     verdict = cpu_judge.verdict(library("return torch.softmax(x, -1)"), SOFTMAX, Request(TINY, None), b"broken")
     assert verdict.status is Status.correct
+
+
+def test_a_verdict_names_the_sizes_dtypes_and_layouts_that_were_probed(cpu_judge: Judge) -> None:
+    """A declared domain without bounds is no proof beyond them."""
+    verdict = cpu_judge.verdict(library("return torch.softmax(x, -1)"), SOFTMAX, Request(TINY, None), b"domain")
+    probed = verdict.domain["probed"]
+    assert probed["dtypes"] == ["float32"]
+    assert set(probed["sizes"]) == {"m", "n"}
+    assert 0 <= probed["sizes"]["n"][0] < probed["sizes"]["n"][1] <= 16384
