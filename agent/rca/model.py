@@ -98,6 +98,9 @@ class ModelSettings(BaseModel):
     model: str = Field(default="", description="The model's name, as its server knows it")
     base_url: str = Field(default="", description="The server's address; empty: the provider's own")
     api_key_file: Path | None = Field(default=None, description="File that holds the key; none: no key is sent")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="Sampling temperature; none: the server's"
+    )
     max_steps: int = Field(default=8, ge=1, le=50, description="Most answers of the model per incident")
     max_tool_calls: int = Field(default=24, ge=0, le=500, description="Most look-ups per incident")
     max_tokens: int = Field(default=60_000, ge=500, description="Most tokens per incident, both ways together")
@@ -220,7 +223,9 @@ def connect(settings: ModelSettings, timeout_s: float) -> BaseChatModel:
         from langchain import chat_models
     except ImportError as error:
         raise Failed(Failure.NOT_INSTALLED, str(error)) from error
-    given: dict[str, Any] = {"base_url": settings.address, "temperature": 0.0}
+    given: dict[str, Any] = {"base_url": settings.address}
+    if settings.temperature is not None:  # some models refuse any
+        given["temperature"] = settings.temperature
     if settings.provider == "ollama":
         given |= {"num_predict": settings.max_answer_tokens, "client_kwargs": {"timeout": timeout_s}}
     else:
