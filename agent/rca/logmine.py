@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_WORD = re.compile(rb"[A-Za-z_-]*0[\w-]*(?:[.:/][\w-]*0[\w-]*)*")
+_WORD = re.compile(rb"(?<![A-Za-z_-])[A-Za-z_-]*0[\w-]*(?:[.:/][\w-]*0[\w-]*)*")
 _STAMP = re.compile(
     rb"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?|^\[?\s*(\d{9,10}\.\d+)\]?"
 )

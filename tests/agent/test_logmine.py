@@ -52,3 +52,11 @@ def test_no_bytes_make_mining_fail_and_its_memory_stays_bounded(pieces: list[tup
         miner.add(source, data)
     kept = miner.condense(0.0)
     assert sum(len(str(k)) + 1 for k in kept) <= 100 * CHARS_PER_TOKEN
+
+
+def test_lines_of_megabytes_without_a_space_or_digit_are_mined_like_any_other() -> None:
+    """Quadratic search would not come to an end here within the test's time limit."""
+    wanted = b"2026-03-02T02:11:42Z ERROR disk gone\n"
+    kept = condense([("r0", b"x" * 4_000_000 + b"\n" + b"a-" * 2_000_000 + b"\n" + wanted)], None)
+    assert any("disk gone" in line.text for line in kept)
+    assert all(len(line.text) <= Settings().max_line for line in kept)
