@@ -53,6 +53,7 @@ HARD_XIDS = CONSUMED_XIDS | {63, 64, 171, 172}
 SOFT_XIDS = frozenset({92})
 FAILED_XID = 64
 KEEP_CELLS = 4096
+KEEP_SIGNS = 4
 _PLACES = (SubjectKind.NODE, SubjectKind.RACK)
 
 
@@ -317,12 +318,19 @@ class Ecc:
         imminent = fault is Fault.HBM_IMMINENT
         known = self._episodes.get(fault, subject)
         before = self._spoken.get((fault, subject))
-        hard = hard or (before is not None and before.severity is Severity.CRITICAL)
+        # Once hard, an episode stays hard, with what made it so, however soft its next word.
+        grave: list[str] = []
+        if known is not None and known.severity is Severity.CRITICAL:
+            grave = str(known.facts.get("hard_signs", known.summary.partition(": ")[2])).split("; ")
+        grave = list(dict.fromkeys(filter(None, [*grave, *(said if hard else [])])))[:KEEP_SIGNS]
+        hard = bool(grave)
         if before is not None:
-            said = [before.summary.partition(": ")[2], *said]
+            said = [*before.summary.partition(": ")[2].split("; "), *said]
+        said = list(dict.fromkeys([*grave, *said]))
         where = pattern(tuple(self._cells.get(subject, ())))
         facts: dict[str, float | str] = {"tier": "imminent" if imminent else "hard" if hard else "soft"}
         facts |= self._hazard(subject, at_s) | _where(where) | {"newest_s": newest_s}
+        facts |= {"hard_signs": "; ".join(grave)} if grave else {}
         cusum = 0.0
         if slot is not None:
             cusum = float(table["cusum"][slot])

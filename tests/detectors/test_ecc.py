@@ -235,3 +235,26 @@ def test_a_soft_alarm_ends_with_its_errors_and_sooner_with_a_reset(reset: bool, 
         fleet.counts[1, 0] = 0
     while State.CLEAR not in {f.state for f in fleet.tick()}:
         assert fleet.at_s - ended_s < within_s
+
+
+def test_an_episode_that_was_hard_stays_hard_until_it_ends() -> None:
+    """One Xid 48 among corrected errors that go on: critical, tier hard and the Xid, in every later word of it."""
+    fleet = Fleet()
+    fleet.tick()
+    found = []
+    for number in range(60):
+        fleet.counts[2, 0] += 1
+        found += fleet.tick(events=[fleet.line(48, 2)] if number == 30 else ())
+    soft = [f for f in found if f.severity is Severity.WARNING]
+    hard = [f for f in found if f.severity is Severity.CRITICAL]
+    assert soft
+    assert len(hard) == 30
+    assert max(f.at.t_s for f in soft) < min(f.at.t_s for f in hard)
+    assert {f.facts["tier"] for f in hard} == {"hard"}
+    assert all("Xid 48" in f.summary and f.subject == GPUS[2] for f in hard)
+    assert "bins of" in hard[-1].summary
+    restored = Ecc()
+    restored.restore(fleet.detector.snapshot())
+    fleet.detector = restored
+    fleet.counts[2, 0] += 1
+    assert [f.severity for f in fleet.tick()] == [Severity.CRITICAL]
