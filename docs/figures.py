@@ -299,7 +299,7 @@ TABLES = (
             Row("tasks that a family of ours computes", "covered", count, "≥ 40"),
             Row("coverage", "coverage", percent),
         ),
-        "Coverage only: fast_1 and fast_1.5 need a GPU (`python -m benchmarks.kernels_suite`) and are not measured yet.",
+        "Coverage only: fast_1 and fast_1.5 need a GPU (`python -m benchmarks.kernels_suite`), not measured yet.",
     ),
     Table(
         "The daemon",

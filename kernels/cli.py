@@ -22,6 +22,7 @@ app = typer.Typer(help="Find faster GPU kernels: profile, search, judge, certify
 app.command()(loop_cli.optimize)
 app.command()(loop_cli.profile)
 app.command("probe")(loop_cli.probe_peaks)
+app.command()(loop_cli.trace)
 app.command()(loop_cli.report)
 app.command()(loop_cli.replay)
 

@@ -179,6 +179,25 @@ def probe_peaks(output: Annotated[Path, typer.Argument(help="File to write")], d
     typer.echo(f"{found.bytes_per_s / 1e12:.2f} TB/s; {rates}")
 
 
+def trace(
+    host: Annotated[str, typer.Argument(help="Node whose dynolog daemon is asked")],
+    file: Annotated[str, typer.Argument(help="Where the job writes it, on its node: such as /profiles/gpt.json")],
+    job_id: Annotated[int, typer.Option(help="The job's id, as its processes have it (SLURM_JOB_ID)")] = 0,
+    iterations: Annotated[int, typer.Option(min=1, help="Steps to record")] = 3,
+    processes: Annotated[int, typer.Option(min=1, help="Most processes that record")] = 1,
+    port: Annotated[int, typer.Option(help="The daemon's port")] = 1778,
+) -> None:
+    """Asks a running job for a trace with shapes, through dynolog (its processes need KINETO_USE_DAEMON=1)."""
+    from pathlib import PurePosixPath
+
+    from collectors.dynolog import request_trace
+
+    for name in request_trace(
+        host, PurePosixPath(file), job_id=job_id, iterations=iterations, process_limit=processes, port=port
+    ):
+        typer.echo(name)
+
+
 def report(run: RunFolder) -> None:
     """Writes a run's report.md and report.html from its ledgers."""
     from kernels.ledger import LedgerError

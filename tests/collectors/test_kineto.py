@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from collectors.base import Permanent, Temporary
 from collectors.check import check_collect
@@ -25,6 +26,7 @@ from collectors.kineto import KinetoCollector
 from collectors.kineto_reader import CATEGORIES, TraceError, TraceReader, read_trace
 from collectors.kineto_steps import activities_of, exclusive_ns, step_times
 from collectors.subject import Inventory
+from kernels.cli import app
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
 
@@ -263,6 +265,16 @@ def test_a_trace_is_asked_for_in_dynologs_protocol() -> None:
     assert files == ["/tmp/t_41.json", "/tmp/t_42.json"]
     assert asked[0]["fn"] == "setKinetOnDemandRequest"
     assert "PROFILE_REPORT_INPUT_SHAPES=true" in asked[0]["config"]
+
+
+def test_the_command_line_asks_for_a_trace() -> None:
+    reply = json.dumps({"processesMatched": [41]}).encode()
+    port, asked, thread = _daemon(struct.pack("=i", len(reply)) + reply)
+    command = ["trace", "127.0.0.1", "/profiles/gpt.json", "--job-id", "7", "--port", str(port)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    thread.join()
+    assert done.output == "/profiles/gpt_41.json\n"
+    assert asked[0]["job_id"] == 7
 
 
 @pytest.mark.parametrize(
