@@ -18,7 +18,7 @@ COPY collectors collectors
 COPY controllers controllers
 COPY detectors detectors
 COPY kernels kernels
-RUN /opt/nightshift/bin/python -m pip install -c constraints.txt . \
+RUN /opt/nightshift/bin/python -m pip install -c constraints.txt '.[llm]' \
  && /opt/nightshift/bin/python -m pip uninstall --yes pip \
  && python -m compileall -q /opt/nightshift
 
