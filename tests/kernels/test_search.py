@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -198,3 +201,37 @@ def test_a_family_s_candidate_is_the_same_for_the_same_configuration() -> None:
     space = Softmax().space("softmax", TASK.case)
     first, second = (candidate(Softmax(), "softmax", TASK.case, space.configs[3]) for _ in range(2))
     assert first.sha256 == second.sha256
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from tests.kernels.test_search import *
+class Slow(Told):
+    def verdict(self, job):
+        time.sleep(0.01)
+        return super().verdict(job)
+with Ledger(Path(sys.argv[1])) as ledger:
+    Search(TASK, [Counting()], Slow(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+"""
+
+
+@pytest.mark.parametrize("after", [1, 11])
+def test_a_search_killed_with_signal_9_is_taken_up_by_another_process(tmp_path: Path, after: int) -> None:
+    """Nothing but the folder is left of the first process, and the end is the same."""
+    with Ledger(tmp_path / "whole") as ledger:
+        whole = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "cut")], cwd=root)
+    path = tmp_path / "cut" / "ledger.jsonl"
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < after):
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert len(read_run(tmp_path / "cut")[1]) >= after
+    with Ledger(tmp_path / "cut") as ledger:
+        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+    assert again.best is not None
+    assert whole.best is not None
+    assert again.best.proposal.candidate == whole.best.proposal.candidate
+    assert again.trials == whole.trials
