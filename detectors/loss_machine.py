@@ -27,6 +27,8 @@ BLOCKS = 32
 FAST_STEPS = 12
 PATIENCE = 0.4
 """A watched loss is stuck after no new low in this share of the watch: what falls slowly is given longer."""
+LOWER = 0.08
+"""A new low takes this share off what is still missing to the baseline."""
 LARGEST_LOSS = 1e30
 """Beyond this a loss counts as infinite: sums of squares of it would overflow."""
 
@@ -252,9 +254,10 @@ class LossMachine:
         certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.far_level)
         diverged &= (five - base > far) & ~back & (~falling | certain)
         late = recent[:, 24:].mean(axis=1)
-        above = np.maximum.reduce([3.0 * sigma, s.stuck_level * np.abs(base), 0.03 * progress])
+        above = np.maximum.reduce([1.5 * sigma, s.stuck_level * np.abs(base), 0.03 * progress])
         low = table["low"][slots]
-        lower = (watched >= 24) & ~(late > low - sigma * np.sqrt(2.0 / 24.0))
+        least = np.maximum(sigma * np.sqrt(2.0 / 24.0), LOWER * (low - base))
+        lower = (watched >= 24) & ~(late > low - least)
         table["low"][slots] = np.where(lower, late, low)
         table["low_at"][slots] = np.where(lower, watched, table["low_at"][slots])
         still = watched - table["low_at"][slots] >= np.maximum(24, PATIENCE * watched)
