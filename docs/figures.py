@@ -339,10 +339,10 @@ TABLES = (
         "chat",
         "python -m benchmarks.chat",
         (
-            Row("opened to its first message, p95", "opened_to_first_message_s/p95", number(" s"), "≤ 2 s"),
-            Row("click to action done, p95", "click_to_action_done_s/p95", number(" s"), "start ≤ 1 s"),
-            Row("messages for a storm of 10,000 findings", "storm/messages", number("", 1, 0), "≤ 10"),
-            Row("incidents lost in it", "storm/lost", number("", 1, 0), "0"),
+            Row("opened to its first message, p95", "results/opened_to_first_message_s/p95", number(" s"), "≤ 2 s"),
+            Row("click to action done, p95", "results/click_to_action_done_s/p95", number(" s"), "start ≤ 1 s"),
+            Row("messages for a storm of 10,000 findings", "results/storm/messages", number("", 1, 0), "≤ 10"),
+            Row("incidents lost in it", "results/storm/lost", number("", 1, 0), "0"),
         ),
     ),
     Table(
