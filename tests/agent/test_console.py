@@ -108,7 +108,7 @@ def test_pages_fit_a_phone_in_both_themes(page: Page, url: str, story: Story, th
     incident_id = story.tell()
     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
     page.set_viewport_size({"width": 390, "height": 844})
-    for path in ("/", f"/incidents/{incident_id}", "/sources"):
+    for path in ("/", f"/incidents/{incident_id}", "/sources", "/kernels"):
         page.goto(url + path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
     ratio = page.evaluate(

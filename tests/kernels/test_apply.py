@@ -175,6 +175,7 @@ def test_a_demotion_reaches_the_job_at_its_next_step_or_start(tmp_path: Path) ->
     assert any(why == "demoted in the registry" for _, why in seen["skipped"])
 
 
+@pytest.mark.full
 def test_what_does_not_fit_this_machine_is_skipped_with_its_reason(tmp_path: Path) -> None:
     changes: list[tuple[dict[str, Any], str]] = [
         ({"torch": "0.1"}, "certified with torch 0.1"),
@@ -249,6 +250,7 @@ def _rank(number: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.full
 def test_ranks_with_other_certificates_use_none(tmp_path: Path) -> None:
     import torch.multiprocessing as mp
 
