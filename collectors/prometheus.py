@@ -19,25 +19,25 @@ from collectors.base import Permanent
 from collectors.frame import Floats, Frame, Reason, SourceStatus
 from collectors.gpu_labels import IDENTITY, GpuLabels
 from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
-from collectors.metrics import Metric, of_kind
+from collectors.metrics import Metric
 from collectors.pages import source_subject
 from collectors.prometheus_api import Vector, VectorReader, instant
+from collectors.prometheus_queries import (
+    KEYS,
+    contradiction_query,
+    doubled_query,
+    metrics_of,
+    query_for,
+    scrape_time_query,
+    subject_of,
+)
 from collectors.rows import Cells, Rows
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
-from collectors.workload import WorkloadRule, container_subject
+from collectors.workload import WorkloadRule
 
-_GPU, _MIG, _BOX, _NODE = SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER, SubjectKind.NODE
-_NIC, _DISK = SubjectKind.NIC, SubjectKind.DISK
-_KEYS = {
-    _GPU: ("UUID",),
-    _MIG: ("UUID", "GPU_I_ID"),
-    _BOX: ("namespace", "pod", "container"),
-    _NODE: ("nodename",),
-    _NIC: ("nodename", "device", "port"),
-    _DISK: ("nodename", "device", "mountpoint"),
-}
-_HOST = (_NODE, _NIC, _DISK)
+_GPU, _MIG = SubjectKind.GPU, SubjectKind.MIG
+_NODE, _NIC, _DISK = SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK
 TELL_S = 1.0
 """Most time that one tick spends on whose GPUs are whose: a fleet of 100,000 is told over its first ticks."""
 _PARALLEL = 4
@@ -50,7 +50,7 @@ class _Known:
     def __init__(self, kind: SubjectKind, rows: Rows) -> None:
         self.kind = kind
         self.rows = rows
-        self.keys = _KEYS[kind]
+        self.keys = KEYS[kind]
         self._row: dict[object, int] = {}
         self._subjects: list[Subject] = []
         self._frozen: tuple[Subject, ...] = ()
@@ -105,7 +105,7 @@ class _Known:
             row = self._row.get(key)
             if row is None:
                 try:
-                    subject = _subject(self.kind, parts)
+                    subject = subject_of(self.kind, parts)
                 except (ValueError, TypeError, AttributeError):
                     continue
                 row = self._row[key] = len(self._subjects)
@@ -143,7 +143,9 @@ class PrometheusCollector:
 
         url: str = Field(description="Base address, such as http://prometheus:9090")
         kinds: list[SubjectKind] = Field(
-            [_GPU, _BOX, _NODE], min_length=1, description="What to ask for: gpu, mig, container, node, nic, disk"
+            [_GPU, SubjectKind.CONTAINER, _NODE],
+            min_length=1,
+            description="What to ask for: gpu, mig, container, node, nic, disk",
         )
         matchers: str = Field(
             "", description='Label matchers of every query, such as cluster="prod-1",job="dcgm-exporter"'
@@ -172,8 +174,8 @@ class PrometheusCollector:
         @field_validator("kinds")
         @classmethod
         def _can_be_asked(cls, kinds: list[SubjectKind]) -> list[SubjectKind]:
-            if unknown := set(kinds) - set(_KEYS):
-                raise ValueError(f"kinds: {sorted(unknown)} cannot be asked for; known: {sorted(_KEYS)}")
+            if unknown := set(kinds) - set(KEYS):
+                raise ValueError(f"kinds: {sorted(unknown)} cannot be asked for; known: {sorted(KEYS)}")
             return kinds
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -189,12 +191,12 @@ class PrometheusCollector:
             timer=clock,
         )
         self._known = {
-            kind: _Known(kind, Rows(kind, _metrics(kind), settings.forget_after_s)) for kind in settings.kinds
+            kind: _Known(kind, Rows(kind, metrics_of(kind), settings.forget_after_s)) for kind in settings.kinds
         }
         self._asks = [
             _Ask(kind, metric, query_for(kind, metric, settings.matchers))
             for kind in settings.kinds
-            for metric in _metrics(kind)
+            for metric in metrics_of(kind)
             if settings.metrics is None or metric.name in settings.metrics
         ]
         self._labels = GpuLabels(settings.workload, clock)
@@ -353,71 +355,6 @@ class PrometheusCollector:
         self._labelled_s, self._labelled_boards = now_s, self._n_boards()
         for known in self._known.values():
             known.forget_gone()
-
-
-def query_for(kind: SubjectKind, metric: Metric, matchers: str = "") -> str:
-    """The query of one metric, its result keyed by the labels that name a subject of the kind."""
-    names = (metric.exported_as, *metric.aliases)
-    return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, names, matchers)})"
-
-
-def doubled_query(matchers: str = "") -> str:
-    """The GPUs that more than one exporter tells of. `max` alone would hide it."""
-    return f"count by (UUID) ({_selected(_GPU, (IDENTITY,), matchers)}) > 1"
-
-
-def contradiction_query(matchers: str = "") -> str:
-    """The GPUs of which two exporters tell memory in use that differs by more than a tenth."""
-    told = _selected(_GPU, (IDENTITY,), matchers)
-    return f"(max by (UUID) ({told}) - min by (UUID) ({told})) > 0.1 * max by (UUID) ({told})"
-
-
-def scrape_time_query(kind: SubjectKind, matchers: str = "") -> str:
-    """When the newest sample of each subject was scraped, as its exporter's steadiest metric tells."""
-    steady = {
-        _BOX: ("container_memory_working_set_bytes",),
-        _NODE: ("node_memory_MemTotal_bytes",),
-        _NIC: ("node_network_carrier", "node_infiniband_state_id"),
-        _DISK: ("node_disk_reads_completed_total", "node_filesystem_avail_bytes"),
-    }
-    names = steady.get(kind, (IDENTITY,))
-    return f"max by ({', '.join(_KEYS[kind])}) ({_selected(kind, names, matchers, 'timestamp({})')})"
-
-
-def _selected(kind: SubjectKind, names: Sequence[str], matchers: str, shape: str = "{}") -> str:
-    own = {
-        _GPU: 'GPU_I_ID=""',
-        _MIG: 'GPU_I_ID!=""',
-        _BOX: 'container!="",container!="POD",pod!=""',
-        _NIC: 'device!~"lo|veth.*|cali.*|lxc.*|docker.*|cni.*|br-.*|ifb.*|tunl.*|kube-.*"',
-        _DISK: 'device!~"loop.*|ram.*|zram.*|dm-.*|tmpfs|shm|overlay"',
-    }
-    name, any_of = (names[0], "") if len(names) == 1 else ("", f'__name__=~"{"|".join(names)}"')
-    within = ",".join(part for part in (any_of, own.get(kind, ""), matchers) if part)
-    selector = shape.format(f"{name}{{{within}}}")
-    if kind in _HOST:
-        return f"{selector} * on (instance) group_left (nodename) node_uname_info"
-    return selector
-
-
-def _metrics(kind: SubjectKind) -> tuple[Metric, ...]:
-    return of_kind(_GPU if kind is _MIG else kind)
-
-
-def _subject(kind: SubjectKind, parts: tuple[str, ...]) -> Subject:
-    """Raises ValueError where the labels name nothing usable."""
-    needed = parts[:2] if kind in (_NIC, _DISK) else parts
-    if kind is _DISK and parts[2]:
-        needed = (parts[0], parts[2])
-    if not all(needed) or not all(part.isprintable() for part in parts):
-        raise ValueError("a key label is missing")
-    if kind is _NIC:
-        return Subject(kind, f"{parts[0]}/{parts[1]}" + (f":{parts[2]}" if parts[2] else ""))
-    if kind is _DISK:
-        return Subject(kind, f"{parts[0]}:{parts[2]}" if parts[2] else f"{parts[0]}/{parts[1]}")
-    if kind is _BOX:
-        return container_subject(*parts)
-    return Subject(kind, f"{parts[0]}/mig{parts[1]}" if kind is _MIG else parts[0])
 
 
 def _count(rejected: dict[Reason, int], reason: Reason, count: int) -> None:

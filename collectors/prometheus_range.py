@@ -21,8 +21,9 @@ from collectors.http import Answer, Fetcher, Request, SourceError
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.metrics import Metric, of_kind
 from collectors.pages import source_subject
-from collectors.prometheus import _KEYS, PrometheusCollector, _subject, query_for
+from collectors.prometheus import PrometheusCollector
 from collectors.prometheus_api import Matrix, instant, over_range, read_matrix, read_vector
+from collectors.prometheus_queries import KEYS, query_for, subject_of
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 
@@ -168,7 +169,7 @@ class RangeReader:
             places = []
             for labels in matrix.labels:
                 try:
-                    subject = _subject(kind, tuple(labels.get(key) or "" for key in _KEYS[kind]))
+                    subject = subject_of(kind, tuple(labels.get(key) or "" for key in KEYS[kind]))
                     places.append(rows.setdefault(subject, len(rows)))
                 except (ValueError, TypeError, AttributeError):
                     places.append(-1)
