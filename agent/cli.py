@@ -54,8 +54,11 @@ def node(
     key: Annotated[Path | None, typer.Option(help="Its private key (PEM)")] = None,
     client_ca: Annotated[Path | None, typer.Option(help="Only clients of this authority (PEM)")] = None,
     name: Annotated[str, typer.Option(envvar="NODE_NAME", help="This node's name; without: its host name")] = "",
+    power_leases: Annotated[bool, typer.Option(help="Take power limits from the agent, for a time")] = False,
+    power_fallback_w: Annotated[float, typer.Option(help="Limit without a lease (W); 0: each GPU's default")] = 0.0,
 ) -> None:
     """Serves this machine's GPUs as a dcgm-exporter page, and its kernel log, until SIGTERM."""
+    from agent.node import Power
     from agent.node import run as run_node
     from collectors.exporter import Settings
 
@@ -69,7 +72,14 @@ def node(
             client_ca_file=client_ca,
         ),
         name,
+        Power(_nvml_power(), int(power_fallback_w * 1000) or None) if power_leases else None,
     )
+
+
+def _nvml_power() -> Any:
+    from controllers.actuators.power_leases import NvmlPower
+
+    return NvmlPower()
 
 
 @app.command()

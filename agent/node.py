@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 
 import structlog
 
 from agent import logs
-from collectors.base import Permanent
+from collectors.base import Permanent, Temporary
 from collectors.exporter import NodeExporter, Settings
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.nvml import NvmlCollector
+from controllers.actuators.power_leases import Device, PowerLeases, Refused
 
 
-def run(settings: Settings, name: str = "") -> None:
+def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
     """Serves until SIGTERM or SIGINT; `name` is the node's, where that is not the host name, as in a pod.
 
-    Raises Permanent where the port or a certificate cannot be used.
+    Raises Permanent where the port or a certificate cannot be used, or power leases cannot be taken.
     """
     logs.configure("info", "text")
     named = {"node": name} if name else {}
+    log = structlog.get_logger("node")
+    leases = None
+    if power is not None:
+        if settings.client_ca_file is None:
+            raise Permanent(
+                "power leases are taken by mutual TLS alone: name certificate, key and client authority"
+            )
+        leases = PowerLeases(power.device, power.fallback_mw)
     try:
         exporter = NodeExporter(
             settings,
             NvmlCollector(NvmlCollector.Settings(**named)),
             LocalKernelLogCollector(LocalKernelLogCollector.Settings(**named)),
+            takes=None if leases is None else ("/power-lease", lambda body: answer_lease(leases, body)),
+            each_period=lambda: None if leases is None else end_in_time(leases, log),
         )
     except OSError as error:
         raise Permanent(f"{settings.host}:{settings.port}: {error}") from error
@@ -38,3 +52,36 @@ def run(settings: Settings, name: str = "") -> None:
     signal.signal(signal.SIGINT, end)
     structlog.get_logger("node").info("serving", host=settings.host, port=exporter.port)
     exporter.serve()
+    if leases is not None:
+        leases.close()
+
+
+@dataclass(frozen=True)
+class Power:
+    """GPUs whose limits may be lent; `fallback_mw` is their limit without a lease, None their default."""
+
+    device: Device
+    fallback_mw: int | None
+
+
+def answer_lease(
+    leases: PowerLeases, body: bytes, now_s: Callable[[], float] = time.monotonic
+) -> tuple[int, bytes]:
+    """(status, text) of a POST to /power-lease: 200 granted, 409 refused, 503 where a GPU did not take its
+    limit."""
+    try:
+        lease = leases.grant(body, now_s())
+    except Refused as error:
+        return 409, f"{error}\n".encode()
+    except (Temporary, Permanent) as error:
+        return 503, f"{error}\n".encode()
+    return 200, f"{lease.id} for {lease.ttl_s:g} s\n".encode()
+
+
+def end_in_time(leases: PowerLeases, log: structlog.typing.FilteringBoundLogger) -> None:
+    """Falls back where a lease was not renewed; what a GPU does not take is tried again the next time."""
+    try:
+        if leases.turn(time.monotonic()):
+            log.warning("no power lease: GPUs are at their fallback limit")
+    except (Temporary, Permanent) as error:
+        log.error("fallback limit not set; tries again", error=str(error))

@@ -38,6 +38,7 @@ from collectors.subject import Inventory, Subject, SubjectKind
 _MAX_ANSWER_LINES = 10_000
 _REQUEST_TIMEOUT_S = 10.0
 _STALE_PERIODS = 5
+_MAX_POST_BYTES = 65_536
 
 
 class Settings(BaseModel):
@@ -98,9 +99,13 @@ class NodeExporter:
         kernel_log: LocalKernelLogCollector,
         *,
         now_s: Callable[[], float] = time.time,
+        takes: tuple[str, Callable[[bytes], tuple[int, bytes]]] | None = None,
+        each_period: Callable[[], None] = lambda: None,
     ) -> None:
-        """Binds the port. Raises OSError where that is taken or a certificate cannot be read."""
+        """Binds the port. `takes` is a path that answers POST; `each_period` is called beside each sample.
+        Raises OSError where that is taken or a certificate cannot be read."""
         self._settings = settings
+        self._takes, self._each_period = takes, each_period
         self._gpus = gpus
         self._kernel_log = kernel_log
         self._now_s = now_s
@@ -165,12 +170,13 @@ class NodeExporter:
     def _sample_on(self) -> None:
         next_s = time.monotonic()
         while not self._stopping.is_set():
+            self._each_period()
             self.sample()
             next_s = max(next_s + self._settings.period_s, time.monotonic())
             self._stopping.wait(next_s - time.monotonic())
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        answer = self.answer
+        answer, takes = self.answer, self._takes
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -183,6 +189,23 @@ class NodeExporter:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                size = self.headers.get("Content-Length", "")
+                body = self.rfile.read(int(size)) if size.isdecimal() and int(size) <= _MAX_POST_BYTES else None
+                if takes is None or urlsplit(self.path).path != takes[0]:
+                    status, said = 404, b"not found\n"
+                elif body is None:
+                    status, said = 413, b"too large\n"
+                else:
+                    status, said = takes[1](body)
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain")
+                self.send_header("Content-Length", str(len(said)))
+                self.send_header("Connection", "close")
+                self.end_headers()
+                self.wfile.write(said)
+                self.close_connection = True
 
             def log_message(self, format: str, *args: object) -> None:
                 """Says nothing per request."""

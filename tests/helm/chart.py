@@ -88,6 +88,13 @@ SETS: dict[str, Object] = {
             "tls": {"mode": "certManager", "clientSecret": "client-tls", "certManager": {"issuer": "nightshift"}},
         }
     },
+    "node agent, power leases": {
+        "node": {
+            "enabled": True,
+            "powerLeases": {"enabled": True, "fallbackWatts": 450},
+            "tls": {"mode": "certManager", "clientSecret": "client-tls", "certManager": {"issuer": "nightshift"}},
+        }
+    },
     "air-gapped": {
         "global": {"imageRegistry": "registry.local:5000", "imagePullSecrets": ["mirror"]},
         "image": {"registry": "ghcr.io", "digest": "sha256:" + "a" * 64},

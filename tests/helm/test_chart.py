@@ -106,6 +106,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "clientSecret",
     ),
     "cert-manager without an issuer": ({"node": {"enabled": True, "tls": {"mode": "certManager"}}}, "issuer"),
+    "power leases without TLS": ({"node": {"enabled": True, "powerLeases": {"enabled": True}}}, "mutual TLS"),
     "an ingress without a host": ({"console": {"ingress": {"enabled": True}}}, "console.ingress.host"),
 }
 
@@ -159,7 +160,10 @@ def test_nothing_runs_with_more_than_it_needs() -> None:
             assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
             assert security["runAsNonRoot"] is not is_node, name
             assert security.get("privileged", False) is (is_node and kmsg), name
-            if not security.get("privileged"):
+            lends = is_node and values["node"].get("powerLeases", {}).get("enabled", False)
+            if lends:
+                assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}, name
+            elif not security.get("privileged"):
                 assert security["allowPrivilegeEscalation"] is False, name
                 assert security["capabilities"] == {"drop": ["ALL"]}, name
             if not name.startswith("StatefulSet"):

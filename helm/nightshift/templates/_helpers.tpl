@@ -132,6 +132,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .enabled (eq .tls.mode "certManager") (not .tls.certManager.issuer) -}}
 {{- fail "node.tls.certManager.issuer: node.tls.mode is certManager, but no issuer is named" -}}
 {{- end -}}
+{{- if and .enabled .powerLeases.enabled (eq .tls.mode "none") -}}
+{{- fail "node.powerLeases: they are taken by mutual TLS alone: set node.tls.mode" -}}
+{{- end -}}
 {{- if and .enabled (ne .tls.mode "none") (not .tls.clientSecret) -}}
 {{- fail "node.tls.clientSecret: with mutual TLS the agent needs a client certificate" -}}
 {{- end -}}

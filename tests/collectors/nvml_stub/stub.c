@@ -35,13 +35,17 @@ static device_t devices[MAX];
 static int count = 8, loaded = 1, started = 0, hang_us = 0;
 static int lost[MAX], unsupported[MAX], generation[MAX];
 static unsigned long long ecc[MAX], energy[MAX];
+static unsigned int limit_mw[MAX];
+static int stuck[MAX];
 static int samples = 0, calls = 0;
 
 void stub_reset(void) {
   count = 8; loaded = 1; hang_us = 0;
   memset(lost, 0, sizeof lost); memset(unsupported, 0, sizeof unsupported);
   memset(generation, 0, sizeof generation); memset(ecc, 0, sizeof ecc); memset(energy, 0, sizeof energy);
+  memset(limit_mw, 0, sizeof limit_mw); memset(stuck, 0, sizeof stuck);
 }
+void stub_stuck(int i, int is) { stuck[i] = is; }
 void stub_lose(int i, int is) { lost[i] = is; }
 void stub_old(int i, int is) { unsupported[i] = is; }
 void stub_swap(int i) { generation[i]++; ecc[i] = 0; }
@@ -91,6 +95,18 @@ int nvmlDeviceGetFieldValues(device_t *d, int n, field_t *v) {
   return OK;
 }
 int nvmlDeviceGetTotalEccErrors(device_t *d, int type, int counter, unsigned long long *n) { (void)counter; GUARD(d); if (unsupported[d->index]) return NOT_SUPPORTED; *n = type == 0 ? ecc[d->index] : 0; return OK; }
+int nvmlDeviceGetHandleByUUID(const char *s, device_t **d) {
+  for (int i = 0; i < count; i++) {
+    char own[64];
+    devices[i].index = i; snprintf(own, sizeof own, "GPU-0000000%d-0000-0000-0000-00000000000%d", i, generation[i]);
+    if (!strcmp(own, s)) { *d = &devices[i]; return lost[i] ? GPU_IS_LOST : OK; }
+  }
+  return INVALID;
+}
+int nvmlDeviceGetPowerManagementLimitConstraints(device_t *d, unsigned int *low, unsigned int *high) { GUARD(d); *low = 200000; *high = 700000; return OK; }
+int nvmlDeviceGetPowerManagementDefaultLimit(device_t *d, unsigned int *v) { GUARD(d); *v = 700000; return OK; }
+int nvmlDeviceGetPowerManagementLimit(device_t *d, unsigned int *v) { GUARD(d); *v = limit_mw[d->index] ? limit_mw[d->index] : 700000; return OK; }
+int nvmlDeviceSetPowerManagementLimit(device_t *d, unsigned int v) { GUARD(d); if (stuck[d->index]) return GPU_IS_LOST; limit_mw[d->index] = v; return OK; }
 int nvmlDeviceGetPowerUsage(device_t *d, unsigned int *v) { GUARD(d); *v = 612345; return OK; }
 int nvmlDeviceGetEnforcedPowerLimit(device_t *d, unsigned int *v) { GUARD(d); *v = 700000; return OK; }
 int nvmlDeviceGetTotalEnergyConsumption(device_t *d, unsigned long long *v) { GUARD(d); *v = energy[d->index] += 612; return OK; }
