@@ -143,6 +143,10 @@ def apply(
                 _operator(record["problem"])  # made now: a tracer would not let it be made later
             except Exception as error:  # noqa: BLE001  a kernel that does not load must not stop the job
                 report.skipped.append((label, f"does not load: {type(error).__name__}: {error}"))
+        elif _STATE.kernels[record["problem"]].certificate != record["certificate"]:
+            report.skipped.append(
+                (label, "another kernel for this operation is in use: one shape of each at a time")
+            )
     for name, module in model.named_modules():
         _swap_module(name or type(model).__name__, module, report)
     if functions:
@@ -538,7 +542,10 @@ def _run(problem: str, inputs: Sequence[Any]) -> Any:
     kernel.calls += 1
     out = kernel.entry(*inputs)
     if _STATE.shadow_every and kernel.calls % _STATE.shadow_every == 0 and not _capturing():
-        return _shadowed(kernel, spec, inputs, out)
+        try:
+            return _shadowed(kernel, spec, inputs, out)
+        except torch.OutOfMemoryError:  # a check needs float64 copies; the job must not die of one
+            _STATE.fallbacks["shadow: no memory"] = _STATE.fallbacks.get("shadow: no memory", 0) + 1
     return out
 
 

@@ -210,6 +210,34 @@ def test_every_guard_refuses_with_its_reason(monkeypatch: pytest.MonkeyPatch) ->
     assert runtime._refusal(narrow, sizes, (x,)) == "shape"
 
 
+def test_of_two_kernels_for_one_operation_the_second_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    first, second = (record("rmsnorm", f"def entry(*inputs):\n    return {n}\n", m=12, n=n) for n in (64, 128))
+    monkeypatch.setattr(runtime, "_STATE", runtime._State())
+    monkeypatch.setattr(runtime, "_ON_CPU", True)
+    monkeypatch.setattr(runtime, "KERNELS", [first, second])
+    for _ in range(2):
+        ((what, why),) = runtime.apply(torch.nn.Linear(2, 2), functions=False).skipped
+        assert second["certificate"][:16] in what
+        assert "one shape of each" in why
+
+
+def test_a_shadow_check_without_memory_does_not_stop_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    state = runtime._State(shadow_every=1)
+    state.kernels["softmax"] = runtime._Kernel({"problem": "softmax", "certificate": "c"}, lambda x: x + 1)
+    monkeypatch.setattr(runtime, "_STATE", state)
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(runtime, "_shadowed", full)
+    assert runtime._run("softmax", (torch.zeros(2),)).tolist() == [1.0, 1.0]
+    assert runtime.fallbacks() == {"shadow: no memory": 1}
+
+
 def _fake(problem: str) -> runtime._Kernel:
     return runtime._Kernel({"problem": problem, "certificate": problem}, lambda *inputs: None)
 
