@@ -44,8 +44,8 @@ SHAPES = (
     Shape("smooth", 40, 0.04, 0.6, 0.6, 0.3, 18),
     Shape("long", 80, 0.05, 0.3, 0.6, 0.3, 18),
     Shape("slow", 30, 0.03, 0.5, 0.7, 0.2, 18),
-    Shape("fast", 12, 0.30, 0.5, 0.6, 0.25, 12),
-    Shape("young", 24, 0.15, 0.4, 0.6, 0.2, 3),
+    Shape("fast", 12, 0.30, 0.5, 0.85, 0.25, 12),
+    Shape("young", 24, 0.15, 0.4, 0.85, 0.2, 3),
 )
 """`fast` leaves a quarter of an hour before the limit of a leak that fills it in two hours; `young` needs little
 history of a process that climbs nearly from its start."""
@@ -218,5 +218,6 @@ def _stairs(floor: Floats, growth: Floats, candidates: NDArray[np.bool_]) -> NDA
         places = np.flatnonzero(jumps[row])
         gaps = np.diff(places)
         since = floor.shape[1] - 1 - places[-1]
-        found[row] = bool(gaps.min() + 1 >= STAIRS.alike * gaps.max() and since <= gaps.max() / STAIRS.alike)
+        alike = gaps.min() + 1 >= STAIRS.alike * gaps.max()
+        found[row] = bool(gaps.min() >= 2 and alike and since <= gaps.max() / STAIRS.alike)
     return found
