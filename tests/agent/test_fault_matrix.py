@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from agent.incident import IncidentState
+from agent.incident import Incident, IncidentState
 from agent.lifecycle import Lifecycle
 from agent.policy import ApprovalSettings, Rule
 from agent.stages import LifecycleSettings, Parts
@@ -166,7 +166,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
     plain = KubernetesActuator(KubernetesSettings(drain_grace_s=0), kube, now_s=clock.now_s)
     repair = KubernetesRepairActuator(settings, kube, now_s=clock.now_s)
 
-    def actuator_for(kind: ActionKind) -> Actuator:
+    def actuator_for(incident: Incident) -> Actuator:
         return repair if kind in repair.kinds() else plain
 
     def plan(incident: Any) -> Action:
@@ -293,3 +293,18 @@ def test_every_lasting_fault_ends_with_a_person(cell: Cell, request: pytest.Fixt
         cell.lifecycle.advance(cell.clock.now_s())
         cell.clock.advance(6.0)
     assert cell.is_done() == before, "what was given to a person is not touched behind their back"
+
+
+@pytest.mark.parametrize("cell", [(A.DRAIN, "uncordon")], indirect=True, ids=name_of)
+def test_a_person_who_uncordons_cancels_what_is_under_way(cell: Cell) -> None:
+    """In the middle of a drain: it goes no further, the incident goes to a person, and the node stays as they
+    left it."""
+
+    def go(round_: int) -> None:
+        if round_ == 1:
+            cell.cluster.core.patch_node(cell.node, {"spec": {"unschedulable": None}})
+
+    incident = cell.run(go)
+    assert incident.state is S.ESCALATED
+    assert "a person has uncordoned it during the drain; that stands" in incident.history[-1].note
+    assert not cell.cluster.core.read_node(cell.node).spec.unschedulable
