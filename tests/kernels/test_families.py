@@ -82,12 +82,14 @@ def test_a_space_is_finite_and_each_of_its_points_reads_as_an_own_kernel(family:
 def test_a_family_s_kernels_pass_the_judge_on_the_interpreter(
     interpreting_judge: Judge, family: Family, name: str
 ) -> None:
-    """A configuration drawn from the space of the benchmarked case computes a tiny case rightly."""
+    """A configuration drawn from the space of the benchmarked case computes a tiny case rightly, padded too."""
     case = _tiny(name)
     space = family.space(name, named(name).cases[0])
     config = random.Random(name).choice([c for c in space if int(c.get("bm", 64)) <= 128])
     made = candidate(family, name, case, config)
-    request = Request(INTERPRETER, None, cases=(case,), search=True)
+    layouts = [layout for layout in ("contiguous", "padded") if layout in made.domain.layouts]
+    cases = tuple(case.with_(layout=layout) for layout in layouts if layout in named(name).layouts)
+    request = Request(INTERPRETER, None, cases=cases, search=True)
     verdict = interpreting_judge.verdict(made, named(name), request)
     assert verdict.status == "correct", (dict(config), verdict.detail)
 

@@ -19,7 +19,7 @@ import triton.language as tl
 
 
 @triton.jit
-def stencil(x, weight, out, h, w, xc, xh, BLOCK: tl.constexpr):
+def stencil(x, weight, out, h, w, xc, xh, wa, wb, BLOCK: tl.constexpr):
     plane = tl.program_id(2).to(tl.int64)
     i = tl.program_id(1) * $height
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -33,7 +33,8 @@ def entry(x, weight):
     out = torch.empty((c, h, w), dtype=x.dtype, device=x.device)
     if out.numel():
         grid = (triton.cdiv(w, $block), triton.cdiv(h, $height), c)
-        stencil[grid](x, weight, out, h, w, x.stride(0), x.stride(1), BLOCK=$block, num_warps=$warps)
+        strides = (x.stride(0), x.stride(1), weight.stride(0), weight.stride(1))
+        stencil[grid](x, weight, out, h, w, *strides, BLOCK=$block, num_warps=$warps)
     return out
 """
 
@@ -41,7 +42,7 @@ def entry(x, weight):
 def steps(size: int, height: int, config: Config) -> str:
     """The body of the walk over height + size − 1 input rows."""
     reach = size // 2
-    lines = [f"w{a}{b} = tl.load(weight + {a * size + b})" for a in range(size) for b in range(size)]
+    lines = [f"w{a}{b} = tl.load(weight + {a} * wa + {b} * wb)" for a in range(size) for b in range(size)]
     lines.append("none = tl.zeros((BLOCK,), tl.int32)")  # a mask of vectors: the interpreter joins no scalars
     for b in range(size):
         lines.append(f"in{b} = (j + {b - reach} >= 0) & (j + {b - reach} < w)")
