@@ -1,9 +1,9 @@
 """An incident on one screen, for people: the decision first, evidence by number, cost on both sides, what would
 undo it, and what we are not sure of. Nothing is shown that does not still resolve to stored evidence.
 
-One content, three dresses: plain text, Markdown (for chat and reports; what came from outside is escaped) and a
-terminal (rich markup). Text from logs, names and labels is data: it is cut to one line, stripped of control
-characters and direction marks, and can neither open a link nor pose as our own words.
+One content, three dresses: plain text, Markdown (for reports; what came from outside is escaped) and a terminal
+(rich markup); `agent.slack.card` dresses it for Slack. Text from logs, names and labels is data: it is cut to one
+line, stripped of control characters and direction marks, and can neither open a link nor pose as our own words.
 """
 
 from __future__ import annotations
@@ -241,33 +241,6 @@ def as_markdown(lines: list[Line]) -> str:
 
     first, *rest = _dress(lines, markdown, lambda label: f"**{markdown(label)}:** ", markdown_quote).split("\n")
     return "\n".join([f"**{first}**", *(f"{line}  " for line in rest)])
-
-
-_SLACK = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-_JOINER = "\u2060"
-"""Zero width, so that what it stands in is read as it is and is no markup."""
-
-
-def mrkdwn(text: str, limit: int = 600) -> str:
-    """Text from anywhere as Slack's mrkdwn that shows it and does nothing else: `<`, `>` and `&` as entities (so no
-    link, mention or channel call), marks, emoji names and bare addresses broken by a joiner of no width.
-    (Slack, "Formatting text for app surfaces": only the three characters have an escape.)"""
-    text = re.sub(r"([*_~`])", rf"{_JOINER}\1{_JOINER}", plain(text, limit))
-    text = re.sub(r"(?<=\w)\.(?=[A-Za-z]{2,})", f".{_JOINER}", text)  # a bare host.name becomes a link too
-    text = text.replace("://", f":{_JOINER}//").replace("@", f"@{_JOINER}")
-    return re.sub(r":(?=[\w+-]+:)", f":{_JOINER}", text).translate(_SLACK)
-
-
-def mrkdwn_quote(text: str) -> str:
-    """A quote as a code span that it cannot leave."""
-    said = plain(text, MAX_QUOTE).replace("`", "'").replace("://", f":{_JOINER}//")
-    return f"`{said.translate(_SLACK)}`"
-
-
-def as_mrkdwn(lines: list[Line]) -> str:
-    """Slack's mrkdwn, in which nothing from outside is markup, a link, a mention or an emoji."""
-    first, *rest = _dress(lines, mrkdwn, lambda label: f"*{mrkdwn(label)}:* ", mrkdwn_quote).split("\n")
-    return "\n".join([f"*{first}*", *rest])
 
 
 def as_terminal(lines: list[Line]) -> str:

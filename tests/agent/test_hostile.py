@@ -11,7 +11,9 @@ from agent.incident import Incident
 from agent.rca.bundle import PastIncident
 from agent.rca.redact import Redactor
 from agent.rca.report import post_mortem
-from agent.rca.summary import as_markdown, as_mrkdwn, as_terminal, as_text, summarise
+from agent.rca.summary import as_markdown, as_terminal, as_text, summarise
+from agent.slack.blocks import problems
+from agent.slack.card import card, evidence, story
 from collectors.frame import Instant, LogRecord
 from collectors.history import History
 from collectors.kube_events import CHANGES, EVENTS
@@ -133,12 +135,15 @@ def test_hostile_text_changes_no_action_leaks_nothing_and_is_shown_harmless(
     assert all(len(item.content) < 100_000 for item in seen.diagnosis.evidence)
     assert not any(SECRET.encode() in item.content for item in seen.diagnosis.evidence)
     lines = summarise(seen, NOW_S)
-    slack = as_mrkdwn(lines)
-    assert "<" not in slack
-    assert ">" not in slack
-    assert "://evil" not in slack
-    assert not any(call in slack for call in ("@here", "@everyone", "@channel", "evil.example"))
-    assert not any(c in slack for c in "\x1b\x00\x07\r\u202e\u202d\u200b\ufeff")
+    for message in (card(seen, NOW_S, "", 3600.0), story(seen), evidence(seen)):
+        assert message is not None
+        assert problems({"text": message.text, "blocks": list(message.blocks)}) == []
+        parts = [
+            e for b in message.blocks if b["type"] == "rich_text" for s in b["elements"] for e in s["elements"]
+        ]
+        assert {part["type"] for part in parts} == {"text"}, "Slack shows text elements and never interprets them"
+        said = "".join(part["text"] for part in parts)
+        assert not any(c in said for c in "\x1b\x00\x07\r\u202e\u202d\u200b\ufeff")
     markdown, terminal = as_markdown(lines) + post_mortem(seen, [], NOW_S), as_terminal(lines)
     shown = markdown + terminal + as_text(lines)
     assert "://evil" not in markdown
