@@ -83,7 +83,8 @@ def fit(scores: NDArray[np.float64], series_days: float, threshold: float, sourc
 
 @cache
 def calibrated(detector: str) -> Tail | None:
-    """The tail that `python -m benchmarks.detect_budget --fit` measured for a detector, or None."""
+    """The tail in `calibration.json` of a detector, made by `fit` from healthy episodes; None where it has none, so
+    that its stated rate is a claim. None is shipped: no such detector has been watched for enough healthy days."""
     path = Path(__file__).with_name("calibration.json")
     entry = json.loads(path.read_text(encoding="utf-8")).get(detector)
     return None if entry is None else Tail(**entry)
