@@ -29,15 +29,15 @@ def rmsnorm_gradient(
     for turn in tl.range(tl.program_id(0), tl.cdiv(m, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < m) & (column < n)
-        v = tl.load(x + row * x_row + column, mask=inside, other=0.0, eviction_policy="$load").to(tl.float32)
-        g = tl.load(gradient + row * g_row + column, mask=inside, other=0.0, eviction_policy="$load")
+        v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
+        g = tl.load(gradient + row * g_row + column, mask=inside, other=0.0$load)
         g = g.to(tl.float32)
         scale = tl.rsqrt(tl.sum(v * v, 1) / n + eps)[:, None]
         normal = v * scale
         gw = g * w
         inner = tl.sum(gw * normal, 1)[:, None] / n
         y = scale * (gw - normal * inner)
-        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside, eviction_policy="$store")
+        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
         total += g * normal
     tl.store(part + tl.program_id(0) * n + column, tl.sum(total, 0)[None, :], mask=column < n)
 
@@ -94,9 +94,9 @@ def loss_gradient(
     hit = tl.load(target + row * t_step)
     for start in tl.range(0, v, BLOCK, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK)
-        x = tl.load(base + at, mask=at < v, other=-float("inf"), eviction_policy="$load").to(tl.float32)
+        x = tl.load(base + at, mask=at < v, other=-float("inf")$load).to(tl.float32)
         y = (tl.exp(x - peak) * rest - tl.where(at == hit, 1.0, 0.0)) * g
-        tl.store(out + row * v + at, y.to(out.dtype.element_ty), mask=at < v, eviction_policy="$store")
+        tl.store(out + row * v + at, y.to(out.dtype.element_ty), mask=at < v$store)
 
 
 def entry(gradient, logits, target):
@@ -143,5 +143,5 @@ class Backward:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         if problem == "cross_entropy_backward":
-            return render(problem, LOSS, config, keys={"bounds": "v 2..1048576"})
-        return render(problem, RMSNORM, config, keys={"bounds": "m 1..16777216, n 1..16384"})
+            return render(problem, LOSS, config, like=case, keys={"bounds": "v 2..1048576"})
+        return render(problem, RMSNORM, config, like=case, keys={"bounds": "m 1..16777216, n 1..16384"})
