@@ -215,14 +215,17 @@ class Trial:
             return
         track = Track(runner.process, self.problem, case, self.candidate.mutates, 2, self.judge.device, Truths())
         rng = random.Random(self.secret + b"endurance")
-        calls, deadline = 0, self.judge.clock() + _ENDURANCE_S
+        calls, size, deadline = 0, 2, self.judge.clock() + _ENDURANCE_S
         try:
             entrant = Hosted(track, self.judge.clock)
             while calls < _ENDURANCE_CALLS and (not calls or self.judge.clock() < deadline):
                 for slot in (0, 1):
                     track.refresh(slot, rng.getrandbits(63))
-                batch = [rng.randrange(2) for _ in range(20)]
+                batch = [rng.randrange(2) for _ in range(size)]
+                start = self.judge.clock()
                 entrant.run(batch)
+                each = (self.judge.clock() - start) / size
+                size = max(1, min(20, int(_ENDURANCE_S / 6 / max(each, 1e-6))))  # no slow one meets a limit
                 calls += len(batch)
             for _ in range(3):
                 track.refresh(0, rng.getrandbits(63))
