@@ -13,12 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from agent.terminal import Config
 from collectors.base import Permanent
 
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="NIGHTSHIFT_CONFIG", help="YAML file; without: defaults and environment"),
-]
 RegistryFolder = Annotated[
     Path, typer.Option("--registry", envvar="NIGHTSHIFT_KERNEL_REGISTRY", help="The registry's folder")
 ]

@@ -8,10 +8,11 @@ A collector never raises out of `collect`: a source that fails is a `SourceStatu
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from collectors.subject import Inventory
-from collectors.tick import Batch
+if TYPE_CHECKING:  # the two failures are known to every command line, which does not load NumPy for them
+    from collectors.subject import Inventory
+    from collectors.tick import Batch
 
 
 class Temporary(Exception):
