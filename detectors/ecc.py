@@ -260,7 +260,11 @@ class Ecc:
         """GPU → the node or rack of which so many GPUs erred within `together_s` that it is no chance."""
         s, table = self.settings, self._counters.table
         lately = np.flatnonzero(table["last_active_s"] > at_s - s.together_s)
-        erring = {table.subjects[slot] for slot in lately.tolist()}
+        erring = {
+            subject
+            for slot in lately.tolist()
+            if (Fault.HBM_DEGRADED, subject := table.subjects[slot]) not in self._episodes  # ill by itself before
+        }
         crowds: dict[Subject, Subject] = {}
         if len(erring) < 2:
             return crowds

@@ -170,6 +170,17 @@ def test_gpus_of_a_node_that_err_together_have_one_cause_and_one_finding() -> No
     assert "One cause, many GPUs: 4 of 8" in one.summary
 
 
+def test_a_stray_error_beside_a_gpu_that_is_ill_by_itself_accuses_no_node() -> None:
+    fleet = Fleet()
+    fleet.tick()
+    found = []
+    for number in range(60):
+        fleet.counts[3, 0] += number % 6 == 0
+        fleet.counts[5, 0] += number == 55
+        found += fleet.tick()
+    assert fleet.said(found) == {(Fault.HBM_DEGRADED, GPUS[3])}
+
+
 def test_signals_that_a_gpu_has_and_lacks_are_told() -> None:
     fleet = Fleet()
     fleet.tick()
