@@ -128,7 +128,7 @@ class Fetcher:
         try:
             headers = self._headers()
             trust = self._tls(any(r.url.startswith("https:") for r in requests))
-            if self._client is not None and trust is not self._trust:
+            if self._client is not None and self._trust is not None and trust is not self._trust:
                 await self._client.aclose()  # renewed certificates: new connections, before the old ones end
                 self._client = None
             if self._client is None:
