@@ -18,9 +18,10 @@ from agent.advisor import Advisor, resembling
 from agent.clock import Clock, WallClock
 from agent.collection import Collection
 from agent.config_file import ConfigError
-from agent.console.app import Health, Parts, build_console
+from agent.console.app import build_console
 from agent.console.server import Server
 from agent.console.sign_in import Account, Doorkeeper, console_key, operator_token
+from agent.console.site import Health, Parts
 from agent.construct import build_actuators, build_collectors, build_detectors
 from agent.detection import Detection
 from agent.drill import Drills, is_drill, is_drills

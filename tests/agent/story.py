@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 
 from agent.clock import SteppedClock
-from agent.console.app import Health, Parts
 from agent.console.sign_in import Account, Doorkeeper
+from agent.console.site import Health, Parts
 from agent.gate import Gate
 from agent.policy import ApprovalSettings
 from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote

@@ -11,10 +11,12 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from agent.console.app import HEADERS, Health, build_console
+from agent.console.app import build_console
+from agent.console.defence import HEADERS
 from agent.console.server import Server
 from agent.console.settings import Settings
 from agent.console.sign_in import COOKIE, console_key, operator_token
+from agent.console.site import Health
 from agent.incident import IncidentState
 from agent.policy import Person, Role
 from collectors.base import Permanent

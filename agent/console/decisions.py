@@ -1,0 +1,77 @@
+"""The forms: each asks the gate, which decides, and shows its answer to the clicker alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import FastAPI, Form, Request
+from fastapi.responses import Response
+
+from agent.console.site import Site
+from agent.gate import GateAnswer
+from agent.kernel_gate import KernelGate
+
+
+class Decisions:
+    """One method per form."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._parts = site.parts
+        self._kernel_gate = KernelGate(site.parts.gate, site.parts.store, site.parts.clock)
+
+    def add_to(self, app: FastAPI) -> None:
+        for path, form in (
+            ("/incidents/{incident_id}/approve", self.approve),
+            ("/incidents/{incident_id}/reject", self.reject),
+            ("/kernels/decide", self.decide_kernel),
+            ("/halt", self.halt),
+            ("/resume", self.resume),
+        ):
+            app.post(path, response_model=None)(form)
+
+    def approve(
+        self, request: Request, incident_id: str, form: Annotated[str, Form()], plan: Annotated[str, Form()]
+    ) -> Response:
+        session = self._site.may_write(request, form)
+        answer = self._parts.gate.approve(incident_id, plan, self._site.person(session))
+        return self._answered(incident_id, answer)
+
+    def reject(
+        self,
+        request: Request,
+        incident_id: str,
+        form: Annotated[str, Form()],
+        plan: Annotated[str, Form()],
+        reason: Annotated[str, Form(max_length=2000)] = "",
+    ) -> Response:
+        session = self._site.may_write(request, form)
+        answer = self._parts.gate.reject(incident_id, plan, self._site.person(session), reason)
+        return self._answered(incident_id, answer)
+
+    def decide_kernel(
+        self,
+        request: Request,
+        form: Annotated[str, Form()],
+        id: Annotated[str, Form(max_length=300)],
+        plan: Annotated[str, Form(max_length=64)],
+        word: Annotated[str, Form()] = "reject",
+        reason: Annotated[str, Form(max_length=2000)] = "",
+    ) -> Response:
+        session = self._site.may_write(request, form)
+        gate, person = self._kernel_gate, self._site.person(session)
+        approve = word == "approve"
+        answer = gate.approve(id, plan, person) if approve else gate.reject(id, plan, person, reason)
+        return self._site.said("/kernels", answer.message)
+
+    def halt(self, request: Request, form: Annotated[str, Form()]) -> Response:
+        session = self._site.may_write(request, form)
+        return self._site.said("/", self._parts.gate.halt(self._site.person(session)).message)
+
+    def resume(self, request: Request, form: Annotated[str, Form()]) -> Response:
+        session = self._site.may_write(request, form)
+        return self._site.said("/", self._parts.gate.resume(self._site.person(session)).message)
+
+    def _answered(self, incident_id: str, answer: GateAnswer) -> Response:
+        return self._site.said(f"/incidents/{quote(incident_id, safe='')}", answer.message)
