@@ -14,8 +14,9 @@ import binascii
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -108,6 +109,19 @@ def key_id(public: Ed25519PublicKey) -> str:
     return sha256_hex(public.public_bytes(Encoding.Raw, PublicFormat.Raw))
 
 
+def trusted_keys(paths: Iterable[Path]) -> dict[str, Ed25519PublicKey]:
+    """Key id → public key, from files of 32 bytes in hexadecimal. Raises SealError naming the file."""
+    keys = {}
+    for path in paths:
+        try:
+            raw = bytes.fromhex(path.read_text(encoding="utf-8").strip())
+            public = Ed25519PublicKey.from_public_bytes(raw)
+        except (OSError, ValueError) as error:
+            raise SealError(f"{path}: not a public key ({error})") from error
+        keys[key_id(public)] = public
+    return keys
+
+
 @dataclass(frozen=True)
 class Signer:
     """An Ed25519 key that signs DSSE envelopes."""
@@ -124,6 +138,14 @@ class Signer:
         if len(raw) != 32:
             raise SealError(f"an Ed25519 private key has 32 bytes, not {len(raw)}")
         return cls(Ed25519PrivateKey.from_private_bytes(raw))
+
+    @classmethod
+    def from_file(cls, path: Path) -> Signer:
+        """From a file that holds the private key's 32 bytes in hexadecimal."""
+        try:
+            return cls.from_bytes(bytes.fromhex(path.read_text(encoding="utf-8").strip()))
+        except (OSError, ValueError) as error:
+            raise SealError(f"{path}: not a private key ({error})") from error
 
     def to_bytes(self) -> bytes:
         return self.private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())

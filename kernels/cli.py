@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from collectors.seal import SealError, Signer, key_id
+from collectors.seal import SealError, Signer, trusted_keys
 from kernels import loop_cli
 
 app = typer.Typer(help="Find faster GPU kernels: profile, search, judge, certify, apply.", no_args_is_help=True)
@@ -44,20 +44,16 @@ def _device(word: str) -> str:
 
 def _signer(path: Path) -> Signer:
     try:
-        return Signer.from_bytes(bytes.fromhex(path.read_text().strip()))
-    except (OSError, ValueError, SealError) as error:
-        raise _fail(f"{path}: not a private key ({error})") from error
+        return Signer.from_file(path)
+    except SealError as error:
+        raise _fail(str(error)) from error
 
 
 def _trusted(paths: list[Path]) -> dict[str, Ed25519PublicKey]:
-    keys = {}
-    for path in paths:
-        try:
-            public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(path.read_text().strip()))
-        except (OSError, ValueError) as error:
-            raise _fail(f"{path}: not a public key ({error})") from error
-        keys[key_id(public)] = public
-    return keys
+    try:
+        return trusted_keys(paths)
+    except SealError as error:
+        raise _fail(str(error)) from error
 
 
 def _commit() -> str:

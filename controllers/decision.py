@@ -1,0 +1,256 @@
+"""The frame that power and scheduling share: observe → policy proposes → shield decides → actuate → read back.
+
+A policy is never trusted: it may be a rule, a network or a person's script. What it proposes passes a shield, which
+is plain code, and every turn leaves a receipt (`Decision`) from which a stranger can tell what was seen, what was
+proposed, which constraint clipped it, what was executed, and what the baseline would have done. Where the state is
+not fit to decide on (missing, NaN) or the policy fails, the fallback proposes, and the receipt says so.
+
+Actions are small frozen dataclasses or plain values that compare by value; `plain` turns them into JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from collectors.seal import fingerprint
+
+O_contra = TypeVar("O_contra", bound="Observation", contravariant=True)
+O = TypeVar("O", bound="Observation")  # noqa: E741  the field's letter for an observation
+A = TypeVar("A")
+
+FAILURES = (ArithmeticError, ValueError, TypeError, LookupError, MemoryError)
+"""What a policy may fail with; the fallback takes over. Anything else is a defect of ours and is raised."""
+
+
+class Mode(StrEnum):
+    """How far a policy is trusted. Only `promotion` moves a policy up; anything may move it down."""
+
+    SHADOW = "shadow"  # proposes, the baseline is executed
+    TRIAL = "trial"  # executed by a coin, on jobs whose owners opted in
+    CANARY = "canary"  # executed on a few
+    ACTIVE = "active"
+
+
+class Observation(Protocol):
+    """What a policy sees: a frozen dataclass. `unit` is what is decided on (a GPU gang, a queue), `job` the cluster
+    that statistics resample."""
+
+    @property
+    def unit(self) -> str: ...
+    @property
+    def job(self) -> str: ...
+
+    def missing(self) -> tuple[str, ...]:
+        """Names of what a policy needs and is missing, stale or NaN; empty where the state is fit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Proposal(Generic[A]):
+    """What a policy would do. `support` lists every action that it might have drawn with its probability (they sum
+    to 1); empty where the policy is deterministic. `prediction` is what it expects, for calibration later."""
+
+    action: A
+    why: str = ""
+    support: tuple[tuple[A, float], ...] = ()
+    prediction: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def propensity(self) -> float:
+        """Probability of the proposed action under the policy."""
+        return sum(p for action, p in self.support if action == self.action) if self.support else 1.0
+
+
+class Policy(Protocol[O_contra, A]):
+    """Proposes. Holds no hardware and changes nothing."""
+
+    @property
+    def name(self) -> str:
+        """With the manifest's hash where it comes from a policy file, such as `ppo@3f2a…`."""
+        ...
+
+    def propose(self, observation: O_contra, rng: np.random.Generator) -> Proposal[A]: ...
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One constraint that changed what was to be done, and why."""
+
+    constraint: str
+    before: Any
+    after: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Ruling(Generic[A]):
+    """What a shield lets through."""
+
+    action: A
+    clips: tuple[Clip, ...] = ()
+
+
+class Shield(Protocol[O_contra, A]):
+    """Decides what of a proposal may be done. Pure: asking it twice gives the same answer and changes nothing."""
+
+    def decide(self, observation: O_contra, action: A) -> Ruling[A]: ...
+
+
+class Hands(Protocol[A]):
+    """Carries an action out and reads the world back. Raises Temporary or Permanent."""
+
+    def execute(self, unit: str, action: A) -> None: ...
+    def read_back(self, unit: str) -> A: ...
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The receipt of one turn. Everything in it is plain JSON, so it can be stored and signed as it is."""
+
+    id: str
+    kind: str  # power | scheduling
+    at_s: float
+    mode: Mode
+    unit: str
+    job: str
+    policy: str
+    fallback: str  # why the fallback proposed; empty where the policy did
+    seen: Mapping[str, Any]
+    proposed: Any
+    propensity: float  # of the proposed action
+    clips: tuple[Clip, ...]
+    executed: Any
+    executed_propensity: float  # of the executed action, over everything that the policy might have proposed
+    baseline: Any  # what the baseline would have had executed
+    baseline_policy: str
+    prediction: Mapping[str, float]
+    why: str
+    read_back: Any = None
+    mismatch: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**plain(self), "clips": [plain(clip) for clip in self.clips]}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Decision:
+        """Raises ValueError naming the field where the record is not of this form."""
+        fields = {f.name for f in dataclasses.fields(cls)}
+        if set(record) != fields:
+            raise ValueError(f"decision: fields {sorted(fields ^ set(record))} are missing or unknown")
+        try:
+            clips = tuple(Clip(**clip) for clip in record["clips"])
+            return cls(**{**record, "mode": Mode(record["mode"]), "clips": clips})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"decision.clips or mode: {error}") from error
+
+
+def plain(value: Any) -> Any:
+    """JSON of a value made of dataclasses, mappings, sequences and numbers, NumPy too; a missing one is null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value
+
+
+def is_finite(value: Any) -> bool:
+    """Whether no number in an action is NaN or infinite."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return all(is_finite(getattr(value, f.name)) for f in dataclasses.fields(value))
+    if isinstance(value, Mapping):
+        return all(is_finite(item) for item in value.values())
+    if isinstance(value, (float, np.floating)):
+        return bool(np.isfinite(value))
+    if isinstance(value, (list, tuple)):
+        return all(is_finite(item) for item in value)
+    return True
+
+
+def propose(
+    policy: Policy[O, A], fallback: Policy[O, A], observation: O, rng: np.random.Generator
+) -> tuple[Proposal[A], str]:
+    """The policy's proposal, or the fallback's and why: state missing, the policy failed or said no number."""
+    lacking = observation.missing()
+    if lacking:
+        return fallback.propose(observation, rng), f"missing: {', '.join(lacking)}"
+    try:
+        proposal = policy.propose(observation, rng)
+    except FAILURES as error:
+        return fallback.propose(observation, rng), f"{policy.name}: {type(error).__name__}: {error}"
+    chances = [chance for _, chance in proposal.support]
+    if not is_finite(proposal.action) or not is_finite(chances):
+        return fallback.propose(observation, rng), f"{policy.name}: proposed a value that is no number"
+    if proposal.support and (min(chances) < 0 or abs(sum(chances) - 1) > 1e-6 or proposal.propensity <= 0):
+        return fallback.propose(observation, rng), f"{policy.name}: its probabilities do not add up"
+    return proposal, ""
+
+
+def decide(
+    kind: str,
+    mode: Mode,
+    policy: Policy[O, A],
+    fallback: Policy[O, A],
+    shield: Shield[O, A],
+    observation: O,
+    rng: np.random.Generator,
+    at_s: float,
+) -> tuple[A, Decision]:
+    """One turn up to what is to be executed; pure but for `rng`. In shadow what is executed is the baseline.
+
+    The baseline is the fallback's own shielded answer to the same observation: the counterfactual of the receipt.
+    The executed action's propensity sums over all proposals that the shield maps to it (all modes but shadow).
+    """
+    proposal, reason = propose(policy, fallback, observation, rng)
+    baseline = shield.decide(observation, fallback.propose(observation, rng).action).action
+    ruling = shield.decide(observation, proposal.action)
+    executed = baseline if mode is Mode.SHADOW else ruling.action
+    chance = 1.0
+    if mode is not Mode.SHADOW and proposal.support:
+        chance = sum(p for a, p in proposal.support if shield.decide(observation, a).action == executed)
+    decision = Decision(
+        id="",
+        kind=kind,
+        at_s=at_s,
+        mode=mode,
+        unit=observation.unit,
+        job=observation.job,
+        policy=fallback.name if reason else policy.name,
+        fallback=reason,
+        seen=plain(observation),
+        proposed=plain(proposal.action),
+        propensity=min(1.0, proposal.propensity),
+        clips=tuple(Clip(c.constraint, plain(c.before), plain(c.after), c.why) for c in ruling.clips),
+        executed=plain(executed),
+        executed_propensity=min(1.0, chance),
+        baseline=plain(baseline),
+        baseline_policy=fallback.name,
+        prediction=plain(proposal.prediction),
+        why=proposal.why,
+    )
+    return executed, dataclasses.replace(decision, id=fingerprint(plain(decision))[:16])
+
+
+def confirm(decision: Decision, read_back: Any) -> Decision:
+    """The receipt with what was read back; `mismatch` says where that is not what was executed."""
+    found = plain(read_back)
+    differs = "" if found == decision.executed else f"executed {decision.executed}, read back {found}"
+    return dataclasses.replace(decision, read_back=found, mismatch=differs)

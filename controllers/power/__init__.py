@@ -1,0 +1,1 @@
+"""Learned and plain control of GPUs' power, and the shield that no proposal passes unchecked."""
