@@ -1,11 +1,12 @@
 """What the judge does on hardware beside refusing and racing: training steps, tier B, peers, huge tensors, re-runs.
 
-    python -m benchmarks.kernels_hardware [--parts …] [--out FILE]
+    python -m benchmarks.kernels_hardware [--parts …] [--until SECONDS] [--commit COMMIT] [--out FILE]
 
 training: known-good kernels with a backward pass, raced as training steps. tier_b: a kernel without a launch plan
 and one with, on the same work. peers: which baselines were raced on a problem, and why not the others.
 huge: kernels with right and wrong indices beyond 2^31 elements. l2: what asking L2 to hold lines gains under the
-judge's clock. rerun: a certificate issued here, verified with --rerun, and again with a drifted environment.
+judge's clock. graphs: a baseline that no CUDA graph can capture leaves torch as it was. rerun: a certificate issued
+here, verified with --rerun, and again with a drifted environment.
 Needs a CUDA GPU. Writes benchmarks/results/kernels_hardware.json.
 """
 
@@ -20,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from typer.testing import CliRunner
 
 from collectors.seal import Signer
@@ -28,6 +30,7 @@ from kernels.candidate_file import CandidateFile, read_candidate
 from kernels.certificate import issue, verify
 from kernels.judge import inputs
 from kernels.judge.contest import FULL
+from kernels.judge.contestants import Baseline, graphed
 from kernels.judge.judge import Judge, Request
 from kernels.judge.verdict import Verdict
 from kernels.problems import ALL, named
@@ -103,6 +106,25 @@ def l2(judge: Judge) -> list[dict[str, Any]]:
     return [*rows, _row("evict_last", _quick(judge, replace(file, candidate=held), gradients=False))]
 
 
+def graphs(judge: Judge) -> dict[str, Any]:
+    """A baseline that waits for the GPU cannot be captured; afterwards torch must draw, run and capture again."""
+    before = torch.cuda.current_stream()
+    x = torch.randn(1024, device="cuda")
+    waits = Baseline("waits", lambda v: v * v.sum().item(), [(x,)], None)
+    fits = Baseline("fits", lambda v: v * 2, [(x,)], None)
+    graphed(waits)([0, 0])
+    drawn = torch.randn(8, device="cuda")
+    torch.nn.functional.dropout(x, 0.5)
+    run = graphed(fits)
+    run([0])
+    torch.cuda.synchronize()
+    return {
+        "draws_after_a_failed_capture": bool(torch.isfinite(drawn).all()),
+        "stream_is_back": torch.cuda.current_stream() == before,
+        "captures_again": run != fits._run,
+    }
+
+
 def rerun(judge: Judge) -> dict[str, Any]:
     """Issue, verify by the command line with --rerun, then with another driver noted: stale."""
     from kernels.cli import app
@@ -132,10 +154,11 @@ def rerun(judge: Judge) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[Judge], Any]] = {
-    "l2": l2,
-    "tier_b": tier_b,
+    "graphs": graphs,
     "huge": huge,
     "rerun": rerun,
+    "tier_b": tier_b,
+    "l2": l2,
     "training": training,
     "peers": peers,
 }
@@ -145,13 +168,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels_hardware.json")
+    parser.add_argument("--until", type=float, default=float("inf"), help="begin no part after so many seconds")
+    parser.add_argument("--commit", default="")
     parser.add_argument("--plain", action="store_true", help="without torch.compile's baselines: quick")
     options = parser.parse_args()
-    record: dict[str, Any] = {}
+    record: dict[str, Any] = {"commit": options.commit}
+    begun = time.time()
     with Judge("cuda", compiled=not options.plain) as judge:
         record["environment"] = judge.environment.to_json()
         for name in options.parts:
             start = time.time()
+            if start - begun > options.until:
+                record.setdefault("not_run", []).append(name)
+                continue
             try:
                 record[name] = PARTS[name](judge)
             except (RuntimeError, ValueError, OSError) as error:  # the others' figures are worth having
@@ -160,6 +189,8 @@ def main() -> None:
             record.setdefault("took_s", {})[name] = round(time.time() - start, 1)
             options.out.write_text(json.dumps(record, indent=1) + "\n")
             print(name, record["took_s"][name], "s", flush=True)
+            if isinstance(record[name], dict):
+                print(" ", json.dumps(record[name])[:3000], flush=True)
             for row in record[name] if isinstance(record[name], list) else []:
                 if "status" in row:
                     print(" ", row["name"], row["status"], row["reason"], row["detail"][:300], flush=True)

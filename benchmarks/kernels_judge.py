@@ -1,20 +1,27 @@
 """What the judge's own figures are on this machine: A against A, interval width, throughput, verdicts per hour.
 
-    python -m benchmarks.kernels_judge [--pairs 400] [--configurations 256] [--verdicts 6] [--out FILE]
+    python -m benchmarks.kernels_judge [--pairs 400] [--races 200] [--configurations 256] [--verdicts NAME …]
+        [--seconds 120] [--commit COMMIT] [--out FILE]
 
-A/A: one row-softmax launch plan raced against itself in another process, with a verdict's whole statistics each
-time. Throughput: configurations of row-softmax (16384×4096 bfloat16) through compile, correctness and a quick race.
-Verdicts: full ones, each judged twice with other secrets; two must agree unless one is inconclusive.
-Needs a CUDA GPU. Writes benchmarks/results/kernels_judge.json.
+same_against_same: one row-softmax launch plan against itself in another process, rounds added as in a verdict until
+the interval is narrow. whole_races: the race as a verdict runs it (blended values, checked outputs), the baseline
+being the candidate's own source called from Python. throughput: configurations of row-softmax (16384×4096 bfloat16)
+through compile, correctness and a quick race. full: verdicts, each judged twice with other secrets; two must agree
+unless one is inconclusive. Needs a CUDA GPU. Writes benchmarks/results/kernels_judge.json after every part.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import itertools
 import json
+import math
 import random
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +30,13 @@ from kernels.candidate import Candidate, Domain
 from kernels.candidate_file import read_candidate
 from kernels.executor import Job, LocalExecutor
 from kernels.judge import inputs
-from kernels.judge.contest import FULL, QUICK, slot_count
-from kernels.judge.contestants import Replayed
+from kernels.judge.contest import FULL, QUICK, Race, slot_count
+from kernels.judge.contestants import Baseline, Replayed
 from kernels.judge.judge import Judge, Request
 from kernels.judge.plan import Plan
-from kernels.judge.timing import MARGIN, interval
+from kernels.judge.timing import MARGIN, WIDTH, interval
 from kernels.judge.track import Track
-from kernels.judge.verdict import Status
+from kernels.judge.verdict import Interval, Refusal, Status
 from kernels.problem import Case
 from kernels.problems import named
 
@@ -92,13 +99,12 @@ def plan_of(judge: Judge, case: Case) -> Plan:
     return judge.record(own(), named("softmax"), case)
 
 
-def race_itself(judge: Judge, case: Case, pairs: int, rounds: int) -> dict[str, Any]:
-    """`pairs` comparisons of one plan with itself in two processes: how often "faster", how wide the intervals."""
+def race_itself(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[str, Any]:
+    """`wanted` comparisons of one plan with itself in two processes: how often "faster", how wide the intervals."""
     problem, made, pace, rng = named("softmax"), plan_of(judge, case), FULL, random.Random(20261121)
     count = min(4, slot_count(problem, case, judge.board.l2_bytes, pace))
-    faster = slower = 0
-    widths: list[float] = []
-    points: list[float] = []
+    found: list[Interval] = []
+    rounds: list[int] = []
     with judge.start("replay") as one, judge.start("replay") as two:
         entrants = []
         for process in (one, two):
@@ -108,42 +114,65 @@ def race_itself(judge: Judge, case: Case, pairs: int, rounds: int) -> dict[str, 
                 track.refresh(slot, judge.pool.seed(rng))
         took = [entrant.seconds([0, 1, 0]) for entrant in entrants]
         start = time.time()
-        for _ in range(pairs):
-            logs = []
-            for _ in range(rounds):
-                calls = rng.randint(8, 12)
-                order = [rng.randrange(count) for _ in range(calls)]
+        while len(found) < wanted and time.time() - start < seconds:
+            logs: list[float] = []
+            while len(logs) < pace.max_rounds:
+                order = [rng.randrange(count) for _ in range(rng.randint(8, 12))]
                 pair = [0, 1]
                 rng.shuffle(pair)
                 times = {number: entrants[number].seconds(order) for number in pair}
-                logs.append(_log(times[1] / times[0]))
-            found = interval(logs)
-            widths.append(found.width)
-            points.append(found.point)
-            faster += found.low > 1 + MARGIN
-            slower += found.high < 1 - MARGIN
+                logs.append(math.log(times[1] / times[0]))
+                if len(logs) >= pace.min_rounds and interval(logs).width <= WIDTH:
+                    break
+            found.append(interval(logs))
+            rounds.append(len(logs))
         spent = time.time() - start
-    widths.sort()
-    points.sort()
+    return {"case": str(case), "microseconds": took[0] * 1e6, "took_s": spent, **told(found, rounds)}
+
+
+def race_whole(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[str, Any]:
+    """The whole race, as `kernels.judge.trial` sets it up, against the candidate's own source run from Python."""
+    problem, made, rng = named("softmax"), plan_of(judge, case), random.Random(20261122)
+    pace = replace(FULL, energy_s=0.0, check_every=5)
+    count = slot_count(problem, case, judge.board.l2_bytes, pace) // 2 * 2
+    found: list[Interval] = []
+    rounds: list[int] = []
+    with tempfile.TemporaryDirectory() as folder, judge.start("replay") as process:
+        path = Path(folder) / "itself.py"
+        path.write_text(own().source)
+        spec = importlib.util.spec_from_file_location("itself", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        track = Track(process, problem, case, (), count, judge.device, judge.pool)
+        entrant = Replayed(track, made, judge.flush_bytes, judge.clock, True, rng)
+        flush = judge.flush()
+        itself = Baseline("itself", module.entry, [()] * count, flush, judge.clock)
+        start = time.time()
+        while len(found) < wanted and time.time() - start < seconds:
+            (comparison,) = Race(entrant, [itself], track, judge.board, pace, rng).run()
+            found.append(comparison.speedup)
+            rounds.append(comparison.pairs)
+        spent = time.time() - start
+    return {"case": str(case), "microseconds": comparison.candidate_s * 1e6, "took_s": spent, **told(found, rounds)}
+
+
+def told(found: Sequence[Interval], rounds: Sequence[int]) -> dict[str, Any]:
+    """What many comparisons of equals came to."""
+    widths, points = sorted(x.width for x in found), sorted(x.point for x in found)
     return {
-        "case": str(case),
-        "pairs": pairs,
-        "rounds": rounds,
-        "microseconds": took[0] * 1e6,
-        "said_faster": faster,
-        "said_slower": slower,
+        "pairs": len(found),
+        "rounds_median": sorted(rounds)[len(rounds) // 2],
+        "said_faster": sum(x.low > 1 + MARGIN for x in found),
+        "said_slower": sum(x.high < 1 - MARGIN for x in found),
         "width_median": widths[len(widths) // 2],
         "width_p99": widths[int(0.99 * (len(widths) - 1))],
+        "over_3_percent": sum(width > WIDTH for width in widths),
         "point_p1": points[int(0.01 * (len(points) - 1))],
+        "point_median": points[len(points) // 2],
         "point_p99": points[int(0.99 * (len(points) - 1))],
-        "took_s": spent,
     }
-
-
-def _log(ratio: float) -> float:
-    import math
-
-    return math.log(ratio)
 
 
 def throughput(judge: Judge, count: int, threads: int) -> dict[str, Any]:
@@ -172,19 +201,26 @@ def throughput(judge: Judge, count: int, threads: int) -> dict[str, Any]:
     }
 
 
-def verdicts(judge: Judge, names: list[str]) -> dict[str, Any]:
+def verdicts(judge: Judge, names: list[str], seconds: float) -> dict[str, Any]:
     """Full verdicts of known-good kernels, each twice with other secrets: how long, and whether they agree."""
     rows = []
+    begun, baselines_s = time.time(), 0.0
     for name in names:
+        if time.time() - begun > seconds:
+            break
         file = read_candidate(next((ROOT / "tests" / "kernels" / "good").glob(f"{name}.*")))
         problem = named(file.problem)
+        start = time.time()
         for case in problem.cases:
             judge.solo(problem, case)
+        baselines_s += time.time() - start
         for _ in range(2):
             verdict = judge.verdict(file.candidate, problem, Request(inputs.FULL_GPU, FULL))
             print(name, verdict.status, verdict.detail, f"{verdict.took_s:.1f} s", flush=True)
-            rows.append({"name": name, **verdict.to_json()})
-    took = sum(row["took_s"] for row in rows)
+            whole = verdict.to_json()
+            kept = ("status", "reason", "detail", "stages", "errors", "comparisons", "left_out", "took_s")
+            rows.append({"name": name, **{key: whole[key] for key in kept}})
+    took = sum(float(row["took_s"]) for row in rows)
     agree = all(
         a["status"] == b["status"] or Status.inconclusive in (a["status"], b["status"])
         for a, b in zip(rows[::2], rows[1::2], strict=True)
@@ -198,6 +234,7 @@ def verdicts(judge: Judge, names: list[str]) -> dict[str, Any]:
     return {
         "verdicts": rows,
         "per_hour": 3600 * len(rows) / took,
+        "baselines_s": baselines_s,
         "agree": agree,
         "widths_at_50us": {
             "count": len(widths),
@@ -210,33 +247,42 @@ def verdicts(judge: Judge, names: list[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--races", type=int, default=200)
     parser.add_argument("--configurations", type=int, default=256)
     parser.add_argument("--threads", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=120.0, help="at most, for each part that counts pairs")
+    parser.add_argument("--commit", default="")
     parser.add_argument("--plain", action="store_true", help="without torch.compile's baselines: starts sooner")
     parser.add_argument("--verdicts", nargs="*", default=["softmax_row", "rmsnorm_row", "copy_rows"])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels_judge.json")
     options = parser.parse_args()
-    record: dict[str, Any] = {}
+    record: dict[str, Any] = {"commit": options.commit}
 
-    def keep(name: str, value: Any) -> None:
+    def keep(name: str, make: Callable[[], Any]) -> None:
+        try:
+            value = make()
+        except (Refusal, RuntimeError, ValueError, OSError) as error:  # the other parts are worth having
+            value = {"failed": f"{type(error).__name__}: {error}"[:500]}
         record[name] = value
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(record, indent=1) + "\n")
         brief = {k: v for k, v in value.items() if k != "verdicts"} if isinstance(value, dict) else value
         print(name, json.dumps(brief), flush=True)
 
+    cases = (CASE, SMALL)
     with Judge("cuda", compiled=not options.plain) as judge:
-        keep("environment", judge.environment.to_json())
+        keep("environment", judge.environment.to_json)
+        for name, race, wanted in (
+            ("same_against_same", race_itself, options.pairs),
+            ("whole_races", race_whole, options.races),
+        ):
+            if wanted:
+                each = functools.partial(race, judge, wanted=wanted // 2, seconds=options.seconds / 2)
+                keep(name, lambda each=each: [each(case) for case in cases])  # type: ignore[misc]
         if options.configurations:
-            keep("throughput", throughput(judge, options.configurations, options.threads))
-        if options.pairs:
-            keep(
-                "same_against_same",
-                [race_itself(judge, case, options.pairs // 2, options.rounds) for case in (CASE, SMALL)],
-            )
+            keep("throughput", lambda: throughput(judge, options.configurations, options.threads))
         if options.verdicts:
-            keep("full", verdicts(judge, options.verdicts))
+            keep("full", lambda: verdicts(judge, options.verdicts, options.seconds))
 
 
 if __name__ == "__main__":

@@ -208,16 +208,21 @@ def _slope_of(
 
 
 def graphed(baseline: Baseline) -> Callable[[Sequence[int]], None]:
-    """The baseline's calls from CUDA graphs: its energy is then the kernels', not that of waiting for Python."""
+    """The baseline's calls from CUDA graphs: its energy is then the kernels', not that of waiting for Python.
+
+    Where one cannot be captured (it synchronises), its calls are made one by one.
+    """
     graphs: dict[int, Any] = {}
+    before = torch.cuda.current_stream()
     try:
         for number in range(len(baseline.values)):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 baseline.call(number)
             graphs[number] = graph
     except RuntimeError:
-        torch.cuda.synchronize()
+        torch.cuda.set_stream(before)
+        _end_failed_capture()
         return baseline._run
 
     def run(order: Sequence[int]) -> None:
@@ -225,6 +230,16 @@ def graphed(baseline: Baseline) -> Callable[[Sequence[int]], None]:
             graphs[number].replay()
 
     return run
+
+
+def _end_failed_capture() -> None:
+    """What torch leaves undone when a capture fails (2.11 to 2.13, `CUDAGraph::capture_end` raises before it ends
+    the generators' part): the default generator would think itself in a capture for ever, and refuse every draw."""
+    torch.cuda.synchronize()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    fresh = torch.Generator(device=generator.device)
+    fresh.manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def baseline_modes(problem: Problem, device: str) -> Mapping[str, Callable_]:

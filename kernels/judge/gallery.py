@@ -10,8 +10,6 @@ right), `neutralised` (further reasons that are right because the cheat came to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,23 +118,3 @@ def show(
     else:
         right = not verdict.refused and verdict.stage != "machine"
     return Showing(piece.name, piece.cheat, static, right, verdict)
-
-
-def show_all(
-    judge: Judge,
-    pieces: Iterable[Piece],
-    scope: Scope,
-    static: bool,
-    pace: Pace | None,
-    threads: int = 1,
-    tell: Callable[[Showing], None] = lambda shown: None,
-) -> list[Showing]:
-    """All pieces, `threads` at a time, in their order; `tell` hears of each as soon as it is known."""
-
-    def one(piece: Piece) -> Showing:
-        shown = show(judge, piece, scope, static, pace)
-        tell(shown)
-        return shown
-
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(one, pieces))
