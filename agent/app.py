@@ -86,11 +86,11 @@ class App:
         self._problem = ""
         self._make_state_dir()
         self.actuators = build_actuators(settings.actuators, self.clock)
-        self.store = Store(settings.store_url, self.clock)
+        self.inventory = Inventory(settings.cluster)
+        self.store = Store(settings.store_url, self.clock, inventory=self.inventory)
         self.keeping = Keeping(self.store.database, settings.keeping)
         self.gate = Gate(self.store, settings.approval, self.clock)
         self.history = History(settings.history)
-        self.inventory = Inventory(settings.cluster)
         self.detection = Detection(build_detectors(settings.detectors), self.metrics, settings.budget)
         self.collection = Collection(
             build_collectors(settings.sources, settings.state_dir), settings.collect_timeout_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from agent.database import Database
 from agent.incident import FindingSummary, Incident, IncidentState, IncidentSummary, Step, StoredFinding
 from agent.rca.diagnosis import Diagnosis
 from agent.records import load
-from agent.tables import diagnoses, findings, incidents, plans, steps
+from agent.tables import diagnoses, findings, incidents, plans, steps, tenancies
 from collectors.base import Permanent
 from collectors.subject import Subject
 from controllers.action import Action, ActionKind
@@ -72,6 +72,7 @@ class Archive:
                     plans.c.incident == number, plans.c.plan_sha256 == row.plan_sha256
                 )
             ).one_or_none()
+            touched = _namespaces(connection, tenancies.c.incident == number)
         return Incident(
             id=name_of(number),
             state=IncidentState(row.state),
@@ -90,6 +91,7 @@ class Archive:
             clear_since_s=row.clear_since_s,
             history=tuple(_step(row) for row in history),
             version=row.version,
+            namespaces=tuple(touched.get(number, ())),
         )
 
     def incidents(
@@ -99,14 +101,25 @@ class Archive:
         opened_after_s: float | None = None,
         limit: int | None = None,
         offset: int = 0,
+        touching: Callable[[str], bool] | None = None,
     ) -> list[IncidentSummary]:
-        """Summaries, newest first; of some states, or all."""
+        """Summaries, newest first; of some states, or all; of those that touch a chosen namespace, or all."""
         query = sa.select(incidents).order_by(incidents.c.number.desc()).limit(limit).offset(offset)
+        if touching is not None:
+            chosen = [name for name in self.namespaces() if touching(name)]
+            query = query.where(
+                incidents.c.number.in_(sa.select(tenancies.c.incident).where(tenancies.c.namespace.in_(chosen)))
+            )
         if states is not None:
             query = query.where(incidents.c.state.in_([str(state) for state in states]))
         if opened_after_s is not None:
             query = query.where(incidents.c.opened_s > opened_after_s)
         return self._summaries(query)
+
+    def namespaces(self) -> list[str]:
+        """Every namespace whose jobs an incident has touched."""
+        with self.database.read() as connection:
+            return list(connection.execute(sa.select(tenancies.c.namespace).distinct()).scalars())
 
     def summaries(self, incident_ids: Iterable[str]) -> list[IncidentSummary]:
         """Summaries of some incidents, newest first; those that do not exist are left out."""
@@ -125,6 +138,7 @@ class Archive:
             found = connection.execute(
                 sa.select(*light).where(findings.c.incident.in_(chosen)).order_by(findings.c.since_s)
             ).all()
+            touched = _namespaces(connection, tenancies.c.incident.in_(chosen))
         of: dict[int, list[FindingSummary]] = {row.number: [] for row in rows}
         for f in found:
             of[f.incident].append(
@@ -139,14 +153,22 @@ class Archive:
                     f.last_seen_s,
                 )
             )
-        return [_summary(row, tuple(of[row.number])) for row in rows]
+        return [_summary(row, tuple(of[row.number]), tuple(touched.get(row.number, ()))) for row in rows]
 
     def open_incidents(self) -> list[IncidentSummary]:
         """Summaries of all that are not resolved, newest first."""
         return self.incidents([state for state in IncidentState if state is not IncidentState.RESOLVED])
 
 
-def _summary(row: Any, found: tuple[FindingSummary, ...]) -> IncidentSummary:
+def _namespaces(connection: Connection, which: sa.ColumnElement[bool]) -> dict[int, list[str]]:
+    """The namespaces that each of some incidents touches, in order."""
+    found: dict[int, list[str]] = {}
+    for row in connection.execute(sa.select(tenancies).where(which).order_by(tenancies.c.namespace)):
+        found.setdefault(row.incident, []).append(row.namespace)
+    return found
+
+
+def _summary(row: Any, found: tuple[FindingSummary, ...], touched: tuple[str, ...]) -> IncidentSummary:
     return IncidentSummary(
         id=name_of(row.number),
         state=IncidentState(row.state),
@@ -162,6 +184,7 @@ def _summary(row: Any, found: tuple[FindingSummary, ...]) -> IncidentSummary:
         plan_sha256=row.plan_sha256,
         expires_s=row.expires_s,
         findings=found,
+        namespaces=touched,
     )
 
 

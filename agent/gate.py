@@ -22,11 +22,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from agent import audit
+from agent.access import Sight, Verb, may, sight
 from agent.clock import Clock
 from agent.incident import Cause, Incident, IncidentState
 from agent.policy import PEOPLE, ApprovalSettings, Person, Role, Rule, may_not_approve, rule_for
 from agent.records import dump, load
-from agent.store import Conflict, Move, Store, number_of
+from agent.store import Conflict, Move, NoSuchIncident, Store, number_of
 from agent.tables import approvals, controls
 from controllers.action import Action
 
@@ -84,10 +85,18 @@ class Gate:
         now = self._clock.now_s() if now_s is None else now_s
         for _ in range(3):
             try:
-                return self._approve(self._store.incident(incident_id), plan_sha256, by, now)
+                return self._approve(self._shown(incident_id, by), plan_sha256, by, now)
             except Conflict:
                 continue
         return GateAnswer(False, f"{incident_id} keeps changing; look at it again.")
+
+    def _shown(self, incident_id: str, by: Person) -> Incident:
+        """The incident, if this person may know of it. Raises NoSuchIncident where there is none or they may not:
+        a refusal that tells the two apart would tell of another team's incident."""
+        incident = self._store.incident(incident_id)
+        if by.identity and sight(by, incident.namespaces) is Sight.NOTHING:
+            raise NoSuchIncident(f"there is no {incident.id}")
+        return incident
 
     def _approve(self, incident: Incident, plan_sha256: str, by: Person, now: float) -> GateAnswer:
         action = incident.action
@@ -116,6 +125,8 @@ class Gate:
     def _refusal(self, incident: Incident, plan_sha256: str, by: Person, given: list[Approval], now: float) -> str:
         """Why this click does not approve; empty where it does."""
         action = incident.action
+        if by.is_tenant and not (allowed := may(by, Verb.APPROVE, incident.namespaces)):
+            return allowed.reason
         if incident.state in _DECIDED:
             names = " and ".join(item.person for item in given if item.plan_sha256 == plan_sha256) or "policy"
             return f"Approved already by {names}; {incident.id} is {_words(incident.state)}."
@@ -128,7 +139,7 @@ class Gate:
         halt = self.halted()
         if halt.halted:
             return f"{_halted(halt)}; nothing is approved until it is resumed."
-        return may_not_approve(by, action, self.policy, NIGHTSHIFT, now)
+        return may_not_approve(by, action, self.policy, NIGHTSHIFT, now, incident.namespaces)
 
     def approve_by_policy(self, incident: Incident) -> bool:
         """Approves a plan whose rule is automatic. False where it is not, or somebody was faster."""
@@ -152,9 +163,9 @@ class Gate:
         """Declines the plan; the incident is watched. An approved plan is stopped as long as it has not begun."""
         now = self._clock.now_s() if now_s is None else now_s
         for _ in range(3):
-            incident = self._store.incident(incident_id)
-            if not by.identity or not by.may(Role.RESPONDER):
-                refusal = f"You are {by.role}; rejecting needs the role responder."
+            incident = self._shown(incident_id, by)
+            if not (allowed := may(by, Verb.REJECT, incident.namespaces)):
+                refusal = allowed.reason
             elif incident.state not in (_S.AWAITING_APPROVAL, _S.APPROVED):
                 refusal = f"{incident.id} is {_words(incident.state)}; there is nothing to reject."
                 if incident.state is _S.ACTING:
@@ -182,9 +193,9 @@ class Gate:
     def close(self, incident_id: str, by: Person, note: str) -> GateAnswer:
         """A person says that it is over. An action that is approved or under way cannot be closed away."""
         for _ in range(3):
-            incident = self._store.incident(incident_id)
-            if not by.identity or not by.may(Role.RESPONDER):
-                refusal = f"You are {by.role}; closing needs the role responder."
+            incident = self._shown(incident_id, by)
+            if not (allowed := may(by, Verb.CLOSE, incident.namespaces)):
+                refusal = allowed.reason
             elif incident.state not in _CLOSABLE:
                 refusal = f"{incident.id} is {_words(incident.state)}; it cannot be closed now."
             else:
@@ -237,18 +248,26 @@ class Gate:
 
     def halt(self, by: Person, reason: str = "") -> GateAnswer:
         """Freezes every action that has not reached the world. Whoever may respond may halt."""
-        if not by.identity or not by.may(Role.RESPONDER):
-            return GateAnswer(False, f"You are {by.role}; halting needs the role responder.")
+        if not (allowed := may(by, Verb.HALT)):
+            return GateAnswer(False, allowed.reason)
         now = self.halted()
         if now.halted:
             return GateAnswer(True, f"{_halted(now)}.")
         self._set_halt(Halt(True, by.identity, reason, self._clock.now_s()), by)
-        return GateAnswer(True, "Halted: no action starts until somebody resumes.", True)
+        said = "Halted: no action starts until an approver resumes."
+        held = self.held()
+        return GateAnswer(True, f"{said} Held where it stands: {', '.join(held)}." if held else said, True)
+
+    def held(self) -> list[str]:
+        """What had begun and is not finished, as `INC-7 (drain)`. Under a stop it takes no further step: what it
+        has done stays done, such as a cordon, and it goes on, or a person is asked, after somebody resumes."""
+        rows = self._store.incidents([_S.ACTING, _S.UNDOING])
+        return [f"{row.id} ({row.action_kind or 'action'})".replace("_", " ") for row in reversed(rows)]
 
     def resume(self, by: Person) -> GateAnswer:
         """Lets actions start again. Needs an approver: lifting a stop is a decision to act."""
-        if not by.identity or not by.may(Role.APPROVER):
-            return GateAnswer(False, f"You are {by.role}; resuming needs the role approver.")
+        if not (allowed := may(by, Verb.RESUME)):
+            return GateAnswer(False, allowed.reason)
         if not self.halted().halted:
             return GateAnswer(True, "Nothing was halted.")
         self._set_halt(Halt(False, by.identity, "", self._clock.now_s()), by)

@@ -171,6 +171,8 @@ class Incident:
     clear_since_s: float | None
     history: tuple[Step, ...]
     version: int
+    namespaces: tuple[str, ...] = ()
+    """Whose jobs it touches, as was known when its findings and its plan were stored; empty: nobody's."""
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
@@ -213,3 +215,4 @@ class IncidentSummary:
     plan_sha256: str | None
     expires_s: float | None
     findings: tuple[FindingSummary, ...]
+    namespaces: tuple[str, ...] = ()

@@ -24,12 +24,22 @@ from agent.audit import AuditLog, Head
 from agent.database import Database
 from agent.incident import IncidentState
 from agent.intents import commitments
-from agent.tables import approvals, chat_messages, diagnoses, findings, incidents, intents, plans, steps
+from agent.tables import (
+    approvals,
+    chat_messages,
+    diagnoses,
+    findings,
+    incidents,
+    intents,
+    plans,
+    steps,
+    tenancies,
+)
 from collectors.base import Permanent, Temporary
 from controllers.guard import TAKES_CAPACITY
 
 DAY_S = 86_400.0
-_OF_AN_INCIDENT = (chat_messages, intents, approvals, plans, diagnoses, steps, findings)
+_OF_AN_INCIDENT = (chat_messages, intents, approvals, plans, diagnoses, steps, findings, tenancies)
 _AT_ONCE = 200
 
 

@@ -17,12 +17,14 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from agent import audit
+from agent.access import Sight, Verb, may, sight
 from agent.clock import Clock
 from agent.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
-from agent.policy import PEOPLE, Person, Role, Rule, may_not_approve, rule_for
+from agent.policy import PEOPLE, Person, Rule, may_not_approve, rule_for
 from agent.records import dump, load
 from agent.store import Store
 from agent.tables import controls
+from agent.tenancy import namespaces_of
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, BlastRadius, Undo
 
@@ -122,11 +124,13 @@ class KernelGate:
             audit.append(connection, at_s=now_s, kind="kernel_proposed", by=by, incident=None, body=body)
         return made
 
-    def proposals(self) -> list[KernelProposal]:
-        """All, those that wait first, then the newest."""
+    def proposals(self, of: Person | None = None) -> list[KernelProposal]:
+        """Those that wait first, then the newest; all, or what a person may see."""
         query = sa.select(controls.c.body).where(controls.c.name.like(f"{_PREFIX}%"))
         with self.store.database.read() as connection:
             found = [load(KernelProposal, row.body) for row in connection.execute(query)]
+        if of is not None:
+            found = [item for item in found if sight(of, namespaces(item.action)) is Sight.WHOLE]
         return sorted(found, key=lambda p: (p.state is not ProposalState.WAITING, -p.at_s, p.id))
 
     def proposal(self, plan_id: str) -> KernelProposal | None:
@@ -137,7 +141,7 @@ class KernelGate:
         """One click. What was shown is what is approved: another hash is refused."""
         now_s = self.clock.now_s()
         with self.store.database.write() as connection:
-            known = _get(connection, plan_id)
+            known = self._shown(connection, plan_id, by)
             refusal = self._refusal(known, plan_sha256, by, now_s)
             if refusal or known is None:
                 self._note(connection, "approve", plan_id, plan_sha256, by, refusal, now_s)
@@ -161,12 +165,12 @@ class KernelGate:
         """Declines a plan that has not been carried out."""
         now_s = self.clock.now_s()
         with self.store.database.write() as connection:
-            known = _get(connection, plan_id)
+            known = self._shown(connection, plan_id, by)
             refusal = ""
             if known is None or known.state in (ProposalState.DONE, ProposalState.REJECTED):
                 refusal = f"{plan_id}: there is nothing to reject."
-            elif not by.identity or not by.may(Role.RESPONDER):
-                refusal = f"You are {by.role}; rejecting needs the role responder."
+            elif not (allowed := may(by, Verb.REJECT, namespaces(known.action))):
+                refusal = allowed.reason
             elif known.action.plan_sha256 != plan_sha256:
                 refusal = "The plan has changed since you saw it; look at it again."
             if refusal or known is None:
@@ -230,7 +234,14 @@ class KernelGate:
         halt = self.gate.halted()
         if halt.halted:
             return f"Halted by {halt.by}; nothing is approved until it is resumed."
-        return may_not_approve(by, known.action, self.gate.policy, known.by, now_s)
+        return may_not_approve(by, known.action, self.gate.policy, known.by, now_s, namespaces(known.action))
+
+    def _shown(self, connection: Connection, plan_id: str, by: Person) -> KernelProposal | None:
+        """The proposal, if this person may know of it; to anybody else there is none."""
+        known = _get(connection, plan_id)
+        if known is None or (by.identity and sight(by, namespaces(known.action)) is not Sight.WHOLE):
+            return None
+        return known
 
     def _note(
         self, connection: Connection, what: str, plan_id: str, plan_sha256: str, by: Person, why: str, now_s: float
@@ -238,6 +249,11 @@ class KernelGate:
         body: dict[str, Any] = {"what": what, "plan": plan_id[:200], "plan_sha256": plan_sha256[:64], "why": why}
         body |= {"role": by.role, "channel": by.channel}
         audit.append(connection, at_s=now_s, kind="refused", by=by.identity, incident=None, body=body)
+
+
+def namespaces(action: Action) -> tuple[str, ...]:
+    """Whose a proposal is: a search's job's team; a promotion is everybody's, so the cluster's."""
+    return tuple(namespaces_of([action.target]))
 
 
 def _get(connection: Connection, plan_id: str) -> KernelProposal | None:

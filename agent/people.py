@@ -1,30 +1,39 @@
 """Who people are, what they may do, and which team a workload belongs to: one directory for every channel.
 
-A channel authenticates a person and gives their e-mail address or login; this says the rest. Nobody has a role by
-being in a channel.
+A channel authenticates a person and gives their e-mail address or login, and the groups that an identity provider
+vouches for; this says the rest. Nobody has a role by being in a channel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.policy import Person, Role
-from collectors.subject import Subject, SubjectKind
+from agent.policy import ORDER, Grant, Person, Role
 
-_NAMESPACED = frozenset({SubjectKind.POD, SubjectKind.CONTAINER, SubjectKind.JOB, SubjectKind.RANK})
+NOBODY: Literal["nobody"] = "nobody"
 
 
 class Owner(BaseModel):
-    """A team and the namespaces that it owns."""
+    """A team, the namespaces that it owns, and its people, who see and decide what is its own alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     team: str = Field(min_length=1, max_length=80, description="Name of the team")
     namespaces: tuple[str, ...] = Field(min_length=1, description="Namespaces, with shell patterns (`research-*`)")
     slack_channel: str = Field("", description="Channel id (`C…`) that its incidents go to; empty: the default one")
+    members: tuple[str, ...] = Field((), description="E-mail addresses or logins of its responders")
+    approvers: tuple[str, ...] = Field((), description="E-mail addresses or logins of who approves for it")
+    groups: dict[str, Role] = Field(
+        default_factory=dict, description="Role over the team's jobs by group of the identity provider"
+    )
+
+    @property
+    def names_people(self) -> bool:
+        return bool(self.members or self.approvers or self.groups)
 
 
 class Settings(BaseModel):
@@ -33,10 +42,16 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     roles: dict[str, Role] = Field(
-        default_factory=dict, description="Role by e-mail address or login: viewer, responder, approver or admin"
+        default_factory=dict,
+        description="Role over the whole cluster by e-mail address or login: viewer, responder, approver or admin",
     )
-    anybody: Role = Field(
-        Role.VIEWER, description="Role of somebody whom a channel knows and `roles` does not name"
+    groups: dict[str, Role] = Field(
+        default_factory=dict, description="Role over the whole cluster by group of the identity provider"
+    )
+    anybody: Role | Literal["nobody"] | None = Field(
+        None,
+        description="Role over the whole cluster of somebody whom a channel knows and nothing here names; default: "
+        "viewer, or nobody as soon as an owner names its people",
     )
     owners: tuple[Owner, ...] = Field((), description="Who owns which namespaces; the first that fits counts")
 
@@ -45,14 +60,28 @@ class Directory:
     """Looks people and owners up in settings. Immutable."""
 
     def __init__(self, settings: Settings) -> None:
-        self._anybody = settings.anybody
+        tenants = any(owner.names_people for owner in settings.owners)
+        anybody = settings.anybody or (NOBODY if tenants else Role.VIEWER)
+        self._anybody: frozenset[Role] = frozenset() if anybody == NOBODY else frozenset({Role(anybody)})
         self._owners = settings.owners
-        self._roles = {Person(name, frozenset(), "").identity: role for name, role in settings.roles.items()}
+        self._groups = settings.groups
+        self._roles = {_identity(name): role for name, role in settings.roles.items()}
+        self._teams = [(owner, _people(owner)) for owner in settings.owners]
 
-    def person(self, name: str, channel: str, signed_in_s: float | None = None) -> Person:
-        """The person of an authenticated name, as the gate knows them."""
-        role = self._roles.get(Person(name, frozenset(), "").identity, self._anybody)
-        return Person(name, frozenset({role}), channel, signed_in_s)
+    def person(
+        self, name: str, channel: str, signed_in_s: float | None = None, groups: Iterable[str] = ()
+    ) -> Person:
+        """The person of an authenticated name, as the gate knows them. `groups`: the identity provider's word."""
+        who, belongs = _identity(name), frozenset(groups)
+        wide = {role for role in (self._roles.get(who), *map(self._groups.get, belongs)) if role is not None}
+        grants = []
+        for owner, people in self._teams:
+            roles = [role for group, role in owner.groups.items() if group in belongs]
+            roles += [people[who]] if who in people else []
+            if roles:
+                grants.append(Grant(max(roles, key=ORDER.index), owner.namespaces))
+        named = wide or grants
+        return Person(name, frozenset(wide) if named else self._anybody, channel, signed_in_s, tuple(grants))
 
     def owner(self, namespaces: Sequence[str]) -> Owner | None:
         """The first owner of any of the namespaces."""
@@ -61,8 +90,15 @@ class Directory:
                 return owner
         return None
 
+    def knows(self, person: Person) -> bool:
+        """Whether a person has any role at all: who has none is told so at sign-in."""
+        return bool(person.roles or person.grants)
 
-def namespaces_of(subjects: Iterable[Subject]) -> list[str]:
-    """The Kubernetes namespaces that subjects stand in, in order, each once."""
-    found = (s.name.partition("/") for s in subjects if s.kind in _NAMESPACED)
-    return list(dict.fromkeys(name for name, slash, _ in found if slash))
+
+def _people(owner: Owner) -> Mapping[str, Role]:
+    members = {_identity(name): Role.RESPONDER for name in owner.members}
+    return members | {_identity(name): Role.APPROVER for name in owner.approvers}
+
+
+def _identity(name: str) -> str:
+    return Person(name, frozenset(), "").identity

@@ -7,7 +7,7 @@ clicker sends.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -29,18 +29,33 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
-_ORDER = list(Role)
+ORDER = list(Role)
+SKEW_S = 60.0
+"""A sign-in may look this much in the future: the identity provider's clock is not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A role over the workloads of some namespaces, with shell patterns (`research-*`)."""
+
+    role: Role
+    namespaces: tuple[str, ...]
+
+    def covers(self, namespace: str) -> bool:
+        return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
     """Who is asking, as a channel has authenticated them. `name` is one identity over all channels (an e-mail
-    address or a login); `signed_in_s` is when they last proved it, None where the channel cannot tell."""
+    address or a login); `roles` hold for the whole cluster, `grants` for some namespaces; `signed_in_s` is when
+    they last proved who they are, None where the channel cannot tell."""
 
     name: str
     roles: frozenset[Role]
     channel: str
     signed_in_s: float | None = None
+    grants: tuple[Grant, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -49,10 +64,20 @@ class Person:
 
     @property
     def role(self) -> Role:
-        return max(self.roles, key=_ORDER.index, default=Role.VIEWER)
+        """The highest that they have anywhere: for sentences and records, never for a decision."""
+        return max((*self.roles, *(grant.role for grant in self.grants)), key=ORDER.index, default=Role.VIEWER)
 
-    def may(self, needed: Role) -> bool:
-        return _ORDER.index(self.role) >= _ORDER.index(needed)
+    @property
+    def is_tenant(self) -> bool:
+        """Has no role over the cluster: sees what belongs to some namespaces, or nothing."""
+        return not self.roles
+
+    def may(self, needed: Role, namespaces: Collection[str] = ()) -> bool:
+        """Whether their role suffices over *all* of these namespaces; over the cluster where none is named."""
+        if any(ORDER.index(role) >= ORDER.index(needed) for role in self.roles):
+            return True
+        strong = [grant for grant in self.grants if ORDER.index(grant.role) >= ORDER.index(needed)]
+        return bool(namespaces) and all(any(grant.covers(name) for grant in strong) for name in namespaces)
 
 
 class Rule(StrEnum):
@@ -95,6 +120,17 @@ class ApprovalSettings(BaseModel):
     fresh_sign_in_s: float = Field(default=300.0, gt=0, description="How lately, in seconds.")
 
 
+def lacks(person: Person, needed: Role, doing: str, namespaces: Collection[str]) -> str:
+    """The refusal of somebody whose role does not reach. Names no namespace that they may not know of."""
+    if not person.is_tenant or not person.grants:
+        return f"You are {person.role}; {doing} needs the role {needed}."
+    own = [name for name in namespaces if any(grant.covers(name) for grant in person.grants)]
+    if namespaces and own and person.may(needed, own):
+        return f"It reaches beyond your team, so {doing} needs the role {needed} for the whole cluster."
+    where = "for your team's jobs" if own else "for the whole cluster"
+    return f"You are {person.role}; {doing} needs the role {needed} {where}."
+
+
 def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
     """The rule that a plan falls under: the strictest of its kind's, its places' and, if wide, the wide one."""
     named = policy.kinds.get(action.kind)
@@ -117,19 +153,30 @@ def _touched(action: Action) -> set[str]:
     return {str(action.target)} | {f"{kind}:{name}" for kind, names in named.items() for name in names}
 
 
-def may_not_approve(person: Person, action: Action, policy: ApprovalSettings, requester: str, now_s: float) -> str:
-    """Why a person may not approve a plan, as a sentence for them; empty where they may."""
+def may_not_approve(
+    person: Person,
+    action: Action,
+    policy: ApprovalSettings,
+    requester: str,
+    now_s: float,
+    namespaces: Collection[str] = (),
+) -> str:
+    """Why a person may not approve a plan that touches these namespaces, as a sentence for them; empty where they
+    may. Whether they may know of it at all is `agent.access`'s question, and asked before."""
     rule = rule_for(action, policy)
     if not person.identity:
         return "Nobody is signed in."
     if rule is Rule.NEVER:
         return f"Policy never lets nightshift carry out {action.kind}: it is advice, to be done by hand."
-    if not person.may(Role.APPROVER):
-        return f"You are {person.role}; approving needs the role approver."
+    if not person.may(Role.APPROVER, namespaces):
+        return lacks(person, Role.APPROVER, "approving", namespaces)
     if rule is Rule.TWO and person.identity == Person(requester, frozenset(), "").identity:
         return "You asked for this plan, so two other people have to approve it."
     if action.kind in policy.fresh_sign_in:
         age_s = float("inf") if person.signed_in_s is None else now_s - person.signed_in_s
-        if not 0 <= age_s <= policy.fresh_sign_in_s:
-            return f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s: sign in again."
+        if not -SKEW_S <= age_s <= policy.fresh_sign_in_s:
+            return (
+                f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s: sign in again in the "
+                f"console{' (a click in a chat does not show who clicks)' if person.signed_in_s is None else ''}."
+            )
     return ""

@@ -11,12 +11,13 @@ from fnmatch import fnmatchcase
 import sqlalchemy as sa
 
 from agent import audit
+from agent.access import Verb, may
 from agent.clock import Clock
 from agent.incident import Incident
-from agent.people import namespaces_of
-from agent.policy import Person, Role
+from agent.policy import Person
 from agent.store import Store
 from agent.tables import chat_messages, silences
+from agent.tenancy import namespaces_of
 from collectors.base import Permanent
 from detectors.base import Finding
 
@@ -46,8 +47,9 @@ class Silences:
     def add(self, matcher: str, for_s: float, by: Person, reason: str) -> Silence:
         """Raises Permanent, naming what is wrong, where the person, the matcher or the time does not do."""
         kind, colon, pattern = matcher.partition(":")
-        if not by.may(Role.RESPONDER) or not by.identity:
-            raise Permanent(f"You are {by.role}; a silence needs the role responder.")
+        own = [pattern] if kind == "namespace" and not set(pattern) & set("*?[") else []
+        if not (allowed := may(by, Verb.SILENCE, own)):
+            raise Permanent(allowed.reason)
         if not colon or kind not in _KINDS.replace(",", " ").split() or kind == "or" or not pattern:
             raise Permanent(f"matcher {matcher[:80]!r} is not KIND:PATTERN with KIND {_KINDS}")
         if pattern.strip("*?") == "":
@@ -65,8 +67,8 @@ class Silences:
 
     def end(self, number: int, by: Person) -> bool:
         """Ends a silence now; False where none of that number holds."""
-        if not by.may(Role.RESPONDER) or not by.identity:
-            raise Permanent(f"You are {by.role}; ending a silence needs the role responder.")
+        if not (allowed := may(by, Verb.SILENCE)):
+            raise Permanent(allowed.reason)
         now = self._clock.now_s()
         mine = (silences.c.number == number) & (silences.c.until_s > now)
         with self._store.database.write() as connection:

@@ -7,7 +7,7 @@ Writers lock the incident's row first and the audit log's head last, so that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -29,8 +29,10 @@ from agent.incident import (
 from agent.kept import Kept
 from agent.rca.diagnosis import Diagnosis
 from agent.records import dump
-from agent.tables import diagnoses, findings, incidents, plans, steps
+from agent.tables import diagnoses, findings, incidents, plans, steps, tenancies
+from agent.tenancy import Tenancy
 from collectors.base import Temporary
+from collectors.subject import Inventory
 from controllers.action import Action
 from detectors.base import Finding, Severity, State
 
@@ -77,8 +79,17 @@ class Position:
 class Store(Archive, Kept):
     """Incidents, and what the daemon keeps across restarts. Threads and processes may share one database."""
 
-    def __init__(self, url: str | Database, clock: Clock, *, fault_point: FaultPoint = _pass) -> None:
+    def __init__(
+        self,
+        url: str | Database,
+        clock: Clock,
+        *,
+        fault_point: FaultPoint = _pass,
+        inventory: Inventory | None = None,
+    ) -> None:
+        """`inventory`: who held a piece of hardware, for whose incident it is; without: what names say."""
         Kept.__init__(self, url if isinstance(url, Database) else Database(url), clock)
+        self._tenancy = Tenancy(inventory)
         self.audit = audit.AuditLog(self.database)
         self._fault_point = fault_point
 
@@ -180,6 +191,7 @@ class Store(Archive, Kept):
         if old is not None:
             connection.execute(sa.update(findings).where(mine).values(values))
             return False
+        self._touch_tenants(connection, number, self._tenancy.of(finding.subject, finding.since.t_s, now))
         values |= {
             "incident": number,
             "episode": finding.episode,
@@ -191,6 +203,12 @@ class Store(Archive, Kept):
         }
         connection.execute(sa.insert(findings).values(values))
         return True
+
+    def _touch_tenants(self, connection: Connection, number: int, namespaces: Iterable[str]) -> None:
+        """Notes whose jobs an incident touches; what was once noted stays."""
+        known = sa.select(tenancies.c.namespace).where(tenancies.c.incident == number)
+        for name in sorted(set(namespaces) - set(connection.execute(known).scalars())):
+            connection.execute(sa.insert(tenancies).values(incident=number, namespace=name))
 
     def _refresh(self, connection: Connection, number: int) -> None:
         """Keeps `clear_since_s` and `news` in step with the findings."""
@@ -318,6 +336,7 @@ class Store(Archive, Kept):
             row = {"incident": number, "plan_sha256": action.plan_sha256, "attempt": incident.attempt + 1}
             row |= {"at_s": now, "reason": reason, "body": dump(action)}
             connection.execute(sa.insert(plans).values(row))
+            self._touch_tenants(connection, number, self._tenancy.of_action(action, now))
             body = {"plan_sha256": action.plan_sha256, "plan": action.to_json(), "reason": reason}
             audit.append(connection, at_s=now, kind="plan", by=by, incident=number, body=body)
 

@@ -81,6 +81,14 @@ diagnoses = Table(
     sqlite_autoincrement=True,
 )
 
+tenancies = Table(
+    "tenancies",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("namespace", Text, primary_key=True, doc="whose jobs the incident touches"),
+    Index("tenancies_by_namespace", "namespace", "incident"),
+)
+
 plans = Table(
     "plans",
     metadata,
@@ -202,4 +210,19 @@ silences = Table(
     Column("at_s", Float, nullable=False),
     Column("until_s", Float, nullable=False),
     sqlite_autoincrement=True,
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id_sha256", Text, primary_key=True, doc="of the cookie's value, which is kept nowhere"),
+    Column("person", Text, nullable=False),
+    Column("how", Text, nullable=False, doc="token or oidc"),
+    Column("groups", Text, nullable=False, doc="JSON list of what the identity provider said"),
+    Column("provider_subject", Text, doc="the identity provider's `sub`"),
+    Column("provider_session", Text, doc="and its `sid`, for back-channel logout"),
+    Column("since_s", Float, nullable=False, doc="wall time of the sign-in"),
+    Column("proved_s", Float, nullable=False, doc="wall time at which the person last proved who they are"),
+    Column("until_s", Float, nullable=False),
+    Index("sessions_by_person", "person"),
 )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from agent.incident import Incident
-from agent.people import Directory, namespaces_of
+from agent.people import Directory
 from agent.slack.settings import Settings
+from agent.tenancy import namespaces_of
 from collectors.subject import Subject, SubjectKind
 from detectors.base import Severity
 
@@ -23,26 +24,26 @@ class Hold:
     why: str
 
 
-def namespaces(incident: Incident) -> list[str]:
-    """The namespaces that an incident is about: of what alarmed, and of whom the plan would hit."""
-    subjects: list[Subject] = list(incident.subjects)
-    diagnosis, action = incident.diagnosis, incident.action
-    if diagnosis is not None and "job" in diagnosis.facts:
-        subjects.append(Subject(SubjectKind.JOB, str(diagnosis.facts["job"])))
-    if action is not None:
-        subjects += [Subject(SubjectKind.JOB, name) for name in action.blast_radius.jobs]
-    return namespaces_of(subjects)
-
-
 def channel_of(incident: Incident, settings: Settings, directory: Directory) -> str:
-    """One channel: the first route that fits, else the owner's, else the default. Never two."""
+    """One channel: the first route that fits, else the owner's, else the default. Never two.
+
+    An owner's channel gets only what is the owner's alone: what touches several teams' jobs goes to the default
+    channel, or one team would read of another's."""
     spaces = namespaces(incident)
     for route in settings.routes:
         severe = not route.severities or incident.severity in route.severities
         if severe and (not route.namespaces or _any_fits(spaces, route.namespaces)):
             return route.channel
-    owner = directory.owner(spaces)
-    return owner.slack_channel if owner is not None and owner.slack_channel else settings.channel
+    channels = {owner.slack_channel if (owner := directory.owner([name])) else "" for name in spaces}
+    return (channels.pop() if len(channels) == 1 else "") or settings.channel
+
+
+def namespaces(incident: Incident) -> list[str]:
+    """The namespaces that an incident is about: whose jobs it touches, and the job that its diagnosis names."""
+    named = []
+    if incident.diagnosis is not None and "job" in incident.diagnosis.facts:
+        named = namespaces_of([Subject(SubjectKind.JOB, str(incident.diagnosis.facts["job"]))])
+    return list(dict.fromkeys([*namespaces_of(incident.subjects), *named, *incident.namespaces]))
 
 
 def hold(incident: Incident, settings: Settings, now_s: float) -> Hold | None:
