@@ -14,6 +14,9 @@ QUARANTINE = "nightshift.dev/quarantined-gpus"
 QUARANTINE_LABEL = "nightshift.dev/quarantined"
 """Label of a node with at least one quarantined GPU, for schedulers' node affinity."""
 
+REPAIR_LABEL = "nightshift.dev/repair"
+"""Label of our own repair Jobs and their pods."""
+
 
 def path(name: str) -> str:
     return f"/api/v1/nodes/{name}"
@@ -48,6 +51,8 @@ def evictable(kube: KubeClient, node: str) -> list[Object]:
 
 def _must_move(pod: Object) -> bool:
     meta = pod["metadata"]
+    if REPAIR_LABEL in (meta.get("labels") or {}):
+        return False  # the pod that repairs this very node
     if "kubernetes.io/config.mirror" in (meta.get("annotations") or {}):
         return False
     if any(r.get("controller") and r["kind"] == "DaemonSet" for r in meta.get("ownerReferences") or []):

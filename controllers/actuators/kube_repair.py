@@ -338,7 +338,7 @@ class KubernetesRepairActuator:
         meta = {
             "name": name,
             "annotations": {"nightshift.dev/action-id": action.id},
-            "labels": {"app.kubernetes.io/part-of": "nightshift", "nightshift.dev/repair": str(action.kind)},
+            "labels": {"app.kubernetes.io/part-of": "nightshift", kube_nodes.REPAIR_LABEL: str(action.kind)},
         }
         spec = {
             "backoffLimit": 0,

@@ -91,12 +91,13 @@ def refused(kube: KubeClient, kinds: Sequence[ActionKind], *, own_namespace: str
     jobs only Kubernetes's own kind is asked for, since others need their operator. Raises Temporary or
     Permanent."""
     native = ("", KINDS[0].api.split("/")[1])
-    found = [str(right) for right in needed(kinds) if right.group in native and not _is_allowed(kube, right)]
+    found = [str(right) for right in needed(kinds) if right.group in native and not is_allowed(kube, right)]
     own = dict.fromkeys(right for kind in kinds for right in sorted(OWN_RIGHTS.get(kind, frozenset())))
-    return found + [f"{right} in {own_namespace}" for right in own if not _is_allowed(kube, right, own_namespace)]
+    return found + [f"{right} in {own_namespace}" for right in own if not is_allowed(kube, right, own_namespace)]
 
 
-def _is_allowed(kube: KubeClient, right: Right, namespace: str = "") -> bool:
+def is_allowed(kube: KubeClient, right: Right, namespace: str = "") -> bool:
+    """Asks the API server whether this identity has a right. Raises Temporary or Permanent."""
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

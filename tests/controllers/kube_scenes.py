@@ -1,39 +1,82 @@
-"""Jobs and their pods on a cluster without a Job controller, for tests of actions that take several calls."""
+"""Jobs and their pods for tests of actions that take several calls: with the cluster's own Job controller, ours or
+a real one, or without any."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from kubernetes import client, config
 
 from collectors.base import Temporary
+from collectors.kube_api import Busy
+from controllers.action import Action, Outcome
+from controllers.actuators import kube_rights
 from controllers.actuators.kube_client import KubeClient
+from controllers.actuators.kube_repair import KubernetesRepairActuator
 from controllers.actuators.kube_rights import Right
-from tests.kubernetes_api.cluster import Cluster
+from controllers.actuators.kubernetes import KubernetesActuator
+from tests.kubernetes_api.cluster import MARK, PATIENCE_S, Cluster, eventually
 
 
-def finished(act: Callable[[], Any], between: Callable[[], None] = lambda: None, rounds: int = 5) -> Any:
+class Patient(KubernetesActuator):
+    """Comes again where the object was written meanwhile, as the lifecycle does: on a real cluster controllers
+    write to nodes and jobs, too."""
+
+    def execute(self, action: Action) -> Outcome:
+        return _unconflicted(lambda: KubernetesActuator.execute(self, action))
+
+    def undo(self, action: Action) -> Outcome:
+        return _unconflicted(lambda: KubernetesActuator.undo(self, action))
+
+
+class PatientRepair(KubernetesRepairActuator):
+    """The same for repairs."""
+
+    def execute(self, action: Action) -> Outcome:
+        return _unconflicted(lambda: KubernetesRepairActuator.execute(self, action))
+
+
+def _unconflicted(act: Callable[[], Outcome], tries: int = 8) -> Outcome:
+    for _ in range(tries - 1):
+        try:
+            return act()
+        except Busy as error:
+            if error.status != 409:
+                raise
+    return act()
+
+
+def finished(act: Callable[[], Any], between: Callable[[], None] = lambda: None) -> Any:
     """Calls until the action is no longer under way."""
-    for _ in range(rounds):
+    end = time.monotonic() + PATIENCE_S
+    while True:
         try:
             return act()
         except Temporary:
+            if time.monotonic() > end:
+                raise
             between()
-    raise AssertionError(f"still under way after {rounds} calls")
+            time.sleep(0.02)
 
 
 def job(cluster: Cluster, name: str, nodes: list[str]) -> str:
-    """A Job whose pods run on the given nodes, without a Job controller."""
+    """A Job whose pods run on the given nodes: its controller makes them, and we are scheduler and kubelets."""
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "registry.invalid/none"}]}}
     body = {
         "metadata": {"name": name},
         "spec": {"parallelism": len(nodes), "completions": len(nodes), "template": template},
     }
     made = client.BatchV1Api(cluster.api).create_namespaced_job(cluster.namespace, body)
+    labels = {"batch.kubernetes.io/job-name": name}
+    if cluster.controlled:
+        pods = cluster.made_pods(f"batch.kubernetes.io/job-name={name}", len(nodes))
+        for pod, node in zip(pods, nodes, strict=True):
+            cluster.binds(pod, node)
+        return f"{cluster.namespace}/{name}"
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made.metadata.uid, "controller": True}
     for rank, node in enumerate(nodes):
-        labels = {"batch.kubernetes.io/job-name": name}
         cluster.pod(f"{name}-{rank}", node, labels=labels, ownerReferences=[owner])
     return f"{cluster.namespace}/{name}"
 
@@ -60,8 +103,9 @@ def client_with(
     rbac = client.RbacAuthorizationV1Api(cluster.api)
     subject = {"kind": "ServiceAccount", "name": name, "namespace": cluster.namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
-    rbac.create_cluster_role({"metadata": {"name": name}, "rules": rules})
-    rbac.create_cluster_role_binding({"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
+    meta = {"name": name, "labels": {MARK: "role"}}
+    rbac.create_cluster_role({"metadata": meta, "rules": rules})
+    rbac.create_cluster_role_binding({"metadata": meta, "roleRef": role, "subjects": [subject]})
     if own is not None:
         here = {**role, "kind": "Role"}
         rbac.create_namespaced_role(cluster.namespace, {"metadata": {"name": name}, "rules": own})
@@ -73,7 +117,12 @@ def client_with(
     token = cluster.core.create_namespaced_service_account_token(name, cluster.namespace, request).status.token
     names = [user["name"] for user in cluster.kubeconfig["users"]]
     kubeconfig = {**cluster.kubeconfig, "users": [{"name": names[0], "user": {"token": token}}]}
-    return KubeClient(config.new_client_from_config_dict(kubeconfig))
+    kube = KubeClient(config.new_client_from_config_dict(kubeconfig))
+    for rule, namespace in [(rules[-1], ""), *((rule, cluster.namespace) for rule in (own or [])[-1:])]:
+        plural, _, sub = rule["resources"][-1].partition("/")
+        right = Right(rule["verbs"][-1], rule["apiGroups"][0], plural, sub)
+        eventually(lambda: kube_rights.is_allowed(kube, right, namespace), f"{right} permitted")  # noqa: B023
+    return kube
 
 
 def rules_of(rights: frozenset[Right]) -> list[dict[str, list[str]]]:
@@ -120,22 +169,31 @@ def repair_job_ends(cluster: Cluster, how: str = "Complete", *, suffix: str = ""
     names = [n for n in repair_jobs(cluster) if n.endswith("-check") == (suffix == "-check")]
     name = names[-1]
     now = "2026-11-21T12:00:00Z"
+    batch = client.BatchV1Api(cluster.api)
+    if cluster.controlled:
+        (pod,) = cluster.made_pods(f"batch.kubernetes.io/job-name={name}", 1)
+        _pod_ends(cluster, pod, {"Complete": "Succeeded", "Failed": "Failed"}[how], said)
+
+        def has_ended() -> bool:
+            found = batch.read_namespaced_job(name, cluster.namespace).status.conditions or []
+            return any(c.type == how and c.status == "True" for c in found)
+
+        eventually(has_ended, f"Job {name} {how}")
+        return
     if said:
-        labels = {"batch.kubernetes.io/job-name": name}
-        pod = cluster.pod(f"{name}-p", labels=labels, ready=False)
-        state = {"terminated": {"exitCode": 3, "message": said}}
-        container = {
-            "name": "main",
-            "image": "i",
-            "imageID": "i",
-            "ready": False,
-            "restartCount": 0,
-            "state": state,
-        }
-        status = {"phase": "Failed", "containerStatuses": [container]}
-        cluster.core.patch_namespaced_pod_status(pod, cluster.namespace, {"status": status})
+        pod = cluster.pod(f"{name}-p", labels={"batch.kubernetes.io/job-name": name}, ready=False)
+        _pod_ends(cluster, pod, "Failed", said)
     before = [{"type": {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[how], "status": "True"}]
     conditions = [{**c, "lastTransitionTime": now} for c in [*before, {"type": how, "status": "True"}]]
     status = {"conditions": conditions, "startTime": now}
     status |= {"completionTime": now} if how == "Complete" else {}
-    client.BatchV1Api(cluster.api).patch_namespaced_job_status(name, cluster.namespace, {"status": status})
+    batch.patch_namespaced_job_status(name, cluster.namespace, {"status": status})
+
+
+def _pod_ends(cluster: Cluster, pod: str, phase: str, said: str) -> None:
+    """What a kubelet says of a pod that has ended, and what its container left as its last word."""
+    state = {"terminated": {"exitCode": 0 if phase == "Succeeded" else 3, "message": said}}
+    found = cluster.core.read_namespaced_pod(pod, cluster.namespace).spec.containers[0]
+    container = {"name": found.name, "image": found.image, "imageID": "i", "ready": False, "restartCount": 0}
+    status = {"phase": phase, "containerStatuses": [{**container, "state": state}]}
+    cluster.core.patch_namespaced_pod_status(pod, cluster.namespace, {"status": status})

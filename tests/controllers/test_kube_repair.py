@@ -17,8 +17,10 @@ from controllers.action import Action, ActionKind, Actuator, BlastRadius, Outcom
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_repair import AGENT_PAUSED, PAUSED, KubernetesRepairActuator, RepairSettings
 from controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from controllers.actuators.kubernetes import KubernetesSettings
 from tests.controllers.kube_scenes import (
+    Patient,
+    PatientRepair,
     boots,
     client_with,
     job,
@@ -27,6 +29,7 @@ from tests.controllers.kube_scenes import (
     rules_of,
     stop_pods,
 )
+from tests.controllers.kube_scenes import finished as scenes_finished
 from tests.kubernetes_api.cluster import Cluster
 
 S = OutcomeStatus
@@ -50,7 +53,7 @@ def clock() -> Clock:
 @pytest.fixture
 def actuator(cluster: Cluster, clock: Clock) -> KubernetesRepairActuator:
     settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0, job_timeout_s=600)
-    return KubernetesRepairActuator(settings, KubeClient(cluster.api), now_s=clock)
+    return PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
 
 
 def plan(kind: ActionKind, target: Subject, node: str, *, jobs: tuple[str, ...] = ()) -> Action:
@@ -81,12 +84,7 @@ def waits(actuator: KubernetesRepairActuator, action: Action, match: str) -> Non
 
 
 def finished(actuator: KubernetesRepairActuator, action: Action, between: Callable[[], None]) -> Outcome:
-    for _ in range(12):
-        try:
-            return actuator.execute(action)
-        except UnderWay:
-            between()
-    raise AssertionError("still under way")
+    return scenes_finished(lambda: actuator.execute(action), between)
 
 
 def test_it_fulfils_the_actuator_contract(actuator: KubernetesRepairActuator) -> None:
@@ -99,8 +97,6 @@ def test_a_gpu_is_emptied_and_released_before_it_is_reset_and_checked_before_it_
 ) -> None:
     """Its job stops whole; the device plugin, which was on, is paused and waited for; what was off stays off;
     after reset and check everything is as before."""
-    if cluster.server is None:
-        pytest.skip("a real Job controller would make pods of its own")
     node = cluster.node(labels={PLUGIN: "true", "nvidia.com/gpu.deploy.dcgm": "false"})
     held = job(cluster, "train", [node])
     plugin = cluster.pod("plugin", node, labels={"app": "nvidia-device-plugin-daemonset"})
@@ -137,8 +133,6 @@ def test_a_gpu_that_somebody_holds_is_not_reset_and_the_holder_is_named(
     cluster: Cluster, actuator: KubernetesRepairActuator
 ) -> None:
     """The Job's words reach the person; components come back, the node stays out of use."""
-    if cluster.server is None:
-        pytest.skip("a real Job controller sets the status itself")
     node = cluster.node(labels={PLUGIN: "true"})
     action = reset(node)
     waits(actuator, action, "works on")
@@ -155,8 +149,6 @@ def test_a_gpu_that_somebody_holds_is_not_reset_and_the_holder_is_named(
 
 
 def test_a_failed_check_keeps_the_node_out_of_use(cluster: Cluster, actuator: KubernetesRepairActuator) -> None:
-    if cluster.server is None:
-        pytest.skip("a real Job controller sets the status itself")
     node = cluster.node()
     action = reset(node)
     waits(actuator, action, "works on")
@@ -172,8 +164,6 @@ def test_a_node_is_drained_rebooted_once_and_proved_by_its_boot_id(
     cluster: Cluster, actuator: KubernetesRepairActuator, clock: Clock
 ) -> None:
     """The pod that asks for the reboot dies with it, which proves nothing: another boot id and readiness do."""
-    if cluster.server is None:
-        pytest.skip("a real Job controller sets the status itself")
     node = cluster.node()
     boots(cluster, node, "boot-1")
     cluster.pod("single", node)
@@ -199,8 +189,6 @@ def test_a_node_is_drained_rebooted_once_and_proved_by_its_boot_id(
 def test_a_node_that_does_not_reboot_is_given_to_a_person(
     cluster: Cluster, actuator: KubernetesRepairActuator, clock: Clock
 ) -> None:
-    if cluster.server is None:
-        pytest.skip("a real Job controller sets the status itself")
     node = cluster.node()
     boots(cluster, node, "boot-1")
     action = reboot(node)
@@ -215,8 +203,6 @@ def test_a_node_that_does_not_reboot_is_given_to_a_person(
 
 def test_a_reboot_that_could_not_be_proved_is_refused(cluster: Cluster, actuator: KubernetesRepairActuator) -> None:
     """Without a boot id before, there would be no telling afterwards."""
-    if cluster.server is None:
-        pytest.skip("a real server sets node status itself")
     with pytest.raises(Permanent, match="boot id"):
         actuator.execute(reboot(cluster.node()))
 
@@ -225,12 +211,10 @@ def test_a_reboot_that_could_not_be_proved_is_refused(cluster: Cluster, actuator
 def test_the_cordon_of_a_person_outlives_the_repair_and_ours_does_not(
     cluster: Cluster, actuator: KubernetesRepairActuator, by: str
 ) -> None:
-    if cluster.server is None:
-        pytest.skip("a real Job controller sets the status itself")
     node = cluster.node(unschedulable=by == "a person")
     if by == "Nightshift":
         ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
-        KubernetesActuator(KubernetesSettings(), KubeClient(cluster.api)).execute(ours)
+        Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(ours)
     action = reset(node)
     waits(actuator, action, "works on")
     repair_job_ends(cluster)
@@ -277,7 +261,7 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     """Those of its kind, and Jobs in its own namespace; each one was used, save those on operators' kinds of
     jobs."""
     if cluster.server is None:
-        pytest.skip("needs to see what was asked, and a Job controller that does nothing")
+        pytest.skip("needs to see what was asked")
     other = Cluster(cluster.kubeconfig, cluster.api, "elsewhere", cluster.server)
     cluster.core.create_namespace({"metadata": {"name": "elsewhere"}})
     kube = client_with(cluster, rules_of(RIGHTS[kind]), rules_of(OWN_RIGHTS[kind]))

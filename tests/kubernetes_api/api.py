@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 import random
-import secrets
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +13,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from . import apply, disruption, patches, validate
+from .controllers import Controllers, admit
+from .custom import serve
+from .defaults import fill_in
 from .errors import ApiError, invalid, modified, not_found
+from .garbage import dependents
+from .reading import Reading
 from .resources import BUILT_IN, Resource
-from .selectors import Match, fields, labels
-from .storage import Object, Storage
+from .storage import Object
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 _WITHOUT_GENERATION = {"Node", "ConfigMap", "Secret", "ServiceAccount", "Event", "Namespace", "Lease"}
-_MAX_CONTINUES = 200
 
 
 @dataclass(frozen=True)
@@ -37,77 +39,23 @@ def timestamp(now: datetime) -> str:
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class Api:
-    """Verbs over `Storage`. `clock` gives the server's time (UTC), so that tests can move it."""
+class Api(Reading):
+    """Verbs over `Storage`. `clock` gives the server's time (UTC), so that tests can move it; with `lag_s`
+    controllers and caches are late, as a real cluster's are."""
 
-    def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self.storage, self.clock = Storage(), clock
+    def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC), *, lag_s: float = 0.0) -> None:
+        super().__init__()
+        self.clock = clock
         self.resources: dict[tuple[str, str], Resource] = {r.key: r for r in BUILT_IN}
         self.by_kind = {r.kind: r for r in BUILT_IN}
-        self._continues: dict[str, tuple[list[Object], int]] = {}
+        self.controllers = Controllers(self, lag_s)
+        self._seen_from: dict[str, float] = {}
         for name in ("default", "kube-system", "kube-public", "kube-node-lease"):
             self.create(self.by_kind["Namespace"], "", {"metadata": {"name": name}}, Options("kube-apiserver"))
 
     @property
     def now(self) -> str:
         return timestamp(self.clock())
-
-    # reading
-
-    def read(self, resource: Resource, namespace: str, name: str) -> Object:
-        found = self.storage.get(resource, namespace, name)
-        if found is None:
-            raise not_found(resource.qualified, name)
-        return found
-
-    def match(self, resource: Resource, query: dict[str, str]) -> Match:
-        by_label, by_field = (
-            labels(query.get("labelSelector", "")),
-            fields(resource.kind, query.get("fieldSelector", "")),
-        )
-        return lambda obj: by_label(obj) and by_field(obj)
-
-    def list(self, resource: Resource, namespace: str | None, query: dict[str, str]) -> Object:
-        """A consistent list: pages that follow a `continue` token come from the first page's snapshot."""
-        token = query.get("continue", "")
-        with self.storage.lock:
-            if token:
-                if token not in self._continues:
-                    raise ApiError(
-                        "Expired",
-                        "The provided continue parameter is too old to display a consistent list "
-                        "result. You can start a new list without the continue parameter, or use the continue "
-                        "token in this response to retrieve the remainder of the results.",
-                    )
-                items, version = self._continues[token]
-            else:
-                matches = self.match(resource, query)
-                items = [o for o in self.storage.all(resource, namespace) if matches(o)]
-                version = self.storage.version
-            limit = int(query.get("limit", "0") or 0)
-            meta: Object = {"resourceVersion": str(version)}
-            if limit and len(items) > limit:
-                rest = items[limit:]
-                while len(self._continues) >= _MAX_CONTINUES:
-                    self._continues.pop(next(iter(self._continues)))
-                following = base64.urlsafe_b64encode(secrets.token_bytes(24)).decode()
-                self._continues[following] = (rest, version)
-                meta |= {"continue": following, "remainingItemCount": len(rest)}
-                items = items[:limit]
-            shown = [
-                {k: v for k, v in o.items() if resource.custom or k not in ("kind", "apiVersion")} for o in items
-            ]
-        return {
-            "kind": f"{resource.kind}List",
-            "apiVersion": resource.api_version,
-            "metadata": meta,
-            "items": shown,
-        }
-
-    def forget_continues(self) -> None:
-        """As compaction does to unfinished lists."""
-        with self.storage.lock:
-            self._continues.clear()
 
     # writing
 
@@ -135,9 +83,13 @@ class Api:
                 meta["generation"] = 1
             if resource.status and not resource.keeps_status_on_create:
                 obj.pop("status", None)
-            self._default(resource, obj)
+            fill_in(resource, obj)
+            admit(resource.kind, obj)
+            self._check_account(resource, namespace, obj)
             validate.content(resource, obj, None)
             apply.track_update(resource.kind, None, obj, options.manager, self.now)
+            if self.controllers.lag_s and resource.group == "rbac.authorization.k8s.io":
+                self._seen_from[obj["metadata"]["uid"]] = time.monotonic() + self.controllers.lag_s
             return self._store(resource, obj, options)
 
     def update(
@@ -218,7 +170,9 @@ class Api:
             created["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": self.now}
             if resource.kind not in _WITHOUT_GENERATION:
                 created["metadata"]["generation"] = 1
-            self._default(resource, created)
+            fill_in(resource, created)
+            admit(resource.kind, created)
+            self._check_account(resource, namespace, created)
             validate.content(resource, created, None)
             merged = apply.apply(resource.kind, None, applied, options.manager, options.force, self.now)
             created["metadata"]["managedFields"] = merged["metadata"]["managedFields"]
@@ -304,7 +258,12 @@ class Api:
             if options.dry_run:
                 return obj
             policy = body.get("propagationPolicy") or ("Orphan" if resource.kind == "Job" else "Background")
-            self._dependents(obj, policy, options)
+            for item_resource, item, kept in dependents(self.storage, self.resources, obj, policy):
+                meta = item["metadata"]
+                if kept is not None:
+                    self._store(item_resource, {**item, "metadata": {**meta, "ownerReferences": kept}}, options)
+                else:
+                    self.delete(item_resource, meta.get("namespace", ""), meta["name"], {}, options)
             grace = self._grace_s(resource, obj, body.get("gracePeriodSeconds"))
             if grace or obj["metadata"].get("finalizers"):
                 if (
@@ -315,6 +274,9 @@ class Api:
                     obj["metadata"]["deletionGracePeriodSeconds"] = grace
                     obj = self._store(resource, obj, options)
                 return obj
+            if resource.kind == "Namespace" and self.controllers.lag_s:
+                obj["metadata"].setdefault("deletionTimestamp", self.now)
+                return self._store(resource, {**obj, "status": {"phase": "Terminating"}}, options)
             self._remove(resource, obj, options)
             details = {"name": name, "kind": resource.plural, "uid": obj["metadata"]["uid"]}
             if resource.group:
@@ -406,37 +368,6 @@ class Api:
         if version and version != before["metadata"]["resourceVersion"]:
             raise modified(resource.qualified, before["metadata"]["name"])
 
-    def _default(self, resource: Resource, obj: Object) -> None:
-        spec = obj.get("spec") or {}
-        match resource.kind:
-            case "Pod":
-                for key, value in (
-                    ("restartPolicy", "Always"),
-                    ("terminationGracePeriodSeconds", 30),
-                    ("schedulerName", "default-scheduler"),
-                    ("serviceAccountName", "default"),
-                    ("dnsPolicy", "ClusterFirst"),
-                ):
-                    spec.setdefault(key, value)
-                obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-            case "Namespace":
-                obj["spec"] = {"finalizers": ["kubernetes"]}
-                obj["status"] = {"phase": "Active"}
-                obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
-            case "Job":
-                for key, value in (
-                    ("parallelism", 1),
-                    ("completions", 1),
-                    ("backoffLimit", 6),
-                    ("suspend", False),
-                    ("completionMode", "NonIndexed"),
-                ):
-                    spec.setdefault(key, value)
-            case "CustomResourceDefinition":
-                obj["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
-        if resource.status and spec:
-            obj["spec"] = spec
-
     def _store(self, resource: Resource, obj: Object, options: Options) -> Object:
         if options.dry_run:
             return obj
@@ -454,53 +385,38 @@ class Api:
                 for item in list(self.storage.all(other, gone["metadata"]["name"])) if other.namespaced else []:
                     self.storage.remove(other, item["metadata"]["namespace"], item["metadata"]["name"])
         if resource.kind == "CustomResourceDefinition":
-            self._serve_custom(gone, gone=True)
+            serve(self.resources, gone, gone=True)
         return gone
 
     def _react(self, resource: Resource, obj: Object) -> None:
-        """The parts of controller-manager that tests rely on."""
-        if resource.kind in ("Pod", "PodDisruptionBudget"):
-            pods, budgets = self.by_kind["Pod"], self.by_kind["PodDisruptionBudget"]
-            for budget in list(self.storage.all(budgets, obj["metadata"]["namespace"])):
-                disruption.update_status(self.storage, pods, budgets, budget, self.now)
-        elif resource.kind == "CustomResourceDefinition":
-            self._serve_custom(obj)
+        if resource.kind == "CustomResourceDefinition":
+            serve(self.resources, obj)
+        if not resource.custom:
+            self.controllers.react(resource.kind, obj)
 
-    def _serve_custom(self, definition: Object, *, gone: bool = False) -> None:
-        spec = definition["spec"]
-        for version in spec["versions"]:
-            schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
-            parts = dict(schema.get("properties", {}))
-            resource = Resource(
-                spec["group"],
-                version["name"],
-                spec["names"]["plural"],
-                spec["names"]["kind"],
-                namespaced=spec["scope"] == "Namespaced",
-                status="status" in (version.get("subresources") or {}),
-                unconditional_update=False,
-                custom=True,
-                schema=tuple(parts.items()),
+    def add(self, kind: str, namespace: str, body: Object, manager: str) -> Object:
+        """A create by a controller."""
+        return self.create(self.by_kind[kind], namespace, body, Options(manager))
+
+    def take(self, kind: str, namespace: str, name: str, manager: str, resource: Resource | None = None) -> Object:
+        """A delete by a controller."""
+        return self.delete(resource or self.by_kind[kind], namespace, name, {}, Options(manager))
+
+    def is_seen(self, obj: Object) -> bool:
+        """Whether the authorizer's cache has this role or binding already."""
+        return time.monotonic() >= self._seen_from.get(obj["metadata"]["uid"], 0.0)
+
+    def _check_account(self, resource: Resource, namespace: str, obj: Object) -> None:
+        """The ServiceAccount admission plugin: no pod before its account."""
+        if resource.kind != "Pod":
+            return
+        name = obj["spec"]["serviceAccountName"]
+        if self.storage.get(self.by_kind["ServiceAccount"], namespace, name) is None:
+            message = (
+                f'pods "{obj["metadata"]["name"]}" is forbidden: error looking up service account '
+                f'{namespace}/{name}: serviceaccount "{name}" not found'
             )
-            if gone:
-                self.resources.pop(resource.key, None)
-            elif version.get("served"):
-                self.resources[resource.key] = resource
-
-    def _dependents(self, owner: Object, policy: str, options: Options) -> None:
-        """Garbage collection by owner UID (kubernetes.io/docs/concepts/architecture/garbage-collection)."""
-        uid = owner["metadata"]["uid"]
-        for resource in list(self.resources.values()):
-            for item in list(self.storage.all(resource)):
-                references = item["metadata"].get("ownerReferences") or []
-                if not any(reference.get("uid") == uid for reference in references):
-                    continue
-                meta = item["metadata"]
-                if policy == "Orphan":
-                    kept = [r for r in references if r.get("uid") != uid]
-                    self._store(resource, {**item, "metadata": {**meta, "ownerReferences": kept}}, options)
-                else:
-                    self.delete(resource, meta.get("namespace", ""), meta["name"], {}, options)
+            raise ApiError("Forbidden", message)
 
 
 def _without_managed(obj: Object) -> str:

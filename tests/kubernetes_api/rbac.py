@@ -5,6 +5,7 @@ Source: kubernetes.io/docs/reference/access-authn-authz/rbac; wording of 403 as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .errors import ApiError
@@ -45,8 +46,9 @@ class Attributes:
 
 
 class Authorizer:
-    def __init__(self, storage: Storage, resources: dict[str, Resource]) -> None:
-        self._storage, self._kinds = storage, resources
+    def __init__(self, storage: Storage, resources: dict[str, Resource], is_seen: Callable[[Object], bool]) -> None:
+        """`is_seen`: whether the authorizer's cache has this role or binding already."""
+        self._storage, self._kinds, self._is_seen = storage, resources, is_seen
 
     def allowed(self, user: User, what: Attributes) -> bool:
         if user.is_master:
@@ -54,7 +56,7 @@ class Authorizer:
         for kind, namespace in (("ClusterRoleBinding", None), ("RoleBinding", what.namespace or None)):
             if kind == "RoleBinding" and namespace is None:
                 continue
-            for binding in self._storage.all(self._kinds[kind], namespace):
+            for binding in filter(self._is_seen, self._storage.all(self._kinds[kind], namespace)):
                 if any(_is_subject(s, user, binding) for s in binding.get("subjects") or []) and any(
                     _covers(rule, what) for rule in self._rules(binding)
                 ):

@@ -9,10 +9,7 @@ What has no route answers 501 NotImplemented and says so.
 from __future__ import annotations
 
 import base64
-import contextlib
-import json
 import re
-import socket
 import ssl
 import tempfile
 import threading
@@ -20,20 +17,20 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlsplit
-
-import yaml
 
 from tests.certificates import self_signed
 
-from . import openapi, protobuf
+from . import openapi
 from .api import Api, Options, timestamp
 from .errors import ApiError
-from .faults import STATUS, Fault, Faults
+from .faults import Faults
+from .handler import Handler
+from .query import delete_options, is_true
+from .query import options as options_of
 from .rbac import ADMIN, Attributes, Authorizer, User, service_account
 from .resources import Resource
 from .storage import Change, Object
@@ -43,6 +40,21 @@ _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
     r"(?:/namespaces/(?P<namespace>[^/]+))?(?:/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?)?"
 )
+VERSION = {
+    "major": "1",
+    "minor": "36",
+    "emulationMajor": "1",
+    "emulationMinor": "36",
+    "minCompatibilityMajor": "1",
+    "minCompatibilityMinor": "35",
+    "gitVersion": "v1.36.2",
+    "gitCommit": "0" * 40,
+    "gitTreeState": "clean",
+    "buildDate": "2026-06-01T00:00:00Z",
+    "goVersion": "go1.26",
+    "compiler": "gc",
+    "platform": "linux/amd64",
+}
 _REVIEWS = ("selfsubjectaccessreviews", "subjectaccessreviews", "selfsubjectreviews")
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
@@ -60,15 +72,17 @@ class ApiServer:
 
     admin_token = "admin"
 
-    def __init__(self, api: Api | None = None, *, tls: bool = False) -> None:
-        """`tls`: serve by TLS with a certificate of its own; client-go sends tokens over nothing else."""
+    def __init__(self, api: Api | None = None, *, tls: bool = False, port: int = 0, latency_s: float = 0.0) -> None:
+        """`tls`: serve by TLS with a certificate of its own; client-go sends tokens over nothing else.
+        `latency_s`: how long each answer takes."""
         self.api = api or Api()
-        self.authorizer = Authorizer(self.api.storage, self.api.by_kind)
+        self.authorizer = Authorizer(self.api.storage, self.api.by_kind, self.api.is_seen)
         self.tokens: dict[str, tuple[User, datetime | None]] = {self.admin_token: (ADMIN, None)}
         self.requests: list[tuple[User, Attributes]] = []
         self.faults = Faults()
+        self.latency_s = latency_s
         self.stopping = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._http.daemon_threads = True
         self._authority = ""
         if tls:
@@ -103,6 +117,7 @@ class ApiServer:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+        self.api.controllers.close()
 
     def kubeconfig(self, token: str | None = None) -> dict[str, Any]:
         trust = {"certificate-authority-data": self._authority} if self._authority else {}
@@ -145,7 +160,7 @@ class ApiServer:
     def authorise(self, user: User, method: str, route: Route, query: dict[str, str]) -> None:
         verb = _VERBS[method]
         if not route.name and method in ("GET", "DELETE"):
-            verb = "deletecollection" if method == "DELETE" else "watch" if _true(query, "watch") else "list"
+            verb = "deletecollection" if method == "DELETE" else "watch" if is_true(query, "watch") else "list"
         resource = route.resource
         what = Attributes(verb, resource.group, resource.plural, route.subresource, route.namespace, route.name)
         self.requests.append((user, what))
@@ -159,7 +174,7 @@ class ApiServer:
             return special
         route = self.route(path)
         self.authorise(user, method, route, query)
-        api, resource, options = self.api, route.resource, _options(query)
+        api, resource, options = self.api, route.resource, options_of(query)
         where = (route.resource, route.namespace)
         match method, route.subresource:
             case ("GET", "" | "status") if route.name:
@@ -179,9 +194,9 @@ class ApiServer:
             case "PATCH", "" | "status":
                 return api.patch(*where, route.name, body, media, options, route.subresource)
             case ("DELETE", "") if route.name:
-                return 200, api.delete(*where, route.name, _delete_options(query, body), _options(query, body))
+                return 200, api.delete(*where, route.name, delete_options(query, body), options_of(query, body))
             case "DELETE", "":
-                how = _delete_options(query, body)
+                how = delete_options(query, body)
                 return 200, api.delete_collection(resource, route.namespace or None, query, how, options)
         raise ApiError("NotImplemented", f"the test API server does not implement {method} {path}")
 
@@ -190,7 +205,7 @@ class ApiServer:
             path = path.rstrip("/")
             match path:
                 case "/version":
-                    return 200, {"major": "1", "minor": "36", "gitVersion": "v1.36.2", "platform": "linux/amd64"}
+                    return 200, VERSION
                 case "/healthz" | "/readyz" | "/livez":
                     return 200, "ok"
                 case "/api":
@@ -269,7 +284,7 @@ class ApiServer:
             )
             raise ApiError("Conflict", f'{message} "{pod["spec"]["nodeName"]}"')
         pod["spec"]["nodeName"] = body["target"]["name"]
-        self.api.storage.write(route.resource, pod)
+        self.api.controllers.react("Pod", self.api.storage.write(route.resource, pod))
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
     # watching
@@ -280,9 +295,9 @@ class ApiServer:
         matches = api.match(resource, query)
         timeout = float(query.get("timeoutSeconds") or 1800)
         deadline = time.monotonic() + timeout
-        bookmarks = _true(query, "allowWatchBookmarks")
+        bookmarks = is_true(query, "allowWatchBookmarks")
         asked = query.get("resourceVersion", "")
-        initial = _true(query, "sendInitialEvents") or asked in ("", "0")
+        initial = is_true(query, "sendInitialEvents") or asked in ("", "0")
         if asked and not asked.isdigit():
             raise ApiError("BadRequest", f'resourceVersion: Invalid value: "{asked}"')
         handler.start_stream()
@@ -295,7 +310,7 @@ class ApiServer:
             return
         for obj in current:
             handler.send_event("ADDED", obj)
-        if _true(query, "sendInitialEvents") and bookmarks:
+        if is_true(query, "sendInitialEvents") and bookmarks:
             handler.send_event("BOOKMARK", self._bookmark(resource, version, initial_end=True))
         next_bookmark = min(time.monotonic() + BOOKMARK_INTERVAL_S, deadline - 2.0)
         while not self.stopping.is_set():
@@ -348,134 +363,3 @@ def _event_for(change: Change, matches: Any, namespace: str) -> str | None:
         return "DELETED" if seen(change.before) else None
     was, now = seen(change.before), seen(change.after)
     return ("MODIFIED" if was else "ADDED") if now else ("DELETED" if was else None)
-
-
-def _true(query: dict[str, str], name: str) -> bool:
-    return query.get(name, "").lower() in ("true", "1")
-
-
-def _delete_options(query: dict[str, str], body: Any) -> Object:
-    """DeleteOptions from the body, or from the query where there is no body."""
-    how = dict(body or {})
-    if "gracePeriodSeconds" in query:
-        how.setdefault("gracePeriodSeconds", int(query["gracePeriodSeconds"]))
-    if "propagationPolicy" in query:
-        how.setdefault("propagationPolicy", query["propagationPolicy"])
-    return how
-
-
-def _options(query: dict[str, str], body: Any = None) -> Options:
-    dry = query.get("dryRun") == "All" or "All" in ((body or {}).get("dryRun") or [])
-    return Options(query.get("fieldManager") or query.get("_agent", "unknown"), dry, _true(query, "force"))
-
-
-class Handler(BaseHTTPRequestHandler):
-    """One connection. HTTP/1.1 with chunked watches, as the real server."""
-
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
-    disable_nagle_algorithm = True
-    api_server: ApiServer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Silent: `ApiServer.requests` holds what was asked."""
-
-    def do_GET(self) -> None:
-        self._serve("GET")
-
-    def do_POST(self) -> None:
-        self._serve("POST")
-
-    def do_PUT(self) -> None:
-        self._serve("PUT")
-
-    def do_PATCH(self) -> None:
-        self._serve("PATCH")
-
-    def do_DELETE(self) -> None:
-        self._serve("DELETE")
-
-    def _serve(self, method: str) -> None:
-        url = urlsplit(self.path)
-        query = dict(parse_qsl(url.query, keep_blank_values=True))
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        media = (self.headers.get("Content-Type") or "application/json").partition(";")[0].strip()
-        if "fieldManager" not in query and media != "application/apply-patch+yaml":
-            query["_agent"] = (self.headers.get("User-Agent") or "unknown").partition("/")[0]
-        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        fault = self.api_server.faults.take(method, url.path, token)
-        if fault is Fault.DISCONNECT:
-            self._hang_up()
-            return
-        try:
-            if fault in STATUS:
-                reason, message = STATUS[fault]
-                details = {"retryAfterSeconds": 1} if fault is Fault.TOO_MANY else {}
-                raise ApiError(reason, message, details=details)
-            user = self.api_server.authenticate(self.headers.get("Authorization") or "")
-            if method == "GET" and _true(query, "watch"):
-                route = self.api_server.route(url.path)
-                self.api_server.authorise(user, method, route, query)
-                self.api_server.watch(self, route, query)
-                self._end_stream()
-                return
-            body = _parse(raw, media)
-            code, answer = self.api_server.respond(method, url.path, query, user, body, media)
-        except ApiError as error:
-            code, answer = error.code, error.status()
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
-            return
-        if fault is Fault.SLOW:
-            time.sleep(self.api_server.faults.slow_s)
-        if fault is Fault.LOST_REPLY:
-            self._hang_up()
-            return
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._answer(code, answer)
-
-    def _hang_up(self) -> None:
-        self.close_connection = True
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def _answer(self, code: int, answer: Any) -> None:
-        data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        retry = (
-            answer.get("details", {}).get("retryAfterSeconds") if isinstance(answer, dict) and code == 429 else None
-        )
-        if retry is not None:
-            self.send_header("Retry-After", str(retry))
-        self.end_headers()
-        self.wfile.write(data)
-        self.wfile.flush()
-
-    def start_stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        self.wfile.flush()
-
-    def send_event(self, kind: str, obj: Object) -> None:
-        data = json.dumps({"type": kind, "object": obj}).encode() + b"\n"
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
-
-    def _end_stream(self) -> None:
-        self.wfile.write(b"0\r\n\r\n")
-        self.wfile.flush()
-
-
-def _parse(raw: bytes, media: str) -> Any:
-    if not raw:
-        return None
-    if media == protobuf.MEDIA:
-        return protobuf.decode(raw)
-    try:
-        return yaml.safe_load(raw) if media.endswith("yaml") else json.loads(raw)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ApiError("BadRequest", f"the object provided is unrecognized: {error}") from error

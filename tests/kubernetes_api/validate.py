@@ -108,6 +108,12 @@ def content(resource: Resource, body: dict[str, Any], before: dict[str, Any] | N
             spec = body.get("spec") or {}
             if "minAvailable" in spec and "maxUnavailable" in spec:
                 problems.append(("spec", "Invalid value: minAvailable and maxUnavailable cannot be both set"))
+        case "Event":
+            about = (body.get("involvedObject") or {}).get("namespace", "")
+            where = body["metadata"]["namespace"]
+            if about != where and (about or where != "default"):
+                message = f'Invalid value: "{about}": does not match event.namespace'
+                problems.append(("involvedObject.namespace", message))
         case "Lease":
             spec = body.get("spec") or {}
             if spec.get("leaseDurationSeconds") is not None and spec["leaseDurationSeconds"] <= 0:
