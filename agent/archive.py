@@ -92,6 +92,7 @@ class Archive:
             history=tuple(_step(row) for row in history),
             version=row.version,
             namespaces=tuple(touched.get(number, ())),
+            news=bool(row.news),
         )
 
     def incidents(

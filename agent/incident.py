@@ -53,7 +53,7 @@ class Cause(StrEnum):
     CLOSED_BY_PERSON = "closed_by_person"
     GUARD_REFUSED = "guard_refused"
     NEW_EVIDENCE = "new_evidence"
-    """A fault was attached that the diagnosis has not seen."""
+    """A fault was attached that the diagnosis has not seen; after an action: one that calls for another action."""
     CONTAINMENT_KEPT = "containment_kept"
     """Not confirmed, but taking the action back would put the fault back to work: a person decides."""
     STAGE_FAILED = "stage_failed"
@@ -90,6 +90,7 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.CONFIRMING, _C.CONFIRMED): _S.RESOLVED,
     (_S.CONFIRMING, _C.NOT_CONFIRMED): _S.UNDOING,
     (_S.CONFIRMING, _C.CONTAINMENT_KEPT): _S.ESCALATED,
+    (_S.CONFIRMING, _C.NEW_EVIDENCE): _S.OPEN,
     (_S.CONFIRMING, _C.STAGE_FAILED): _S.ESCALATED,
     (_S.UNDOING, _C.UNDONE): _S.ESCALATED,
     (_S.UNDOING, _C.ACTION_FAILED): _S.ESCALATED,
@@ -173,6 +174,8 @@ class Incident:
     version: int
     namespaces: tuple[str, ...] = ()
     """Whose jobs it touches, as was known when its findings and its plan were stored; empty: nobody's."""
+    news: bool = False
+    """A finding fires that the diagnosis has not seen, or that says more than it did then."""
 
     @property
     def subjects(self) -> tuple[Subject, ...]:

@@ -221,7 +221,8 @@ class Lifecycle:
             & sa.or_(c.expires_s <= now_s, c.news == 1, quiet, c.approval_rule == str(Rule.AUTOMATIC)),
             in_(_S.MONITORING) & sa.or_(c.news == 1, quiet),
             in_(_S.ESCALATED) & quiet & c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]),
-            in_(_S.CONFIRMING) & sa.or_(quiet & settled, c.entered_s <= now_s - settings.confirm_timeout_s),
+            in_(_S.CONFIRMING)
+            & sa.or_(quiet & settled, c.news == 1, c.entered_s <= now_s - settings.confirm_timeout_s),
         )
         # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
         put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s, c.due_s <= now_s + settings.retry_max_s)

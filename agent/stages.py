@@ -313,11 +313,27 @@ class Stages:
                 return
             failure = f"{proof}, but the probe says: {tested.detail}"
         elif now - incident.entered_s < settings.confirm_timeout_s:
+            if incident.news:
+                self._take_up_news(incident, action)
             return
         if action.kind in CONTAINMENT:
             self._move(incident, _C.CONTAINMENT_KEPT, f"{failure}; {action.kind} of {action.target} stays in place")
         else:
             self._move(incident, _C.NOT_CONFIRMED, failure)
+
+    def _take_up_news(self, incident: Incident, action: Action) -> None:
+        """Diagnoses again what came after the action. Only where that finds another cause, or calls for another
+        repair, and so for another action, is the confirmation left; else it goes on, knowing more."""
+        before, told = incident.diagnosis, self._parts.diagnose(incident)
+        if before is None or _called_for(told) != _called_for(before):
+            wanted = self._parts.plan(replace(incident, diagnosis=told)).action
+            if wanted is not None and (wanted.kind, wanted.target) != (action.kind, action.target):
+                note = (
+                    f"what came after {action.kind} of {action.target} calls for {wanted.kind} of {wanted.target}"
+                )
+                self._move(incident, _C.NEW_EVIDENCE, note)
+                return
+        self._store.learn(incident, told, by=Stage.CONFIRM)
 
     # Undo -------------------------------------------------------------------------------------------------------
 
@@ -361,6 +377,11 @@ class Stages:
 def quiet_since_s(incident: Incident) -> float | None:
     """Since when a confirming incident is quiet: all clear, and counted from after the action. None: it is not."""
     return None if incident.clear_since_s is None else max(incident.clear_since_s, incident.entered_s)
+
+
+def _called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
+    """What of a diagnosis decides which repair fits."""
+    return diagnosis.cause, diagnosis.facts.get("recovery_action")
 
 
 def _plan_of(incident: Incident) -> Action:

@@ -298,26 +298,39 @@ class Store(Archive, Kept):
 
     def save_diagnosis(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
         """Stores a diagnosis of the findings that `incident` had when it was read, and moves it to diagnosed."""
-        now, body = self._clock.now_s(), dump(diagnosis)
-        stored: dict[str, Any] = {"cause": diagnosis.cause, "title": diagnosis.headline}
-
-        def keep(connection: Connection, number: int) -> None:
-            insert = sa.insert(diagnoses).values(incident=number, at_s=now, body=body)
-            stored["diagnosis"] = connection.execute(insert.returning(diagnoses.c.number)).scalar_one()
-            seen = findings.c.episode.in_([item.episode for item in incident.findings])
-            connection.execute(sa.update(findings).where(findings.c.incident == number, seen).values(diagnosed=1))
-            self._refresh(connection, number)
-            facts = {
-                "cause": diagnosis.cause,
-                "headline": diagnosis.headline,
-                "confidence": diagnosis.confidence,
-                "author": diagnosis.author,
-                "evidence": {item.id: item.sha256 for item in diagnosis.evidence},
-            }
-            audit.append(connection, at_s=now, kind="diagnosis", by=by, incident=number, body=facts)
-
+        stored: dict[str, Any] = {}
         move = Move(Cause.DIAGNOSIS_STORED, by, diagnosis.headline, incident.version)
-        self.change(incident.id, move, keep, stored)
+        self.change(
+            incident.id, move, lambda c, _: stored.update(self._diagnosed(c, incident, diagnosis, by)), stored
+        )
+
+    def learn(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
+        """Stores a later diagnosis without a move. Raises Conflict where the incident has changed since."""
+        with self.database.write() as connection:
+            self.touch(connection, incident)
+            values = {**self._diagnosed(connection, incident, diagnosis, by), "runner": None, "runner_term": None}
+            mine = incidents.c.number == number_of(incident.id)
+            connection.execute(sa.update(incidents).where(mine).values(values))
+
+    def _diagnosed(
+        self, connection: Connection, incident: Incident, diagnosis: Diagnosis, by: str
+    ) -> dict[str, Any]:
+        """Inserts a diagnosis of the findings that `incident` has; returns the incident's columns that follow."""
+        number, now = number_of(incident.id), self._clock.now_s()
+        insert = sa.insert(diagnoses).values(incident=number, at_s=now, body=dump(diagnosis))
+        stored = connection.execute(insert.returning(diagnoses.c.number)).scalar_one()
+        seen = findings.c.episode.in_([item.episode for item in incident.findings])
+        connection.execute(sa.update(findings).where(findings.c.incident == number, seen).values(diagnosed=1))
+        self._refresh(connection, number)
+        facts = {
+            "cause": diagnosis.cause,
+            "headline": diagnosis.headline,
+            "confidence": diagnosis.confidence,
+            "author": diagnosis.author,
+            "evidence": {item.id: item.sha256 for item in diagnosis.evidence},
+        }
+        audit.append(connection, at_s=now, kind="diagnosis", by=by, incident=number, body=facts)
+        return {"cause": diagnosis.cause, "title": diagnosis.headline, "diagnosis": stored}
 
     def save_plan(self, incident: Incident, action: Action, reason: str, *, by: str, rule: str = "one") -> None:
         """Stores a proposed action, with the approval rule that it falls under, and waits for approval."""

@@ -23,7 +23,7 @@ from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Preco
 from controllers.actuators.simulated import Mishap, SimulatedActuator
 from controllers.guard import Limit, Ruling
 from detectors.base import Fault, State
-from tests.agent.incidents import GPU, NODE, ManualClock, a_diagnosis, a_finding, an_action
+from tests.agent.incidents import GPU, JOB, NODE, ManualClock, a_diagnosis, a_finding, an_action
 from tests.agent.world import ANN, UNDOABLE, World
 
 _S = IncidentState
@@ -501,3 +501,50 @@ def test_a_late_run_of_an_earlier_version_holds_the_present_one_up_only_while_it
     present.join(10)
     late.join(10)
     assert world.store.incident(name).state is _S.AWAITING_APPROVAL
+
+
+def test_news_during_a_confirmation_that_calls_for_another_repair_is_planned_at_once(world: World) -> None:
+    """A host that fails while its job's restart is being watched is not left until the watch has timed out."""
+    causes = [Fault.HOST_MEMORY_LEAK]
+    world.action = lambda incident: replace(
+        an_action(f"{incident.id}-{incident.attempt + 1}".lower()),
+        target=GPU if incident.diagnosis is not None and incident.diagnosis.cause is Fault.XID else JOB,
+    )
+    diagnose = lambda incident: replace(a_diagnosis(), cause=causes[-1])  # noqa: E731
+    with running(world, diagnose=diagnose) as lifecycle:
+        name = _open(world)
+        lifecycle.wait_idle()
+        _approve(world, name)
+        lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.CONFIRMING
+        causes.append(Fault.XID)
+        world.store.attach(name, a_finding(Fault.XID, GPU))
+        lifecycle.wait_idle()
+        read = world.store.incident(name)
+    assert _causes(world, name)[-3:] == ["new_evidence", "diagnosis_stored", "plan_proposed"]
+    assert read.state is _S.AWAITING_APPROVAL
+    assert read.action is not None
+    assert read.action.target == GPU
+
+
+def test_news_that_leaves_the_repair_as_it_is_is_kept_and_the_confirmation_goes_on_to_its_end(
+    world: World, clock: ManualClock
+) -> None:
+    """However often a noisy fault says more, the diagnosis follows and the time for recovery runs out."""
+    with running(world) as lifecycle:
+        name = _open(world)
+        lifecycle.wait_idle()
+        _approve(world, name)
+        lifecycle.wait_idle()
+        entered_s = world.store.incident(name).entered_s
+        for _ in range(3):
+            clock.advance(30)
+            world.store.update_finding(name, a_finding(), news=True)
+            lifecycle.wait_idle()
+            read = world.store.incident(name)
+            assert (read.state, read.entered_s, read.news) == (_S.CONFIRMING, entered_s, False)
+        clock.advance(11)
+        world.store.update_finding(name, a_finding(), news=True)
+        lifecycle.wait_idle()
+    assert [record.kind for record in world.store.audit.records()].count("diagnosis") == 4
+    assert "not_confirmed" in _causes(world, name)
