@@ -325,7 +325,7 @@ class Stages:
         """Diagnoses again what came after the action. Only where that finds another cause, or calls for another
         repair, and so for another action, is the confirmation left; else it goes on, knowing more."""
         before, told = incident.diagnosis, self._parts.diagnose(incident)
-        if before is None or _called_for(told) != _called_for(before):
+        if before is None or called_for(told) != called_for(before):
             wanted = self._parts.plan(replace(incident, diagnosis=told)).action
             if wanted is not None and (wanted.kind, wanted.target) != (action.kind, action.target):
                 note = (
@@ -379,7 +379,7 @@ def quiet_since_s(incident: Incident) -> float | None:
     return None if incident.clear_since_s is None else max(incident.clear_since_s, incident.entered_s)
 
 
-def _called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
+def called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
     """What of a diagnosis decides which repair fits."""
     return diagnosis.cause, diagnosis.facts.get("recovery_action")
 

@@ -25,6 +25,7 @@ from agent.rca.grounding import ground
 from agent.rca.investigate import Investigator
 from agent.rca.model import Model, ModelSettings
 from agent.rca.redact import Redactor
+from agent.stages import called_for
 from benchmarks.incidents.world import World
 from collectors.cadvisor import CadvisorCollector
 from collectors.dcgm_exporter import DcgmExporterCollector
@@ -161,13 +162,21 @@ class Player:
         )  # fmt: skip
 
     def _advise(self, entry: Entry) -> None:
-        """Diagnoses and plans; a plan that is the one already carried out is not made again."""
-        if any(self.world.now_s - at_s < CONFIRM_S for at_s, _ in entry.acted):
-            return
+        """Diagnoses and plans. While an action is being confirmed, as the lifecycle does: only news that calls for
+        another repair, and so for another action, is planned."""
+        before = entry.incident.diagnosis
         diagnosis: Diagnosis = self.advisor.diagnose(entry.incident)
         self.tokens += float(diagnosis.facts.get("model_tokens", 0.0))
         entry.incident = replace(entry.incident, diagnosis=diagnosis)
+        confirming = next((a for t, a in reversed(entry.acted) if self.world.now_s - t < CONFIRM_S), None)
+        if confirming is not None and before is not None and called_for(diagnosis) == called_for(before):
+            return
         proposal = self.advisor.plan(entry.incident)
+        wanted = proposal.action
+        if confirming is not None and (
+            wanted is None or (wanted.kind, wanted.target) == (confirming.kind, confirming.target)
+        ):
+            return
         changed = entry.plan is None or proposal.action is None or entry.plan.kind != proposal.action.kind
         entry.plan, entry.reason = proposal.action, proposal.reason
         entry.planned_s = (self.world.now_s if changed else entry.planned_s) if proposal.action else None
