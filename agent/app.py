@@ -25,6 +25,7 @@ from agent.console.site import Health, Parts
 from agent.construct import build_actuators, build_collectors, build_detectors
 from agent.detection import Detection
 from agent.drill import Drills, is_drill, is_drills
+from agent.election import build as build_election
 from agent.gate import Gate
 from agent.incident import Incident, IncidentState
 from agent.intents import commitments
@@ -56,7 +57,18 @@ from controllers.action import Action, ActionKind, Actuator, Proposal
 from controllers.guard import Commitment, Ruling
 from controllers.playbooks import plugins as playbooks
 
-NEEDS_RESTART = ("state_dir", "store", "console", "slack", "people", "replica", "cluster", "history", "lifecycle")
+NEEDS_RESTART = (
+    "state_dir",
+    "store",
+    "console",
+    "slack",
+    "people",
+    "replica",
+    "cluster",
+    "history",
+    "lifecycle",
+    "election",
+)
 """Settings that a reload does not change."""
 _PAST = 50
 _WALL_S = 60.0
@@ -108,7 +120,8 @@ class App:
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
         self._advisor = self._build_advisor(settings)
         self.drills = Drills(settings.state_dir / "drill.sqlite", self.clock.now_s)
-        self.lifecycle = Lifecycle(self._stage_parts(), replica=settings.replica)
+        election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
+        self.lifecycle = Lifecycle(self._stage_parts(), replica=settings.replica, election=election)
         self.slack = self._build_slack(settings) if settings.slack.enabled else None
         self.server = self._build_server() if settings.console.enabled else None
 

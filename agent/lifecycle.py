@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import structlog
 
 from agent.incident import NEEDS_A_PERSON, Cause, IncidentState
-from agent.lease import LEASE_S, Leadership
+from agent.lease import LEASE_S, Election, Leadership
 from agent.policy import Rule
 from agent.stage_queue import POLL_S, Run, StageQueue
 from agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Parts, Stages
@@ -55,6 +55,7 @@ class Lifecycle:
         *,
         replica: str = "nightshift-0",
         lease_s: float = LEASE_S,
+        election: Election | None = None,
         poll_s: float = POLL_S,
         new_queue: Callable[[Run], Queue] | None = None,
     ) -> None:
@@ -62,7 +63,7 @@ class Lifecycle:
         self._store = parts.store
         self._lease_s = lease_s
         self._poll_s = poll_s
-        self._leadership = Leadership(parts.store.database, replica, lease_s=lease_s)
+        self._leadership = Leadership(parts.store.database, replica, lease_s=lease_s, election=election)
         self._stages = Stages(parts, lambda: self._leadership.leads, replica)
         self._new_queue = new_queue or partial(
             StageQueue, parts.store.database, replica, parts.settings.workers, poll_s=poll_s

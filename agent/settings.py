@@ -22,6 +22,7 @@ import detectors.plugins
 from agent.config_file import ConfigError, Document, explain, read
 from agent.console.settings import Settings as ConsoleSettings
 from agent.correlate import Settings as CorrelateSettings
+from agent.election import Settings as ElectionSettings
 from agent.keeping import Settings as KeepingSettings
 from agent.people import Settings as PeopleSettings
 from agent.policy import ApprovalSettings
@@ -165,6 +166,9 @@ class Settings(BaseSettings):
     )
     replica: str = Field(
         "nightshift-0", min_length=1, max_length=100, description="Stable name of this replica, such as its pod's"
+    )
+    election: ElectionSettings = Field(
+        default_factory=ElectionSettings, description="How a leader is found among several replicas"
     )
     store: StoreSettings = Field(default_factory=StoreSettings, description="Where incidents are kept")
     people: PeopleSettings = Field(default_factory=PeopleSettings, description="Who may do what, who owns what")

@@ -79,6 +79,8 @@ OWN_RIGHTS: Mapping[ActionKind, frozenset[Right]] = dict.fromkeys(
     (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE), _rights("get create", "jobs", "batch")
 )
 """Beside those, in the one namespace where repair Jobs run."""
+LEASE_RIGHTS = _rights("get create update", "leases", "coordination.k8s.io")
+"""Electing a leader by a Lease, in the release's own namespace (`controllers.actuators.kube_lease`)."""
 
 
 def needed(kinds: Iterable[ActionKind]) -> list[Right]:

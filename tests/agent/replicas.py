@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 from agent.clock import WallClock
+from agent.election import Settings as ElectionSettings
+from agent.election import build as build_election
 from agent.incident import Incident
 from agent.lease import LEASE_S
 from agent.lifecycle import Lifecycle
@@ -44,7 +46,9 @@ class HeldActuator(SimulatedActuator):
         return super().changed(action)
 
 
-def replica(url: str, folder: str, name: str, lease_s: float = LEASE_S) -> None:
+def replica(
+    url: str, folder: str, name: str, lease_s: float = LEASE_S, election: ElectionSettings | None = None
+) -> None:
     """Stands for the lead until it is killed, or until the file `stop` appears."""
     home = Path(folder)
     world = World(url, home, WallClock())
@@ -59,7 +63,8 @@ def replica(url: str, folder: str, name: str, lease_s: float = LEASE_S) -> None:
 
     world.action = lambda incident: an_action(f"{incident.id}-1", expires_at_s=time.time() + 3600)
     parts = world.parts(diagnose=diagnose, actuator_for=lambda _: actuator)
-    lifecycle = Lifecycle(parts, replica=name, lease_s=lease_s, poll_s=0.05)
+    by = None if election is None else build_election(election, name, is_sqlite=False)
+    lifecycle = Lifecycle(parts, replica=name, lease_s=lease_s, election=by, poll_s=0.05)
     lifecycle.start()
     leads = None
     while not (home / "stop").exists():
