@@ -53,7 +53,7 @@ def telemetry_page() -> str:
     return _NOTE + table()
 
 
-CHARTS_OWN = frozenset({"cluster", "state_dir", "store", "replica", "sources", "actuators", "log"})
+CHARTS_OWN = frozenset({"cluster", "state_dir", "store", "replica", "election", "sources", "actuators", "log"})
 """Settings that the chart has values of its own for."""
 
 

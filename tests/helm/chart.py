@@ -70,6 +70,7 @@ SETS: dict[str, Object] = {
     },
     "act in two namespaces": {"mode": "act", "rbac": {"namespaces": ["train", "serve"]}},
     "three replicas": {"replicas": 3, **PG},
+    "two replicas by a Lease": {"replicas": 2, "election": {"by": "kubernetes"}, **PG},
     "postgresql, one replica": {"store": {"postgresql": {"existingSecret": "db", "key": "dsn"}}},
     "no volume": {"store": {"persistence": {"enabled": False}}},
     "monitoring": {"monitoring": ALL_MONITORING},

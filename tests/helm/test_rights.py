@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from controllers.action import ActionKind
-from controllers.actuators.kube_rights import OBSERVE, OBSERVE_EVENTS, OWN_RIGHTS, RIGHTS, Right
-from tests.helm.chart import objects
+from controllers.actuators.kube_rights import LEASE_RIGHTS, OBSERVE, OBSERVE_EVENTS, OWN_RIGHTS, RIGHTS, Right
+from tests.helm.chart import SETS, objects
 
 KINDS = list(RIGHTS)
 QUIET = {"kubernetes": {"events": False}}
@@ -56,3 +56,11 @@ def test_held_to_namespaces_only_nodes_are_written_cluster_wide() -> None:
 def test_observing_is_what_the_collector_asks_for() -> None:
     assert granted(objects({}, "ClusterRole")) == OBSERVE | OBSERVE_EVENTS
     assert granted(objects({"sources": QUIET}, "ClusterRole")) == OBSERVE
+
+
+def test_an_election_by_lease_may_write_leases_of_its_own_namespace_and_nothing_else() -> None:
+    """The one write verb beside those of actions, asked for by name; without it observing has none at all."""
+    roles = objects(SETS["two replicas by a Lease"], "Role")
+    assert [role["metadata"]["namespace"] for role in roles] == ["ops"]
+    assert granted(roles) == LEASE_RIGHTS
+    assert objects(SETS["three replicas"], "Role") == []

@@ -67,6 +67,8 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "nightshift.readsCluster" -}}{{ if or .Values.sources.kubernetes.enabled .Values.sources.kubernetes.events .Values.node.enabled (eq .Values.mode "act") }}true{{ end }}{{- end }}
 
+{{- define "nightshift.asksServer" -}}{{ if or (include "nightshift.readsCluster" .) (eq .Values.election.by "kubernetes") }}true{{ end }}{{- end }}
+
 {{- define "nightshift.config" -}}
 {{- $sources := list -}}
 {{- if .Values.sources.kubernetes.enabled }}{{ $sources = append $sources (mergeOverwrite (dict "type" "kubernetes") .Values.sources.kubernetes.settings) }}{{ end -}}
@@ -88,6 +90,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if .Values.console.existingSecret }}{{ $_ := set $console "secrets_dir" "/etc/nightshift/console" }}{{ end -}}
 {{- $config := dict "cluster" .Values.cluster "state_dir" "/var/lib/nightshift" "console" $console "log" .Values.log -}}
 {{- if $sources }}{{ $_ := set $config "sources" $sources }}{{ end -}}
+{{- if eq .Values.election.by "kubernetes" }}{{ $_ := set $config "election" (dict "by" "kubernetes" "name" (include "nightshift.name" .) "namespace" .Release.Namespace) }}{{ end -}}
 {{- if include "nightshift.acts" . }}
 {{- $repairs := list }}{{ $others := list -}}
 {{- range .Values.actions }}{{ if has . (list "reset_gpu" "reboot_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
@@ -114,13 +117,16 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (gt (int .Values.replicas) 1) (not .Values.console.existingSecret) -}}
 {{- fail "console.existingSecret: with more than one replica the console's keys have to be shared: name a Secret with operator.token and console.key" -}}
 {{- end -}}
+{{- if and (eq .Values.election.by "kubernetes") (not $postgresql) -}}
+{{- fail "election.by: kubernetes elects among replicas on PostgreSQL, with the store's row as its fence: name store.postgresql.existingSecret" -}}
+{{- end -}}
 {{- if and (eq .Values.mode "act") (not .Values.actions) -}}
 {{- fail "actions: mode is act, but no action is named; take mode: observe" -}}
 {{- end -}}
 {{- if and (eq .Values.mode "act") (or (has "reset_gpu" .Values.actions) (has "reboot_node" .Values.actions)) (not .Values.repair.image.repository) -}}
 {{- fail "repair.image.repository: reset_gpu and reboot_node are Jobs that need an image with nvidia-smi, nsenter and a shell" -}}
 {{- end -}}
-{{- range $name := list "state_dir" "store" "replica" "cluster" "sources" "actuators" "log" -}}
+{{- range $name := list "state_dir" "store" "replica" "election" "cluster" "sources" "actuators" "log" -}}
 {{- if hasKey $.Values.config $name -}}
 {{- fail (printf "config.%s: has a value of its own in this chart (see values.yaml)" $name) -}}
 {{- end -}}
