@@ -29,6 +29,13 @@ Determinism = Literal["bitwise", "run_to_run", "none"]
 LAYOUTS = ("contiguous", "padded", "transposed", "offset")
 """How inputs may lie in memory; `kernels.judge.inputs.place` says what each means."""
 
+MIXED: Mapping[str, tuple[str, str]] = {
+    "odd_padded": ("contiguous", "padded"),
+    "pairs_padded": ("contiguous", "padded"),
+}
+"""Layouts in which inputs differ: those at odd positions, or every second pair of them, have the second. Whoever
+answers for both answers for their mixtures: a kernel that takes one input's strides for another's is wrong."""
+
 MAX_SOURCE_BYTES = 1 << 20
 
 
@@ -60,7 +67,7 @@ class Domain:
     def admits(self, params: Mapping[str, int], dtype: str, layout: str) -> bool:
         return (
             (not self.dtypes or dtype in self.dtypes)
-            and (not self.layouts or layout in self.layouts)
+            and (not self.layouts or all(name in self.layouts for name in MIXED.get(layout, (layout,))))
             and all(bound.admits(params[bound.name]) for bound in self.bounds if bound.name in params)
         )
 

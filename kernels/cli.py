@@ -191,7 +191,9 @@ def _rerun(candidate: Any, problem: Any, then: Mapping[str, Any]) -> Any:
     from kernels.judge.judge import Judge, Request
 
     with Judge("cuda") as court:
-        return court.verdict(candidate, problem, Request(FULL_GPU, FULL if then.get("comparisons") else None))
+        promoted = "sanitizer" in (then.get("stages") or ())
+        pace = FULL if then.get("comparisons") else None
+        return court.verdict(candidate, problem, Request(FULL_GPU, pace, promote=promoted))
 
 
 if __name__ == "__main__":

@@ -160,7 +160,8 @@ def as_outputs(result: Any) -> Outputs:
 def gradients_of(
     function: Callable[..., Any], inputs: Inputs, positions: tuple[int, ...], grad_outputs: Outputs
 ) -> Outputs:
-    """Gradients of sum(output · grad_output) in the inputs at `positions`, through autograd."""
+    """Gradients of sum(output · grad_output) in the inputs at `positions`, through autograd; outputs that depend on
+    none of them have no part in it."""
     leaves = list(inputs)
     for position in positions:
         value = inputs[position]
@@ -170,4 +171,5 @@ def gradients_of(
     with torch.enable_grad():
         outputs = as_outputs(function(*leaves))
     wanted = [leaf for leaf in (leaves[p] for p in positions) if isinstance(leaf, torch.Tensor)]
-    return torch.autograd.grad(outputs, wanted, [g.to(o.dtype) for g, o in zip(grad_outputs, outputs, strict=True)])
+    reached = [(o, g.to(o.dtype)) for o, g in zip(outputs, grad_outputs, strict=True) if o.requires_grad]
+    return torch.autograd.grad([o for o, _ in reached], wanted, [g for _, g in reached])

@@ -6,7 +6,6 @@ process and believes only the judge's clock. Baselines run in the judge's proces
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 import statistics
@@ -147,8 +146,15 @@ class Hosted:
             if number == looked:
                 self.track.check(self.rng.choice(list(chosen)))
 
-        before = functools.partial(self.track.blend, rng=self.rng)
-        return _slope_of(self.run, slots[:half], slots, self.clock, before, look)
+        return _slope_of(self.run, slots[:half], slots, self.clock, self._blend, look)
+
+    def _blend(self, chosen: Sequence[int]) -> None:
+        """New values while the candidate is stopped: no thread of its own sees them before the clock runs."""
+        self.track.process.pause()
+        try:
+            self.track.blend(chosen, self.rng)
+        finally:
+            self.track.process.resume()
 
     def run_spoiled(self, order: Sequence[int]) -> None:
         self.run(order)

@@ -157,8 +157,9 @@ def _pair(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Ou
     grads = gradient_seeds(problem.eager(inputs), seed, probe.upstream)
     doubles = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
     wide = tuple(g.double() for g in grads)
-    truth = gradients_of(problem.oracle or problem.reference, doubles, problem.gradients, wide)
-    return truth, gradients_of(problem.reference, inputs, problem.gradients, grads)
+    positions = probe.gradients(problem)
+    truth = gradients_of(problem.oracle or problem.reference, doubles, positions, wide)
+    return truth, gradients_of(problem.reference, inputs, positions, grads)
 
 
 def _sample(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Inputs, torch.Tensor]:

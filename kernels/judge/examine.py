@@ -8,7 +8,7 @@ of every input, and the guards round each buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,6 @@ import torch
 
 from kernels.candidate import Candidate
 from kernels.draw import mix
-from kernels.judge import plan as launch_plan
 from kernels.judge.buffers import View
 from kernels.judge.correctness import (
     Expected,
@@ -27,17 +26,12 @@ from kernels.judge.correctness import (
     gradient_seeds,
     repeats_agree,
 )
-from kernels.judge.inputs import Probe, laid_out, place
-from kernels.judge.process import Process, order_inputs
+from kernels.judge.inputs import Probe, laid_out, layout_at, place
+from kernels.judge.runners import Runner
 from kernels.judge.verdict import Reason, Refusal
 from kernels.problem import Case, Inputs, Outputs, Problem
 
 OUTPUTS, SEEDS = 100, 200  # buffer numbers: inputs from 0, outputs from 100, outputs' gradients from 200
-
-# Moving data is no computation: an own kernel may ask torch for it, though no launch plan then holds it.
-_HELPERS = {"clone", "copy_", "_to_copy", "fill_", "full", "full_like", "new_full", "ones", "ones_like", "new_ones"}
-_MOVES = {"clone", "copy_", "_to_copy", "_reshape_copy"}  # the whole work of an operation that only moves data
-_HELPERS |= {"arange", "scalar_tensor", "lift_fresh_copy", "resize_", "set_", "record_stream", "_reshape_copy"}
 
 
 class Source(Protocol):
@@ -46,97 +40,6 @@ class Source(Protocol):
     def inputs(self, problem: Problem, case: Case, seed: int, device: str) -> Inputs: ...
 
     def expected(self, problem: Problem, case: Case, seed: int, values: Inputs) -> Expected: ...
-
-
-class Runner(Protocol):
-    """Runs a candidate once on buffers that were already filled. aliases: outputs that lay in an input's memory."""
-
-    process: Process
-    aliases: list[int]
-
-    def run(
-        self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
-    ) -> None:
-        """Raises Refusal. `inputs`: a View, or a Python number."""
-
-
-@dataclass
-class HostRunner:
-    """A Triton or Python candidate, called in its own process."""
-
-    process: Process
-    candidate: Candidate
-    problem: Problem
-    record: bool = False  # ask for a launch plan with the next call
-    last: Mapping[str, Any] = field(default_factory=dict)
-    last_blob: bytes = b""
-    aliases: list[int] = field(default_factory=list)
-
-    @classmethod
-    def load(
-        cls,
-        process: Process,
-        candidate: Candidate,
-        problem: Problem,
-        step: tuple[tuple[int, ...], int] | None = None,
-    ) -> HostRunner:
-        """`step`: make the entry a training step: gradients at these positions of so many inputs."""
-        order = {
-            "step": step,
-            "op": "load",
-            "source": candidate.source,
-            "entry": candidate.entry,
-            "language": candidate.language,
-            "vram_bytes": process.limits.vram_bytes,
-        }
-        process.request(order, process.limits.import_s, stage="compile")
-        return cls(process, candidate, problem)
-
-    def run(
-        self,
-        case: Case,
-        inputs: Sequence[Any],
-        outputs: Sequence[View],
-        probe: Probe,
-        seeds: Sequence[View],
-    ) -> None:
-        order = {
-            "op": "call",
-            "inputs": order_inputs(inputs),
-            "outputs": [view.to_json() for view in outputs],
-            "mutates": list(self.candidate.mutates),
-            "gradients": list(self.problem.gradients) if probe.backward else [],
-            "seeds": [view.to_json() for view in seeds],
-            "load": probe.under_load,
-            "record": self.record,
-        }
-        answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
-        self.last, self.last_blob = answer.body, answer.blob
-        told = answer.body.get("aliases")
-        self.aliases = [k for k in told if isinstance(k, int)] if isinstance(told, list) else []
-
-
-@dataclass
-class PlanRunner:
-    """A launch plan replayed in a judge-owned process; for CUDA C++ the plan follows from the declaration."""
-
-    process: Process
-    plan_of: Callable[[Case, Sequence[Any]], launch_plan.Plan]
-    sent: launch_plan.Plan | None = None
-    aliases: list[int] = field(default_factory=list)  # a plan's outputs are the judge's buffers
-
-    def run(
-        self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
-    ) -> None:
-        wanted = self.plan_of(case, inputs)
-        if wanted != self.sent:
-            body, blob = wanted.to_message()
-            self.process.request({"op": "plan", "plan": body}, self.process.limits.call_s, blob, probe.stage)
-            self.sent = wanted
-        slot = {"in": order_inputs(inputs), "out": [view.to_json() for view in outputs]}
-        self.process.request({"op": "slots", "slots": [slot]}, self.process.limits.call_s, stage=probe.stage)
-        body = {"op": "run", "order": [0], "spoil": True}
-        self.process.request(body, self.process.limits.call_s, stage=probe.stage)
 
 
 @dataclass
@@ -161,7 +64,8 @@ class Examiner:
         self.runner = runner
         self.found = Examination()
         self.seed = 0  # of the latest call
-        self._fill = 0xFF  # what the latest call's outputs held before it
+        self.fill = 0xFF  # what the latest call's outputs held before it
+        self.fill_always: int | None = None  # None: drawn for each call
         self.truths: Source | None = None  # None: made here, anew for each call
         self._forms: dict[tuple[Case, bool], list[tuple[tuple[int, ...], torch.dtype]]] = {}
 
@@ -217,7 +121,7 @@ class Examiner:
             raise Refusal(
                 Reason.state_kept, f"{told} for fresh values under the same pointers ({where})", probe.stage
             )
-        empty = _unwritten(want, outputs, self._fill)
+        empty = _unwritten(want, outputs, self.fill)
         if empty:
             raise Refusal(Reason.unwritten, f"{empty} elements were never written ({where})", probe.stage)
         raise Refusal(finding.reason, f"{finding.detail} ({where})", probe.stage)
@@ -226,8 +130,11 @@ class Examiner:
         """One call: fill the buffers, run, compare inputs and guards, return copies of the outputs."""
         process = self.runner.process
         case = probe.case
-        forms = self.output_forms(case, inputs, probe.backward)
-        places = [place(x.shape, case.layout) if isinstance(x, torch.Tensor) else None for x in inputs]
+        forms = self.output_forms(case, inputs, probe.gradients(self.problem) if probe.backward else ())
+        places = [
+            place(x.shape, layout_at(case.layout, index)) if isinstance(x, torch.Tensor) else None
+            for index, x in enumerate(inputs)
+        ]
         sizes = {
             index: where.elements * x.itemsize
             for index, (x, where) in enumerate(zip(inputs, places, strict=True))
@@ -252,9 +159,9 @@ class Examiner:
             pristine[index] = payload[: sizes[index]].clone()
             views.append(view)
         outs = [contiguous(OUTPUTS + k, shape, dtype) for k, (shape, dtype) in enumerate(stored)]
-        self._fill = _prefill(seed)
+        self.fill = _prefill(probe.seeds[0], self.found.calls) if self.fill_always is None else self.fill_always
         for view in outs:
-            process.lender.payload(view.index).fill_(self._fill)
+            process.lender.payload(view.index).fill_(self.fill)
         for view, grad in zip(seed_views, grads, strict=True):
             payload = process.lender.payload(view.index)
             if probe.upstream == "expanded":
@@ -298,10 +205,13 @@ class Examiner:
                 raise Refusal(Reason.guard_overwritten, text, probe.stage)
         return outputs
 
-    def output_forms(self, case: Case, inputs: Inputs, backward: bool) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """(shape, dtype) of each output, found without computing it where torch's meta device can."""
-        if backward:
-            chosen = [inputs[position] for position in self.problem.gradients]
+    def output_forms(
+        self, case: Case, inputs: Inputs, gradients: Sequence[int] = ()
+    ) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """(shape, dtype) of each output, or of the gradients in the inputs at these positions; found without
+        computing them where torch's meta device can."""
+        if gradients:
+            chosen = [inputs[position] for position in gradients]
             return [(tuple(x.shape), x.dtype) for x in chosen if isinstance(x, torch.Tensor)]
         return [(tuple(x.shape), x.dtype) for x in self._like(case, inputs)]
 
@@ -345,25 +255,6 @@ def _reach(view: View) -> int:
     return max(1, view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.stride, strict=True)) + 1)
 
 
-def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, Any]) -> Refusal | None:
-    """Whether a recorded call contradicts the declared class: an own kernel launches kernels and computes nothing
-    through torch."""
-    if candidate.kind == "library" or candidate.language == "cuda":
-        return None
-    told = answer.get("opaque")
-    opaque = [str(name)[:100] for name in told] if isinstance(told, list) else []
-    moves_only = all(problem.flops(case) == 0 for case in problem.cases)
-    computed = sorted(set(opaque) - (_HELPERS - _MOVES if moves_only else _HELPERS))
-    if computed:
-        text = f"declared {candidate.kind!r}, but computes with torch's {', '.join(computed[:5])}"
-        return Refusal(Reason.library_call, text, "smoke")
-    if not answer.get("launches"):
-        return Refusal(
-            Reason.library_call, f"declared {candidate.kind!r}, but launches no kernel of its own", "smoke"
-        )
-    return None
-
-
 def contiguous(index: int, shape: tuple[int, ...], dtype: torch.dtype) -> View:
     """A dense view at a buffer's start."""
     strides, step = [], 1
@@ -384,10 +275,10 @@ def _gaps_intact(view: View, now: torch.Tensor, before: torch.Tensor) -> bool:
     return torch.equal(patched, now)
 
 
-def _prefill(seed: int) -> int:
-    """A byte for the outputs before a call: NaN half of the time, else a finite value that nobody can foresee, so
-    that an element which should be NaN cannot be left alone."""
-    return 0xFF if mix(seed, 0xF1) & 1 else 1 + mix(seed, 0xF2) % 0x7A
+def _prefill(seed: int, turn: int = 0) -> int:
+    """A byte for the outputs before a call: NaN every second turn, from a start that nobody can foresee, else a
+    finite value, so that an element which should be NaN cannot be left alone."""
+    return 0xFF if mix(seed, 0xF1) + turn & 1 else 1 + mix(seed, 0xF2) % 0x7A
 
 
 def _aliases(outputs: Outputs, inputs: Inputs) -> bool:

@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 
 from kernels.differentiate import differentiated
 from kernels.judge import cuda, plan, record
+from kernels.judge.beside import late_inputs, load_beside
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 from kernels.judge.verdict import Reason
@@ -152,7 +153,11 @@ class Host:
         inputs = self._inputs(order["inputs"])
         body: dict[str, Any] = {"ok": True}
         blob = b""
-        with _load_beside(self._device) if order.get("load") else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if order.get("load"):
+                stack.enter_context(load_beside(self._device))
+            if order.get("stream"):
+                inputs = stack.enter_context(late_inputs(inputs, self._device))
             run = functools.partial(self._gradients, order=order) if order.get("gradients") else self._run
             if order.get("record"):
                 resident = [
@@ -195,7 +200,8 @@ class Host:
         if len(seeds) != len(outputs):
             raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(seeds)}")
         leaves = [inputs[position] for position in order["gradients"]]
-        return torch.autograd.grad(outputs, leaves, seeds)
+        reached = [(o, g) for o, g in zip(outputs, seeds, strict=True) if o.requires_grad]
+        return torch.autograd.grad([o for o, _ in reached], leaves, [g for _, g in reached])
 
     def _profile(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """GPU seconds per call and the kernels' names, by CUPTI; the judge holds this against its own clock."""
@@ -248,18 +254,3 @@ def _span(tensor: torch.Tensor) -> int:
     """Bytes from a view's first element to its last."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
-
-
-@contextlib.contextmanager
-def _load_beside(device: str) -> Iterator[None]:
-    """Keep the GPU's other streams busy meanwhile, so that an order of execution that was only usual changes."""
-    if device != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        square = torch.ones(1024, 1024, device="cuda", dtype=torch.float16)
-        for _ in range(200):
-            square = torch.mm(square, square).clamp_(0, 1)
-    yield
-    stream.synchronize()

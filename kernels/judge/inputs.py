@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.candidate import Candidate, Domain
+from kernels.candidate import MIXED, Candidate, Domain
 from kernels.draw import TWIN, mix
 from kernels.problem import Axis, Case, Inputs, Problem
 
@@ -33,8 +33,10 @@ class Probe:
 
     case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
     drawn from the seed. upstream: how those lie in memory (a layout, or "expanded": one row, repeated by stride 0).
-    under_load: while other work runs on the device. rows: 0, or the number of leading rows to compare (for outputs
-    too large for a float64 oracle): see `kernels.judge.correctness.expected`.
+    alone: −1, or which of the problem's gradients is the only one asked for. under_load: while other work runs on
+    the device. on_stream: on a stream of its own, right behind the copies that bring the inputs. rows: 0, or the
+    number of leading rows to compare (for outputs too large for a float64 oracle): see
+    `kernels.judge.correctness.expected`.
     """
 
     stage: Stage
@@ -45,6 +47,12 @@ class Probe:
     under_load: bool = False
     rows: int = 0
     upstream: str = "contiguous"
+    alone: int = -1
+    on_stream: bool = False
+
+    def gradients(self, problem: Problem) -> tuple[int, ...]:
+        """Positions of the inputs whose gradients a backward probe asks for."""
+        return problem.gradients if self.alone < 0 else problem.gradients[self.alone : self.alone + 1]
 
     def to_json(self) -> dict[str, Any]:
         """Seeds as text: they have 64 bits, more than JSON's numbers hold."""
@@ -57,6 +65,8 @@ class Probe:
             "under_load": self.under_load,
             "rows": self.rows,
             "upstream": self.upstream,
+            "alone": self.alone,
+            "on_stream": self.on_stream,
         }
 
 
@@ -106,18 +116,26 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     bases = [case for dtype in problem.dtypes if (case := _of_dtype(problem, candidate, base, dtype)) is not None]
     probes = [Probe("smoke", bases[0], "normal", (_seed(rng),))]
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in admitted]
+    for layout, parts in MIXED.items():
+        mixed = rng.choice(bases).with_(layout=layout)
+        if set(parts) <= set(problem.layouts) and _admits(problem, candidate, mixed):
+            probes.append(Probe("sweep", mixed, "normal", (_seed(rng),)))
     for name in problem.distributions:
         chosen = bases if name in ("large_mean", "nan") else [rng.choice(bases)]
-        probes += [Probe("values", case, name, (_seed(rng),)) for case in chosen]
+        probes += [Probe("values", case, name, tuple(_seed(rng) for _ in range(calls_of(name)))) for case in chosen]
     seed = _seed(rng)
     probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats))
     probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats, under_load=True))
+    if not candidate.mutates and candidate.language != "cuda":  # whose launches the judge itself makes
+        probes.append(Probe("determinism", rng.choice(bases), "normal", (_seed(rng),), on_stream=True))
     if problem.gradients and candidate.differentiable:
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in bases]
         for upstream in ("expanded", "transposed", "padded"):
             probes.append(
                 Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, upstream=upstream)
             )
+        for alone in range(len(problem.gradients)) if len(problem.gradients) > 1 else ():
+            probes.append(Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, alone=alone))
         again = (_seed(rng),) * scope.repeats
         probes.append(Probe("accuracy", rng.choice(bases), "normal", again, backward=True, under_load=True))
     if scope.benchmark:
@@ -131,6 +149,12 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         a, b, c = _seed(rng), _seed(rng), _seed(rng)
         probes.append(Probe("integrity", case, "normal", (a, b, a, c, b, b + TWIN, b, a + TWIN)))
     return tuple(probes)
+
+
+def calls_of(distribution: str) -> int:
+    """How many calls show a distribution. Where outputs hold NaN two, whose buffers hold NaN and something else
+    before them: what is not written must not pass for a NaN that belongs there."""
+    return 2 if distribution in ("nan", "masked", "infinite") else 1
 
 
 def _rows(problem: Problem, sizes: dict[str, int]) -> int:
@@ -248,6 +272,7 @@ def place(shape: Sequence[int], layout: str) -> Placement:
 
     contiguous; padded: rows lie 3 elements further apart than needed; transposed: the last two dimensions swapped
     in memory; offset: contiguous, but one element past the buffer's start, so that wide loads are misaligned.
+    Of a mixed layout (`kernels.candidate.MIXED`), ask for the part that `layout_at` names.
     """
     sizes = tuple(int(n) for n in shape)
     if layout == "padded" and sizes:
@@ -258,6 +283,13 @@ def place(shape: Sequence[int], layout: str) -> Placement:
         return Placement(math.prod(sizes), sizes, (*inner[:-2], inner[-1], inner[-2]), 0)
     offset = 1 if layout == "offset" else 0
     return Placement(math.prod(sizes) + offset, sizes, _dense(sizes), offset)
+
+
+def layout_at(layout: str, position: int) -> str:
+    """The layout of the input at a position."""
+    if layout not in MIXED:
+        return layout
+    return MIXED[layout][position % 2 if layout == "odd_padded" else position // 2 % 2]
 
 
 def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -278,4 +310,7 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 def laid_out(inputs: Inputs, layout: str) -> Inputs:
     """All tensors of a problem's inputs in one layout; numbers unchanged."""
-    return tuple(lay_out(x, layout) if isinstance(x, torch.Tensor) else x for x in inputs)
+    return tuple(
+        lay_out(x, layout_at(layout, position)) if isinstance(x, torch.Tensor) else x
+        for position, x in enumerate(inputs)
+    )

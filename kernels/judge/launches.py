@@ -13,8 +13,9 @@ from kernels.draw import TWIN, mix
 from kernels.judge import inputs
 from kernels.judge import plan as launch_plan
 from kernels.judge.contestants import Hosted
-from kernels.judge.examine import Examiner, HostRunner, PlanRunner, class_refusal
+from kernels.judge.examine import Examiner
 from kernels.judge.inputs import Probe
+from kernels.judge.runners import HostRunner, PlanRunner, class_refusal
 from kernels.judge.sanitizer import Exhibit
 from kernels.judge.track import Truths
 from kernels.judge.verdict import RESULTS, Reason, Refusal
@@ -95,7 +96,13 @@ def replay(trial: Trial, problem: Problem, plans: Sequence[tuple[Case, launch_pl
             probes = [Probe("integrity", case, "normal", (a, b, a, a + TWIN) if whole else (a,))]
             if whole:
                 others = [name for name in problem.distributions if name != "normal"]
-                probes += [Probe("values", case, name, (mix(rng.getrandbits(64)),)) for name in others]
+                probes += [
+                    Probe(
+                        "values", case, name, tuple(mix(rng.getrandbits(64)) for _ in range(inputs.calls_of(name)))
+                    )
+                    for name in others
+                ]
+                probes.append(Probe("determinism", case, "normal", (b,) * 4, under_load=True))
             for number, probe in enumerate(probes):
                 try:
                     with trial.judge.quiet.shared():
@@ -164,7 +171,7 @@ def _sizes(values: Inputs) -> list[int]:
 
 
 def _output_sizes(examiner: Examiner, case: Case, values: Inputs) -> Iterator[int]:
-    for shape, dtype in examiner.output_forms(case, values, backward=False):
+    for shape, dtype in examiner.output_forms(case, values):
         count = 1
         for size in shape:
             count *= size

@@ -28,6 +28,7 @@ from kernels.judge import isolation
 from kernels.judge.buffers import CpuLender, CudaLender, Lender
 from kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
 from kernels.judge.reach import paths
+from kernels.judge.usage import folder_bytes, resident_bytes, state
 from kernels.judge.verdict import SELF_REPORTED, Reason, Refusal
 from kernels.judge.zygote import children
 
@@ -43,10 +44,12 @@ class JudgeBroken(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one host may use. `vram_bytes` counts torch's and the driver's own share too."""
+    """What one host may use. `vram_bytes` counts torch's and the driver's own share too; `all_calls_s` bounds the
+    answers' waiting times together, so that nobody holds the judge by being slow without ever hanging."""
 
     import_s: float = 60.0
     call_s: float = 60.0
+    all_calls_s: float = 900.0
     cpu_s: int = 600
     memory_bytes: int = 16 << 30
     vram_bytes: int = 64 << 30
@@ -110,7 +113,8 @@ class Zygote:
         status_read, status_write = os.pipe()
         key = secrets.token_bytes(32)
         lent = lender or (CudaLender() if self.device == "cuda" else CpuLender())
-        descriptors = [its.fileno(), output_write, status_write]
+        written = os.memfd_create("order", os.MFD_CLOEXEC)  # it names every package here: more than a packet holds
+        descriptors = [written, its.fileno(), output_write, status_write]
         if isinstance(lent, CpuLender):
             descriptors.append(lent.descriptor)
         address = None if self.device == "cuda" else limits.memory_bytes + (8 << 30)
@@ -130,15 +134,17 @@ class Zygote:
             },
         }
         try:
+            with os.fdopen(os.dup(written), "wb") as file:
+                file.write(json.dumps(order).encode())
             with self._lock:
-                socket.send_fds(self._line, [json.dumps(order).encode()], descriptors)
+                socket.send_fds(self._line, [b"start"], descriptors)
                 pid = int(json.loads(self._line.recv(1 << 12) or b"{}").get("pid", 0))
         except OSError as error:
             raise JudgeBroken(f"zygote: gone ({error})") from error
         finally:
             its.close()
-            os.close(output_write)
-            os.close(status_write)
+            for descriptor in (written, output_write, status_write):
+                os.close(descriptor)
         if pid == 0:
             raise JudgeBroken(f"zygote: the {role} host did not start: {_read_all(output_read)[-500:]!r}")
         return Process(role, pid, Channel(mine, key, b"J"), output_read, status_read, lent, limits, scratch)
@@ -197,6 +203,7 @@ class Process:
         self._vram_of: Callable[[int], int] | None = None
         self._free_vram: Callable[[], int] | None = None
         self._ended: Refusal | None = None
+        self._waited_s = 0.0
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._drain, self._watch)]
         for thread in self._threads:
@@ -219,9 +226,15 @@ class Process:
 
     def request(self, body: Mapping[str, Any], timeout_s: float, blob: bytes = b"", stage: str = "") -> Message:
         """One order and its answer. Raises Refusal (the candidate's fault)."""
+        start = time.monotonic()
         try:
             self._channel.send(body, blob)
             answer = self._channel.receive(timeout_s)
+            self._waited_s += time.monotonic() - start
+            if self._waited_s > self.limits.all_calls_s:
+                self.kill()
+                text = f"its answers took {self._waited_s:.0f} s, more than {self.limits.all_calls_s:g} in all"
+                raise Refusal(Reason.call_timeout, text, stage)
         except ChannelTimeout as error:
             below = len(self.descendants())
             self.kill()
@@ -273,10 +286,14 @@ class Process:
         return self.use.output.decode(errors="replace")
 
     def pause(self) -> None:
-        """Stop it and its children from running until `resume`."""
+        """Stop it and its children from running until `resume`; returns once the kernel shows it stopped."""
         for pid in (self.pid, *self.descendants()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
+        for _ in range(1000):
+            if state(self.pid) not in ("R", "S", "D"):
+                return
+            time.sleep(0.0002)
 
     def resume(self) -> None:
         for pid in (self.pid, *self.descendants()):
@@ -305,11 +322,7 @@ class Process:
         for _ in range(100):
             if self._ended is not None:
                 return self._ended
-            try:
-                waited = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-            except OSError:
-                waited = True
-            if waited:
+            if state(self.pid) in ("Z", ""):
                 break
             time.sleep(0.01)
         time.sleep(0.2)  # let the keeper write how it ended, and the watch say why it ended it
@@ -352,7 +365,7 @@ class Process:
         watched = not self.layers.get("scratch", "").startswith("tmpfs")
         while not self._closed.wait(_WATCH_S):
             below = self.descendants()
-            memory = sum(_resident_bytes(pid) for pid in (self.pid, *below))
+            memory = resident_bytes((self.pid, *below))
             self.use.memory_bytes = max(self.use.memory_bytes, memory)
             self.use.processes = max(self.use.processes, len(below))
             if memory > self.limits.memory_bytes:
@@ -368,27 +381,8 @@ class Process:
                     self._end(Reason.vram_limit, f"{vram} bytes of VRAM, more than {self.limits.vram_bytes}")
             if self._free_vram is not None and self._free_vram() < _VRAM_RESERVE_BYTES:
                 self._end(Reason.vram_limit, "left the GPU less free memory than the judge needs")
-            if watched and _folder_bytes(self._scratch) > self.limits.scratch_bytes:
+            if watched and folder_bytes(self._scratch) > self.limits.scratch_bytes:
                 self._end(Reason.disk_limit, f"more than {self.limits.scratch_bytes} bytes written")
-
-
-def _resident_bytes(pid: int) -> int:
-    """Private and shared anonymous memory in use; the zygote's inherited pages are not counted."""
-    try:
-        fields = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    wanted = ("Private_Dirty:", "Private_Clean:", "Swap:")
-    return sum(int(line.split()[1]) << 10 for line in fields.splitlines() if line.startswith(wanted))
-
-
-def _folder_bytes(folder: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(root) / name).lstat().st_blocks * 512
-    return total
 
 
 def order_inputs(items: Sequence[Any]) -> list[Any]:

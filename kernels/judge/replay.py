@@ -7,6 +7,7 @@ its own clock and outputs against its own copies.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from kernels.judge import cuda, plan
+from kernels.judge.beside import load_beside
 from kernels.judge.blend import blend_into
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
@@ -89,10 +91,11 @@ class Replayer:
             case "spoiler":
                 self._spoiler = cuda.Spoiler(blob)
             case "run":
-                for index in order["order"]:
-                    if order.get("spoil") and self._spoiler is not None:
-                        self._spoiler()
-                    self._fire(self._slots[index])
+                with load_beside("cuda") if order.get("load") else contextlib.nullcontext():
+                    for index in order["order"]:
+                        if order.get("spoil") and self._spoiler is not None:
+                            self._spoiler()
+                        self._fire(self._slots[index])
                 torch.cuda.synchronize()
             case "time":
                 return {"ok": True, "seconds": self._time(order["order"], order["seeds"], order["flush_bytes"])}

@@ -14,10 +14,11 @@ from kernels.judge import inputs, static
 from kernels.judge import plan as launch_plan
 from kernels.judge.contest import FULL, Pace, Race, slot_count
 from kernels.judge.contestants import Baseline, Hosted, Replayed
-from kernels.judge.examine import Examiner, HostRunner, PlanRunner, class_refusal
+from kernels.judge.examine import Examiner
 from kernels.judge.inputs import Probe, Scope
 from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
 from kernels.judge.process import JudgeBroken
+from kernels.judge.runners import HostRunner, PlanRunner, class_refusal
 from kernels.judge.sanitizer import sanitize
 from kernels.judge.timing import decide
 from kernels.judge.track import Track, Truths
@@ -245,7 +246,9 @@ class Trial:
         with contextlib.ExitStack() as stack:
             try:
                 runner = self.compile(stack)
-                Examiner(self.problem, self.candidate, self.judge.device, runner).probe(alone)
+                again = Examiner(self.problem, self.candidate, self.judge.device, runner)
+                again.fill_always = examiner.fill
+                again.probe(alone)
             except Refusal:
                 return
         text = f"a fresh process answers rightly, this one after {examiner.found.calls} calls not: {refusal.detail}"

@@ -1,9 +1,10 @@
 """A warm process with torch and Triton imported, one thread and no CUDA context: hosts are forked from it.
 
-`python -m kernels.judge.zygote FD DEVICE` serves one judge over one socket: an order (JSON and descriptors) makes
-one process, for one source, once. Between the zygote and each host stands a *keeper*: it enters namespaces, adopts
-whatever the host leaves behind, ends all of it with the host, and says on the status pipe how the host ended. When
-the judge goes, the socket closes, the zygote ends, and the kernel ends keepers and hosts after it.
+`python -m kernels.judge.zygote FD DEVICE` serves one judge over one socket: an order (descriptors, of which the
+first is a file of JSON) makes one process, for one source, once. Between the zygote and each host stands a
+*keeper*: it enters namespaces, adopts whatever the host leaves behind, ends all of it with the host, and says on the
+status pipe how the host ended. When the judge goes, the socket closes, the zygote ends, and the kernel ends keepers
+and hosts after it.
 """
 
 from __future__ import annotations
@@ -69,13 +70,16 @@ def serve(line: socket.socket, device: str) -> None:
     """Answer orders until the judge hangs up."""
     line.send(b'{"ready":true}')
     while True:
-        data, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 4)
+        data, received, _, _ = socket.recv_fds(line, 1 << 12, 5)
         if not data:
             return
+        written, *descriptors = received
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        order = json.loads(data)
+        with os.fdopen(written, "rb") as file:
+            file.seek(0)
+            order = json.load(file)
         read_end, write_end = os.pipe()
         keeper = os.fork()
         if keeper == 0:

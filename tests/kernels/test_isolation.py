@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernels.judge import isolation, seccomp
+from kernels.judge import process as process_module
 from kernels.judge.process import Limits, Process, Zygote
 from kernels.judge.verdict import Reason, Refusal
 from kernels.judge.zygote import policy_of
@@ -105,6 +106,31 @@ def test_abuse_ends_the_host_with_a_reason_and_leaves_the_judge_alive(
     assert not Path(f"/proc/{process.pid}").exists()
     with zygote.start("candidate", LIMITS) as fresh:
         assert "still here" in attempt(fresh, "return 'still here'")
+
+
+def test_answers_that_are_never_late_but_long_in_all_end_it(zygote: Zygote) -> None:
+    """A second a call is no timeout; a hundred such calls would hold the judge."""
+    slow = "import time\ntime.sleep(0.5)\nreturn 'at last'"
+
+    def call_on(process: Process) -> None:
+        for _ in range(100):
+            attempt(process, slow)
+
+    with zygote.start("candidate", replace(LIMITS, all_calls_s=1.2)) as process, pytest.raises(Refusal) as caught:
+        call_on(process)
+    assert caught.value.reason is Reason.call_timeout
+    assert "in all" in caught.value.detail
+
+
+def test_an_order_may_name_more_packages_than_a_packet_holds(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of thousands of packages on the path must not end the process that starts all others."""
+    known = process_module.paths("cpu", False)
+    many = [*known["readable"], *(f"/nowhere/{'x' * 80}/{number}" for number in range(5000))]
+    monkeypatch.setattr(process_module, "paths", lambda *_: {**known, "readable": many})
+    with zygote.start("candidate", LIMITS) as process:
+        assert "still here" in attempt(process, "return 'still here'")
 
 
 def test_a_hang_at_import_ends_at_its_deadline(zygote: Zygote) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -9,9 +11,12 @@ import torch
 
 from kernels.candidate import Candidate, Domain
 from kernels.judge.contest import Pace
+from kernels.judge.contestants import Hosted
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge, Request
-from kernels.judge.track import Truths
+from kernels.judge.runners import HostRunner
+from kernels.judge.track import Track, Truths
+from kernels.judge.usage import state
 from kernels.judge.verdict import Reason, Status
 from kernels.problem import Case
 from kernels.problems import named
@@ -187,6 +192,28 @@ return kept[-1]""".strip()
             replace(candidate, kind="own_kernel"), problem, Request(TINY, pace, static=False), b"runs"
         )
     assert verdict.reason is Reason.timed_output_wrong, verdict.detail
+
+
+def test_a_callable_is_stopped_while_the_values_of_its_timed_calls_are_made(cpu_judge: Judge) -> None:
+    """Else a thread of its own could compute the answers before the clock runs."""
+    case = Case.of("float32", m=8, n=64)
+    states: list[str] = []
+    blend = Track.blend
+
+    def watched(self: Track, numbers: Iterable[int], rng: random.Random) -> None:
+        states.append(state(self.process.pid))
+        blend(self, numbers, rng)
+
+    with cpu_judge.start("candidate") as process, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Track, "blend", watched)
+        HostRunner.load(process, library("return torch.softmax(x, -1)"), SOFTMAX)
+        track = Track(process, SOFTMAX, case, (), 4, "cpu", Truths())
+        entrant = Hosted(track)
+        for slot in range(4):
+            track.refresh(slot, slot + 1)
+        assert entrant.seconds([0, 1]) > 0
+        assert state(process.pid) != "T"
+    assert states == ["T"] * 6
 
 
 def test_a_fault_in_the_judges_own_machinery_is_nobodys_verdict_and_the_judge_goes_on(cpu_judge: Judge) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.candidate import Bound, Candidate, Domain
+from kernels.candidate import MIXED, Bound, Candidate, Domain
 from kernels.judge.correctness import compare, expected
 from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, STAGES, laid_out, lay_out, place, plan
 from kernels.problem import Case, Problem, ProblemError
@@ -57,7 +57,8 @@ def test_a_plan_covers_dtypes_layouts_and_edges(problem: Problem) -> None:
     probes = plan(problem, _candidate(problem), b"cover", CPU)
     sweep = [p.case for p in probes if p.stage == "sweep"]
     assert {c.dtype for c in sweep} == set(problem.dtypes)
-    assert {c.layout for c in sweep} == set(problem.layouts)
+    mixed = {name for name, parts in MIXED.items() if set(parts) <= set(problem.layouts)}
+    assert {c.layout for c in sweep} == set(problem.layouts) | mixed
     order = [STAGES.index(p.stage) for p in probes]
     assert order == sorted(order)
     assert {p.distribution for p in probes if p.stage == "values"} == set(problem.distributions)
@@ -65,6 +66,9 @@ def test_a_plan_covers_dtypes_layouts_and_edges(problem: Problem) -> None:
         asked = {c[axis.name] for c in sweep}
         assert len(asked & set(axis.edges)) >= len(axis.edges) - 1, (axis, asked)
     assert any(p.backward for p in probes) == bool(problem.gradients)
+    alone = {p.gradients(problem) for p in probes if p.alone >= 0}
+    assert alone == ({(position,) for position in problem.gradients} if len(problem.gradients) > 1 else set())
+    assert all(len(p.seeds) == 2 for p in probes if p.distribution == "nan")
 
 
 def test_plans_depend_on_the_secret_alone() -> None:

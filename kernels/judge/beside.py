@@ -1,0 +1,59 @@
+"""What goes on beside a call while it is examined: other work on the GPU, or inputs that only just arrive.
+
+An order of execution that is merely usual changes here. In the candidate's process this is an offer that hostile
+code can decline; a replay makes the same of its launches, and the answer is held against the oracle either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+_LATE_CYCLES = 4_000_000  # about 2 ms
+
+
+@contextlib.contextmanager
+def load_beside(device: str) -> Iterator[None]:
+    """Keep another stream busy with matrix products meanwhile."""
+    if device != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        square = torch.ones(1024, 1024, device="cuda", dtype=torch.float16)
+        for _ in range(200):
+            square = torch.mm(square, square).clamp_(0, 1)
+    yield
+    stream.synchronize()
+
+
+@contextlib.contextmanager
+def late_inputs(inputs: Sequence[Any], device: str) -> Iterator[list[Any]]:
+    """The inputs as copies that a stream of its own, current meanwhile, has yet to make: who does not work on the
+    current stream reads NaN (0 in integers). On the CPU the copies are there at once."""
+    copies = [_blank(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+    if device != "cuda":
+        _fill(copies, inputs)
+        yield copies
+        return
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]
+        _fill(copies, inputs)
+        yield copies
+    stream.synchronize()
+
+
+def _blank(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.fill_(float("nan") if tensor.is_floating_point() else 0)
+
+
+def _fill(copies: Sequence[Any], inputs: Sequence[Any]) -> None:
+    for copy, x in zip(copies, inputs, strict=True):
+        if isinstance(x, torch.Tensor):
+            copy.copy_(x)

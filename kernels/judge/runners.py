@@ -1,0 +1,134 @@
+"""How a probe's call reaches a candidate: its own process calls the entry, or the judge's replays a launch plan.
+
+Also what a recorded call says about the class that the candidate declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kernels.candidate import Candidate
+from kernels.judge import plan as launch_plan
+from kernels.judge.buffers import View
+from kernels.judge.inputs import Probe
+from kernels.judge.process import Process, order_inputs
+from kernels.judge.verdict import Reason, Refusal
+from kernels.problem import Case, Problem
+
+# Moving data is no computation: an own kernel may ask torch for it, though no launch plan then holds it.
+_HELPERS = {"clone", "copy_", "_to_copy", "fill_", "full", "full_like", "new_full", "ones", "ones_like", "new_ones"}
+_MOVES = {"clone", "copy_", "_to_copy", "_reshape_copy"}  # the whole work of an operation that only moves data
+_HELPERS |= {"arange", "scalar_tensor", "lift_fresh_copy", "resize_", "set_", "record_stream", "_reshape_copy"}
+
+
+class Runner(Protocol):
+    """Runs a candidate once on buffers that were already filled. aliases: outputs that lay in an input's memory."""
+
+    process: Process
+    aliases: list[int]
+
+    def run(
+        self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
+    ) -> None:
+        """Raises Refusal. `inputs`: a View, or a Python number."""
+
+
+@dataclass
+class HostRunner:
+    """A Triton or Python candidate, called in its own process."""
+
+    process: Process
+    candidate: Candidate
+    problem: Problem
+    record: bool = False  # ask for a launch plan with the next call
+    last: Mapping[str, Any] = field(default_factory=dict)
+    last_blob: bytes = b""
+    aliases: list[int] = field(default_factory=list)
+
+    @classmethod
+    def load(
+        cls,
+        process: Process,
+        candidate: Candidate,
+        problem: Problem,
+        step: tuple[tuple[int, ...], int] | None = None,
+    ) -> HostRunner:
+        """`step`: make the entry a training step: gradients at these positions of so many inputs."""
+        order = {
+            "step": step,
+            "op": "load",
+            "source": candidate.source,
+            "entry": candidate.entry,
+            "language": candidate.language,
+            "vram_bytes": process.limits.vram_bytes,
+        }
+        process.request(order, process.limits.import_s, stage="compile")
+        return cls(process, candidate, problem)
+
+    def run(
+        self,
+        case: Case,
+        inputs: Sequence[Any],
+        outputs: Sequence[View],
+        probe: Probe,
+        seeds: Sequence[View],
+    ) -> None:
+        order = {
+            "op": "call",
+            "inputs": order_inputs(inputs),
+            "outputs": [view.to_json() for view in outputs],
+            "mutates": list(self.candidate.mutates),
+            "gradients": list(probe.gradients(self.problem)) if probe.backward else [],
+            "seeds": [view.to_json() for view in seeds],
+            "load": probe.under_load,
+            "stream": probe.on_stream,
+            "record": self.record,
+        }
+        answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
+        self.last, self.last_blob = answer.body, answer.blob
+        told = answer.body.get("aliases")
+        self.aliases = [k for k in told if isinstance(k, int)] if isinstance(told, list) else []
+
+
+@dataclass
+class PlanRunner:
+    """A launch plan replayed in a judge-owned process; for CUDA C++ the plan follows from the declaration."""
+
+    process: Process
+    plan_of: Callable[[Case, Sequence[Any]], launch_plan.Plan]
+    sent: launch_plan.Plan | None = None
+    aliases: list[int] = field(default_factory=list)  # a plan's outputs are the judge's buffers
+
+    def run(
+        self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
+    ) -> None:
+        wanted = self.plan_of(case, inputs)
+        if wanted != self.sent:
+            body, blob = wanted.to_message()
+            self.process.request({"op": "plan", "plan": body}, self.process.limits.call_s, blob, probe.stage)
+            self.sent = wanted
+        slot = {"in": order_inputs(inputs), "out": [view.to_json() for view in outputs]}
+        self.process.request({"op": "slots", "slots": [slot]}, self.process.limits.call_s, stage=probe.stage)
+        body = {"op": "run", "order": [0], "spoil": True, "load": probe.under_load}
+        self.process.request(body, self.process.limits.call_s, stage=probe.stage)
+
+
+def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, Any]) -> Refusal | None:
+    """Whether a recorded call contradicts the declared class: an own kernel launches kernels and computes nothing
+    through torch."""
+    if candidate.kind == "library" or candidate.language == "cuda":
+        return None
+    told = answer.get("opaque")
+    opaque = [str(name)[:100] for name in told] if isinstance(told, list) else []
+    moves_only = all(problem.flops(case) == 0 for case in problem.cases)
+    computed = sorted(set(opaque) - (_HELPERS - _MOVES if moves_only else _HELPERS))
+    if computed:
+        text = f"declared {candidate.kind!r}, but computes with torch's {', '.join(computed[:5])}"
+        return Refusal(Reason.library_call, text, "smoke")
+    if not answer.get("launches"):
+        return Refusal(
+            Reason.library_call, f"declared {candidate.kind!r}, but launches no kernel of its own", "smoke"
+        )
+    return None
