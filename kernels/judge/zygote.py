@@ -2,9 +2,9 @@
 
 `python -m kernels.judge.zygote FD DEVICE` serves one judge over one socket: an order (descriptors, of which the
 first is a file of JSON) makes one process, for one source, once. Between the zygote and each host stands a
-*keeper*: it enters namespaces, adopts whatever the host leaves behind, ends all of it with the host, and says on the
-status pipe how the host ended. When the judge goes, the socket closes, the zygote ends, and the kernel ends keepers
-and hosts after it.
+*keeper*: it enters namespaces, adopts whatever the host leaves behind, ends all of it with the host, and says on
+the status pipe how the host ended. When the judge goes, the socket closes, the zygote ends, and the kernel ends
+keepers and hosts after it.
 """
 
 from __future__ import annotations
