@@ -29,11 +29,11 @@ REMEDIES: Mapping[Fault, tuple[ActionKind, ...]] = {
     _F.HBM_IMMINENT: _HARDWARE,
     _F.HBM_DEGRADED: _HARDWARE,
     _F.XID: _HARDWARE,
-    _F.GPU_LOST: (_A.REBOOT_NODE, _A.CORDON),
-    _F.NVLINK_DEGRADED: (_A.RESET_GPU, _A.DRAIN, _A.CORDON),
-    _F.PCIE_DEGRADED: (_A.REBOOT_NODE, _A.DRAIN, _A.CORDON),
-    _F.NETWORK_DEGRADED: (_A.DRAIN, _A.CORDON),
-    _F.THROTTLE: (_A.DRAIN, _A.CORDON),
+    _F.GPU_LOST: (_A.REBOOT_NODE, _A.CORDON, _A.TAINT),
+    _F.NVLINK_DEGRADED: (_A.RESET_GPU, _A.DRAIN, _A.CORDON, _A.TAINT),
+    _F.PCIE_DEGRADED: (_A.REBOOT_NODE, _A.DRAIN, _A.CORDON, _A.TAINT),
+    _F.NETWORK_DEGRADED: (_A.DRAIN, _A.CORDON, _A.TAINT),
+    _F.THROTTLE: (_A.DRAIN, _A.CORDON, _A.TAINT),
     _F.OOM_KILL: (),
     _F.SOURCE_LOST: (),
     _F.ANOMALY: (),
@@ -59,7 +59,7 @@ def choose(situation: Situation, playbooks: Sequence[Playbook], can: frozenset[A
     watch = watched_only(situation)
     if watch is not None:
         return Choice(Proposal(None, watch))
-    for kind in (*remedies(situation), _A.NOTIFY_OWNER):
+    for kind in (*remedies(situation), _A.SUGGEST_SCALING, _A.NOTIFY_OWNER):
         if kind not in by_kind:
             considered.append((kind, "no playbook for it is installed"))
         elif can is not None and kind not in can:

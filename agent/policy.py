@@ -91,7 +91,7 @@ class Rule(StrEnum):
 
 PEOPLE: Mapping[Rule, int] = {Rule.AUTOMATIC: 0, Rule.ONE: 1, Rule.TWO: 2}
 _STRICTNESS = list(Rule)
-_HARMLESS = frozenset({ActionKind.NONE, ActionKind.OBSERVE, ActionKind.NOTIFY_OWNER})
+_HARMLESS = frozenset({ActionKind.NONE, ActionKind.OBSERVE, ActionKind.NOTIFY_OWNER, ActionKind.SUGGEST_SCALING})
 _MUST_SIGN_IN = frozenset({ActionKind.REBOOT_NODE, ActionKind.OPEN_RMA})
 
 

@@ -56,7 +56,7 @@ STAGE_OF = {
 """The stage that an incident in a state needs; in the other states it waits for a person or for the signals."""
 
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
-CONTAINMENT = frozenset({ActionKind.CORDON, ActionKind.QUARANTINE_GPU, ActionKind.DRAIN})
+CONTAINMENT = frozenset({ActionKind.TAINT, ActionKind.CORDON, ActionKind.QUARANTINE_GPU, ActionKind.DRAIN})
 """Taking these back while the fault is still there would put it back to work."""
 
 

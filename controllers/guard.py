@@ -21,8 +21,8 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind
 
 _A, _K = ActionKind, SubjectKind
-TAKES_CAPACITY = frozenset({_A.QUARANTINE_GPU, _A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})
-HARMLESS = frozenset({_A.NONE, _A.OBSERVE, _A.NOTIFY_OWNER, _A.OPEN_RMA})
+TAKES_CAPACITY = frozenset({_A.QUARANTINE_GPU, _A.TAINT, _A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})
+HARMLESS = frozenset({_A.NONE, _A.OBSERVE, _A.NOTIFY_OWNER, _A.SUGGEST_SCALING, _A.OPEN_RMA})
 OPT_OUT_FACT = "nightshift-opt-out"
 """An inventory fact (a label or annotation of the node, job or pod) that keeps us away when it is `true`."""
 

@@ -28,9 +28,11 @@ _MARK = {Severity.CRITICAL: "🔴", Severity.WARNING: "🟠", Severity.INFO: "�
 _DAMAGED = frozenset({Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
 _DOES = {
     ActionKind.NOTIFY_OWNER: "tell the owner",
+    ActionKind.SUGGEST_SCALING: "suggest more replicas",
     ActionKind.RESTART_JOB: "restart the job once",
     ActionKind.RESTART_POD: "restart the pod",
     ActionKind.QUARANTINE_GPU: "take the GPU out of use",
+    ActionKind.TAINT: "taint the node",
     ActionKind.CORDON: "cordon the node",
     ActionKind.UNCORDON: "uncordon the node",
     ActionKind.DRAIN: "drain the node",

@@ -14,6 +14,8 @@ QUARANTINE = "nightshift.dev/quarantined-gpus"
 QUARANTINE_LABEL = "nightshift.dev/quarantined"
 """Label of a node with at least one quarantined GPU, for schedulers' node affinity."""
 
+TAINT = "nightshift.dev/degraded"
+"""Key of our taint; its value names the fault, its effect is NoSchedule."""
 REPAIR_LABEL = "nightshift.dev/repair"
 """Label of our own repair Jobs and their pods."""
 
@@ -24,6 +26,22 @@ def path(name: str) -> str:
 
 def is_cordoned(node: Object) -> bool:
     return (node.get("spec") or {}).get("unschedulable") is True
+
+
+def taints(node: Object) -> list[Object]:
+    return list((node.get("spec") or {}).get("taints") or [])
+
+
+def is_tainted(node: Object) -> bool:
+    """By us, or by somebody with our key."""
+    return any(taint.get("key") == TAINT for taint in taints(node))
+
+
+def taint_patch(node: Object, value: str | None) -> Object:
+    """All of a node's taints with ours, or without it where the value is None: a merge patch replaces the list."""
+    kept = [taint for taint in taints(node) if taint.get("key") != TAINT]
+    ours = [] if value is None else [{"key": TAINT, "value": value, "effect": "NoSchedule"}]
+    return {"spec": {"taints": kept + ours or None}}
 
 
 def quarantined(node: Object) -> list[str]:

@@ -33,7 +33,9 @@ from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
 from controllers.actuators import kube_nodes, kube_rights
 from controllers.actuators.kube_client import KubeClient, Object
-from controllers.actuators.kubernetes import MARKER, POLL_S, KubernetesActuator, KubernetesSettings
+from controllers.actuators.kube_marks import MARKER
+from controllers.actuators.kube_workloads import POLL_S
+from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 
 _A, _O = ActionKind, OutcomeStatus
 PAUSED = "paused-for-gpu-reset"

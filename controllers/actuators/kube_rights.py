@@ -57,6 +57,10 @@ OBSERVE_EVENTS = _rights("list watch", "events") | frozenset(
 """What following events and changes takes beside that (`collectors.kube_events`)."""
 
 RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
+    ActionKind.SUGGEST_SCALING: _rights("get", "replicasets", "apps")
+    | _rights("get", "deployments", "apps")
+    | _rights("list", "horizontalpodautoscalers", "autoscaling"),
+    ActionKind.TAINT: _rights("get patch", "nodes"),
     ActionKind.CORDON: _rights("get patch", "nodes"),
     ActionKind.UNCORDON: _rights("get patch", "nodes"),
     ActionKind.DRAIN: _rights("get patch", "nodes")
@@ -92,7 +96,7 @@ def refused(kube: KubeClient, kinds: Sequence[ActionKind], *, own_namespace: str
     """What is not permitted, such as `patch nodes`, in all namespaces and in the own one where repairs run; of
     jobs only Kubernetes's own kind is asked for, since others need their operator. Raises Temporary or
     Permanent."""
-    native = ("", KINDS[0].api.split("/")[1])
+    native = ("", KINDS[0].api.split("/")[1], "apps", "autoscaling")
     found = [str(right) for right in needed(kinds) if right.group in native and not is_allowed(kube, right)]
     own = dict.fromkeys(right for kind in kinds for right in sorted(OWN_RIGHTS.get(kind, frozenset())))
     return found + [f"{right} in {own_namespace}" for right in own if not is_allowed(kube, right, own_namespace)]

@@ -41,6 +41,7 @@ _K, _A = SubjectKind, ActionKind
 EFFECTS: Mapping[ActionKind, tuple[SubjectKind, Mapping[str, str]]] = {
     _A.RESTART_JOB: (_K.JOB, {"restarts": _COUNT, "running": _YES}),
     _A.RESTART_POD: (_K.POD, {"restarts": _COUNT, "running": _YES}),
+    _A.TAINT: (_K.NODE, {"tainted": _YES}),
     _A.CORDON: (_K.NODE, {"cordoned": _YES}),
     _A.UNCORDON: (_K.NODE, {"cordoned": _NO, "drained": _NO}),
     _A.DRAIN: (_K.NODE, {"cordoned": _YES, "drained": _YES}),
@@ -51,13 +52,14 @@ EFFECTS: Mapping[ActionKind, tuple[SubjectKind, Mapping[str, str]]] = {
 }
 """What each kind changes, and on what kind of subject."""
 _TAKE_BACK: Mapping[ActionKind, Mapping[str, str]] = {
+    _A.TAINT: {"tainted": _NO},
     _A.CORDON: {"cordoned": _NO},
     _A.UNCORDON: {"cordoned": _YES},
     _A.DRAIN: {"cordoned": _NO, "drained": _NO},
     _A.QUARANTINE_GPU: {"quarantined": _NO},
 }
 _DEFAULTS: Mapping[SubjectKind, Mapping[str, str]] = {
-    _K.NODE: {"cordoned": _NO, "drained": _NO, "boots": "1"},
+    _K.NODE: {"cordoned": _NO, "tainted": _NO, "drained": _NO, "boots": "1"},
     _K.GPU: {"quarantined": _NO, "resets": "0"},
     _K.JOB: {"running": _YES, "restarts": "0", "owner_notified": "0"},
     _K.POD: {"running": _YES, "restarts": "0"},

@@ -13,8 +13,22 @@ from controllers.playbooks.reboot_node import RebootNode
 from controllers.playbooks.reset_gpu import ResetGpu
 from controllers.playbooks.restart_job import RestartJob
 from controllers.playbooks.restart_pod import RestartPod
+from controllers.playbooks.suggest_scaling import SuggestScaling
+from controllers.playbooks.taint import Taint
 
-ALL = (NotifyOwner, RestartJob, RestartPod, QuarantineGpu, Cordon, Drain, ResetGpu, RebootNode, OpenRma)
+ALL = (
+    NotifyOwner,
+    SuggestScaling,
+    RestartJob,
+    RestartPod,
+    QuarantineGpu,
+    Taint,
+    Cordon,
+    Drain,
+    ResetGpu,
+    RebootNode,
+    OpenRma,
+)
 
 
 def build(economy: Economy | None = None) -> tuple[Playbook, ...]:

@@ -19,6 +19,7 @@ from agent.stages import LifecycleSettings, Parts
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, Actuator, BlastRadius, Precondition, Undo
 from controllers.actuators.kube_client import KubeClient
+from controllers.actuators.kube_nodes import is_tainted
 from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from detectors.base import State
@@ -32,6 +33,7 @@ from tests.kubernetes_api.rbac import ADMIN, User
 
 K, A, S = SubjectKind, ActionKind, IncidentState
 KINDS = [
+    A.TAINT,
     A.CORDON,
     A.UNCORDON,
     A.DRAIN,
@@ -113,6 +115,13 @@ def scene(cluster: Cluster, kind: ActionKind) -> tuple[str, Subject, tuple[str, 
         return batch.read_namespaced_job(name, cluster.namespace).spec.suspend is False
 
     match kind:
+        case A.TAINT:
+            return (
+                node,
+                target,
+                (),
+                lambda: is_tainted(cluster.api.sanitize_for_serialization(cluster.core.read_node(node))),
+            )
         case A.UNCORDON:
             ours = {"nightshift.dev/action.cordon": '{"id": "earlier", "phase": "done", "undone": false}'}
             cluster.core.patch_node(node, {"metadata": {"annotations": ours}, "spec": {"unschedulable": True}})
@@ -172,7 +181,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
     def plan(incident: Any) -> Action:
         facts = {A.CORDON: ("cordoned", "false"), A.UNCORDON: ("cordoned", "true"), A.DRAIN: ("drained", "false")}
         facts |= {A.QUARANTINE_GPU: ("quarantined", "false"), A.RESTART_POD: ("running", "true")}
-        facts |= {A.RESTART_JOB: ("running", "true")}
+        facts |= {A.RESTART_JOB: ("running", "true"), A.TAINT: ("tainted", "false")}
         conditions = (Precondition(target, *facts[kind]),) if kind in facts else ()
         return Action(
             id=f"{incident.id}-{incident.attempt + 1}".lower(),
@@ -180,7 +189,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
             target=target,
             why="because",
             blast_radius=BlastRadius(jobs=jobs, nodes=(node,)),
-            undo=Undo(kind in (A.CORDON, A.QUARANTINE_GPU), "take it back"),
+            undo=Undo(kind in (A.TAINT, A.CORDON, A.QUARANTINE_GPU), "take it back"),
             expires_at_s=clock.now_s() + 3600,
             params={"node": node},
             preconditions=conditions,

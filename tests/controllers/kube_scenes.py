@@ -118,7 +118,10 @@ def client_with(
     names = [user["name"] for user in cluster.kubeconfig["users"]]
     kubeconfig = {**cluster.kubeconfig, "users": [{"name": names[0], "user": {"token": token}}]}
     kube = KubeClient(config.new_client_from_config_dict(kubeconfig))
-    for rule, namespace in [(rules[-1], ""), *((rule, cluster.namespace) for rule in (own or [])[-1:])]:
+    for rule, namespace in [
+        *((rule, "") for rule in rules[-1:]),
+        *((rule, cluster.namespace) for rule in (own or [])[-1:]),
+    ]:
         plural, _, sub = rule["resources"][-1].partition("/")
         right = Right(rule["verbs"][-1], rule["apiGroups"][0], plural, sub)
         eventually(lambda: kube_rights.is_allowed(kube, right, namespace), f"{right} permitted")  # noqa: B023
@@ -197,3 +200,26 @@ def _pod_ends(cluster: Cluster, pod: str, phase: str, said: str) -> None:
     container = {"name": found.name, "image": found.image, "imageID": "i", "ready": False, "restartCount": 0}
     status = {"phase": phase, "containerStatuses": [{**container, "state": state}]}
     cluster.core.patch_namespaced_pod_status(pod, cluster.namespace, {"status": status})
+
+
+def served(cluster: Cluster, name: str = "server", replicas: int = 3, **annotations: str) -> str:
+    """`namespace/ReplicaSet` of a Deployment, as its controller made it, or as it would have."""
+    labels = {"app": name}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": "c", "image": "registry.invalid/none"}]},
+    }
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    body = {"metadata": {"name": name, "annotations": annotations}, "spec": spec}
+    apps = client.AppsV1Api(cluster.api)
+    made = apps.create_namespaced_deployment(cluster.namespace, body, field_manager="alice")
+    if not cluster.controlled:
+        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": made.metadata.uid}
+        meta = {"name": f"{name}-1", "labels": labels, "ownerReferences": [{**owner, "controller": True}]}
+        apps.create_namespaced_replica_set(cluster.namespace, {"metadata": meta, "spec": spec})
+
+    def look() -> list[Any]:
+        return list(apps.list_namespaced_replica_set(cluster.namespace, label_selector=f"app={name}").items)
+
+    (found,) = eventually(look, f"the ReplicaSet of {name}")
+    return f"{cluster.namespace}/{found.metadata.name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from controllers.action import Action, ActionKind, BlastRadius, Precondition, Un
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, stop_pods
+from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, served, stop_pods
 from tests.kubernetes_api.cluster import Cluster
 
 
@@ -39,6 +40,11 @@ def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None
             Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(action)
             cluster_cordoned = Subject(SubjectKind.NODE, node)
             return scene_action(kind, cluster_cordoned, {}, fact, "true"), after
+        case ActionKind.TAINT:
+            fact = "tainted"
+        case ActionKind.SUGGEST_SCALING:
+            target = Subject(SubjectKind.JOB, served(cluster))
+            return replace(scene_action(kind, target, {}, fact, wanted), preconditions=()), after
         case ActionKind.DRAIN:
             job(cluster, "gang", [node, cluster.node()])
             cluster.pod("single", node)
@@ -86,7 +92,7 @@ def test_each_action_needs_just_its_rights(cluster: Cluster, kind: ActionKind) -
     asked = [a for user, a in cluster.server.requests if user.name.startswith("system:serviceaccount:")]
     used = {Right(a.verb, a.group, a.resource, a.subresource) for a in asked}
     assert used <= RIGHTS[kind]
-    assert {right for right in RIGHTS[kind] - used if right.group in ("", "batch")} == set()
+    assert {right for right in RIGHTS[kind] - used if right.group in ("", "batch", "apps", "autoscaling")} == set()
 
 
 def test_following_the_cluster_needs_just_list_and_watch(cluster: Cluster) -> None:
@@ -123,4 +129,5 @@ def test_what_a_role_leaves_out_is_named(cluster: Cluster) -> None:
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
     ]
     lacks = identity(cluster, rules).refused()
-    assert set(lacks) == {"patch pods", "delete pods", "create pods/eviction", "get jobs", "patch jobs"}
+    scaling = {"get replicasets", "get deployments", "list horizontalpodautoscalers"}
+    assert set(lacks) == {"patch pods", "delete pods", "create pods/eviction", "get jobs", "patch jobs"} | scaling

@@ -120,6 +120,51 @@ def test_preconditions_that_no_longer_hold_are_named(cluster: Cluster, actuator:
     assert changed == [f"{node}: cordoned is true, expected false", "node:gone does not exist any more"]
 
 
+def test_a_drain_of_a_node_that_a_person_cordoned_leaves_it_cordoned(
+    cluster: Cluster, actuator: KubernetesActuator
+) -> None:
+    """It is emptied; the cordon was theirs and stays, undone or uncordoned."""
+    node = cluster.node(unschedulable=True)
+    cluster.pod("plain", node)
+    action = on_node(ActionKind.DRAIN, node)
+    assert finished(lambda: actuator.execute(action)).status is S.DONE
+    assert actuator.undo(action).status is S.REFUSED
+    assert actuator.execute(on_node(ActionKind.UNCORDON, node)).status is S.REFUSED
+    assert not schedulable(cluster, node)
+
+
+def test_a_taint_stands_beside_others_and_only_ours_is_taken_off(
+    cluster: Cluster, actuator: KubernetesActuator
+) -> None:
+    node = cluster.node(taints=[{"key": "theirs", "effect": "NoSchedule"}])
+    action = plan(ActionKind.TAINT, node, SubjectKind.NODE, value="throttle")
+
+    def taints() -> dict[str, str | None]:
+        return {t.key: t.value for t in cluster.core.read_node(node).spec.taints or []}
+
+    assert actuator.read(action).status is S.NOT_DONE
+    assert actuator.execute(action).status is S.DONE
+    assert {"theirs": None, "nightshift.dev/degraded": "throttle"}.items() <= taints().items()
+    assert schedulable(cluster, node), "what tolerates it may start"
+    assert actuator.execute(action).status is S.ALREADY_DONE
+    assert actuator.read(action).status is S.DONE
+    other = plan(ActionKind.TAINT, node, SubjectKind.NODE, value="other")
+    assert actuator.execute(other).status is S.ALREADY_DONE
+    assert actuator.undo(other).status is S.REFUSED
+    assert actuator.undo(action).status is S.DONE
+    assert "theirs" in taints()
+    assert "nightshift.dev/degraded" not in taints()
+
+
+def test_a_taint_that_somebody_took_off_stays_off(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    node = cluster.node()
+    action = plan(ActionKind.TAINT, node, SubjectKind.NODE, value="throttle")
+    actuator.execute(action)
+    cluster.core.patch_node(node, {"spec": {"taints": []}})
+    assert actuator.execute(action).status is S.REFUSED
+    assert actuator.read(action).status is S.NOT_DONE
+
+
 def test_a_drain_moves_what_must_move_and_leaves_the_rest(cluster: Cluster, actuator: KubernetesActuator) -> None:
     node = cluster.node()
     stay = cluster.daemon_pod("daemon", node)

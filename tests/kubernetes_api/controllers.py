@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import random
 import threading
 import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from . import disruption
@@ -67,6 +69,7 @@ class Controllers:
         self._works = {
             "Job": self._job,
             "DaemonSet": self._daemon_set,
+            "Deployment": self._deployment,
             "Node": self._node,
             "Namespace": self._namespace,
             "PodDisruptionBudget": self._budget,
@@ -209,6 +212,20 @@ class Controllers:
         before = (latest or {}).get("status") or {}
         if latest is not None and _timeless(status) != _timeless(before):
             self._write("Job", {**latest, "status": status})
+
+    def _deployment(self, namespace: str, name: str) -> None:
+        """Its ReplicaSet; no pods, since nobody would run them."""
+        found = self._find("Deployment", namespace, name)
+        if found is None or found["metadata"].get("deletionTimestamp"):
+            return
+        meta = found["metadata"]
+        made = f"{name}-{zlib.crc32(json.dumps(found['spec']['template'], sort_keys=True).encode()):x}"
+        if self._find("ReplicaSet", namespace, made) is None:
+            owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": meta["uid"]}
+            labels = (found["spec"]["template"].get("metadata") or {}).get("labels") or {}
+            spec = {k: found["spec"][k] for k in ("replicas", "selector", "template") if k in found["spec"]}
+            body = {"name": made, "labels": labels, "ownerReferences": [{**owner, "controller": True}]}
+            self._api.add("ReplicaSet", namespace, {"metadata": body, "spec": spec}, MANAGER)
 
     def _daemon_set(self, namespace: str, name: str) -> None:
         """A pod for each node that its selector and its tolerations let in; where to is said by affinity."""

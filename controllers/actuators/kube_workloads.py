@@ -1,0 +1,129 @@
+"""Pods and jobs as mitigations handle them: a pod that is replaced, a gang that stops and starts whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collectors.base import Permanent
+from collectors.subject import Subject, SubjectKind
+from controllers.action import Action, Outcome, OutcomeStatus, UnderWay
+from controllers.actuators import kube_jobs
+from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators.kube_marks import Marks
+
+POLL_S = 5.0
+
+
+class Workloads:
+    """What is done to pods and jobs. Each call goes one step; UnderWay until the last is done."""
+
+    def __init__(self, kube: KubeClient, marks: Marks, field_manager: str, now_s: Callable[[], float]) -> None:
+        self._kube, self.marks, self._manager, self._now_s = kube, marks, field_manager, now_s
+
+    def restart_pod(self, action: Action) -> Outcome:
+        """Deletes the very pod that was marked: its controller makes another. A bare pod is refused."""
+        path = pod_path(action.target.name)
+        pod = self._kube.find(path)
+        if pod is None:
+            return self._outcome(OutcomeStatus.DONE, f"{action.target} is gone; its controller replaces it")
+        meta = pod["metadata"]
+        if not any(r.get("controller") for r in meta.get("ownerReferences") or []):
+            return self._refused(action, "no controller owns it: deleted, it would not come back")
+        if not self.marks.has(pod, action):
+            wanted = action.params.get("uid")
+            if wanted is not None and wanted != meta["uid"]:
+                return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} has been replaced already")
+            pod = self.marks.patch(path, pod, action, {})
+        if not meta.get("deletionTimestamp"):
+            self._kube.request("DELETE", path, body={"preconditions": {"uid": meta["uid"]}})
+        raise UnderWay(f"{action.target} is terminating", retry_after_s=POLL_S)
+
+    def restart_job(self, action: Action) -> Outcome:
+        job = kube_jobs.find(self._kube, action.target)
+        if job is None:
+            raise Permanent(f"action {action.id}: {action.target} does not exist")
+        waiting = self.cycle(job, action)
+        if waiting is None:
+            return self._outcome(OutcomeStatus.DONE, f"{action.target} stopped whole and started anew")
+        raise UnderWay(waiting, retry_after_s=POLL_S)
+
+    def cycle(self, job: kube_jobs.FoundJob, action: Action) -> str | None:
+        """Stops a job, waits until its pods are gone, starts it again; None once it was started again."""
+        name, phase = f"{job.namespace}/{job.name}", self.marks.phase(job.object, action)
+        workload = kube_jobs.workload(self._kube, job)
+        if phase == "started":
+            return None
+        if phase is None:
+            if workload is None and job.suspended:
+                raise Permanent(f"job {name} is suspended by somebody else; it is theirs to start")
+            change = job.with_suspend(True) if workload is None else {}
+            self.marks.patch(job.path, job.object, action, change, phase="stopping")
+        if workload is not None and kube_jobs.is_active(workload):
+            kube_jobs.set_active(self._kube, workload, False, self._manager)
+        left = kube_jobs.live_pods(self._kube, job)
+        if phase is None or left:
+            return f"job {name} is stopping: {len(left)} pods left"
+        resume = job.with_suspend(False) if workload is None else {}
+        step = action.params.get("checkpoint_step")
+        if step is not None:
+            resume["metadata"] = {"annotations": {kube_jobs.RESUME_STEP: str(step)}}
+        if workload is not None:
+            kube_jobs.set_active(self._kube, kube_jobs.fresh(self._kube, workload), True, self._manager)
+        self.marks.patch(job.path, job.object, action, resume, phase="started")
+        return None
+
+    def gangs(self, pods: list[Object]) -> tuple[set[str], list[Object]]:
+        """Jobs among the pods' owners that span nodes, and the pods of none of them."""
+        gangs, single = set(), []
+        for pod in pods:
+            job = kube_jobs.owner_job(self._kube, pod)
+            nodes = {p["spec"].get("nodeName") for p in kube_jobs.live_pods(self._kube, job)} if job else set()
+            if job is not None and len(nodes) > 1:
+                gangs.add(f"{job.namespace}/{job.name}")
+            else:
+                single.append(pod)
+        return gangs, single
+
+    def gangs_of(self, node: Object, action: Action) -> set[str]:
+        mark = self.marks.of(node, action.kind) if self.marks.has(node, action) else None
+        jobs = (mark or {}).get("jobs")
+        return {str(job) for job in jobs} if isinstance(jobs, list) else set()
+
+    def cycle_named(self, name: str, action: Action) -> str | None:
+        job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
+        return self.cycle(job, action) if job is not None else None
+
+    def is_started(self, name: str, action: Action) -> bool:
+        job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
+        return job is None or self.marks.phase(job.object, action) == "started"
+
+    def read(self, action: Action) -> Outcome:
+        """How far a restart is."""
+        if action.target.kind is SubjectKind.POD:
+            pod = self._kube.find(pod_path(action.target.name))
+            if pod is None:
+                return self._outcome(OutcomeStatus.DONE, f"{action.target} is gone; its controller replaces it")
+            if self.marks.has(pod, action):
+                return self._outcome(OutcomeStatus.UNDER_WAY, f"{action.target} is terminating")
+            done = action.params.get("uid") not in (None, pod["metadata"]["uid"])
+            status = OutcomeStatus.DONE if done else OutcomeStatus.NOT_DONE
+            return self._outcome(status, f"{action.target} " + ("has been replaced" if done else "is there"))
+        job = kube_jobs.find(self._kube, action.target)
+        phase = self.marks.phase(job.object, action) if job else None
+        steps = {"started": OutcomeStatus.DONE, "stopping": OutcomeStatus.UNDER_WAY}
+        status = steps.get(phase or "", OutcomeStatus.NOT_DONE)
+        return self._outcome(status, f"{action.target}: {phase or 'untouched'}")
+
+    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
+        return Outcome(status, detail, self._now_s())
+
+    def _refused(self, action: Action, why: str) -> Outcome:
+        return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
+
+
+def pod_path(name: str) -> str:
+    """The path of `namespace/pod`. Raises Permanent where it is not that."""
+    namespace, _, pod = name.partition("/")
+    if not pod:
+        raise Permanent(f"pod {name!r} is not namespace/pod")
+    return f"/api/v1/namespaces/{namespace}/pods/{pod}"

@@ -1,0 +1,40 @@
+"""Suggest more replicas of a Deployment that lost one. Never done: an autoscaler or a repository owns that number.
+
+The suggestion names the owner and the change; whoever owns it decides. What was read is the outcome of the action.
+"""
+
+from __future__ import annotations
+
+from collectors.subject import SubjectKind
+from controllers.action import ActionKind, Proposal, Situation, Undo
+from controllers.playbooks.plan import Economy, draw_up, job_of
+
+
+class SuggestScaling:
+    """Fits what serves: pods that a ReplicaSet made, where nothing milder repairs them."""
+
+    kind = ActionKind.SUGGEST_SCALING
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> Proposal:
+        job = job_of(situation)
+        if job is None:
+            return Proposal(None, "it is not known which one workload this concerns")
+        inventory, at_s = situation.inventory, situation.at_s
+        pods = inventory.children(job, at_s, SubjectKind.POD)
+        if not any(inventory.fact(pod, "job_kind") == "ReplicaSet" for pod in pods):
+            return Proposal(None, "it is no Deployment: another replica would not help")
+        why = "a replica of it is lost or slow; whoever owns its replica count may add one meanwhile"
+        action = draw_up(
+            situation,
+            self._economy,
+            self.kind,
+            job,
+            why=why,
+            undo=Undo(False, "a suggestion changes nothing"),
+            note="nothing is scaled: the suggestion names the owner and the change",
+            needs_approval=False,
+        )
+        return Proposal(action, why)
