@@ -1,0 +1,150 @@
+"""The heuristic that ships: go down while what is believed of the job says that it is safe and worth it.
+
+Every window: believe (`belief.outlook`), then
+  - up, where the present level is no longer believed within the budget;
+  - down towards the level of least energy, a bounded step, only over levels whose slowdown is within the budget at
+    `sure` standard deviations (and within one point more at `surer`);
+  - to the reference for one window, where what is missing is a better reference;
+  - to the highest limit for good, where the cap was seen to save nothing.
+A job that draws far less than the lowest limit is left alone: no cap can bind on it. A window that no believed
+curve explains is a change of phase: everything about the job is forgotten and it starts again at the reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controllers.power.belief import TOP, Bank, Ints, N, Noise, Outlook, Windows, outlook
+from controllers.power.curves import LEVELS, Floats
+
+Bools = NDArray[np.bool_]
+J = np.arange(N)[None]
+
+
+@dataclass(frozen=True)
+class Care:
+    """How carefully a job is taken down. Shares, levels and standard deviations."""
+
+    budget: float = 0.05
+    sure: float = 2.5
+    surer: float = 4.0
+    stay_sure: float = 2.0  # believed within the budget by less than this: up
+    step: int = 3
+    first: int = 6  # windows at the reference before anything else
+    reference: float = 1.3  # windows at the reference: this times the root of all windows
+    near: float = 0.5  # share of the budget from which the reference has to be known well
+    worth: float = 0.003  # energy to be gained by a step
+    hope: float = 0.5  # standard deviations of that gain added: exploring
+    idle: float = 0.7  # a draw below this share of the lowest limit is left alone
+    jump: float = 6.0  # standard deviations of a window that no curve explains
+    noise: Noise = field(default_factory=Noise)
+
+
+@dataclass(eq=False)
+class Jobs:
+    """What is remembered of n jobs. `home`: the level believed best; a window may be spent at the reference
+    instead."""
+
+    windows: Windows
+    home: Ints
+    lowest: Ints
+    looks: Ints
+    given_up: Bools
+    strange: Ints
+    outlook: Outlook | None = None
+
+    @classmethod
+    def start(cls, lowest: Ints) -> Jobs:
+        n = len(lowest)
+        zeros = np.zeros(n, dtype=np.int64)
+        return cls(Windows.empty(n), np.full(n, TOP), lowest, zeros, np.zeros(n, dtype=bool), zeros.copy())
+
+
+def reachable(seen: Outlook, home: Ints, lowest: Ints, care: Care) -> tuple[Ints, Bools]:
+    """Lowest level that may be gone to, one safe level after another [n], and whether `home` itself may be kept
+    [n].
+
+    This is what every proposal for a job is clipped by, whoever makes it.
+    """
+    safe = (seen.slowdown + care.sure * seen.slowdown_sd <= care.budget) & (
+        seen.slowdown + care.surer * seen.slowdown_sd <= care.budget + 0.01
+    )
+    safe &= lowest[:, None] <= J
+    safe[:, TOP] = True
+    down = np.where(home[:, None] >= J, safe, True)
+    path = np.logical_and.accumulate(down[:, ::-1], 1)[:, ::-1]
+    path |= home[:, None] < J
+    local = np.arange(len(home))
+    here = seen.slowdown[local, home] + care.stay_sure * seen.slowdown_sd[local, home] <= care.budget
+    low = np.where(path, J, TOP).min(1)
+    return np.minimum(np.where(here, np.maximum(low, lowest), TOP), TOP), here | (home == TOP)
+
+
+def changed(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, noise: Noise, jump: float) -> Bools:
+    """Windows [n] unlike what was seen at the same level, twice running: a change of phase."""
+    local = np.arange(len(level))
+    n = jobs.windows.count[local, level]
+    known = n >= 3
+    n = np.maximum(n, 1.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        fast = np.abs(speed / (jobs.windows.speed[local, level] / n) - 1.0) / noise.speed
+        drawn = np.abs(draw / (jobs.windows.draw[local, level] / n) - 1.0) / noise.draw
+    odd = known & (np.maximum(fast, drawn) > jump)
+    jobs.strange = np.where(odd, jobs.strange + 1, np.where(known, 0, jobs.strange))
+    return np.asarray(jobs.strange >= 2)
+
+
+def look(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care: Care) -> Outlook:
+    """Takes one window of every job in (NaN: none) and says what is believed now."""
+    fresh = changed(jobs, level, speed, draw, care.noise, care.jump)
+    if fresh.any():
+        rows = np.flatnonzero(fresh)
+        jobs.windows.forget(rows)
+        jobs.home[rows], jobs.looks[rows] = TOP, 0
+        jobs.given_up[rows], jobs.strange[rows] = False, 0
+    every = np.arange(len(level))
+    kept = jobs.strange == 0  # a window under suspicion teaches nothing
+    jobs.windows.add(every[kept & ~fresh], level[kept & ~fresh], speed[kept & ~fresh], draw[kept & ~fresh])
+    jobs.looks += 1
+    jobs.outlook = outlook(bank, jobs.windows, jobs.home, care.noise)
+    return jobs.outlook
+
+
+def decide(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care: Care) -> Ints:
+    """The level of every job for the next window [n], after one at `level`."""
+    seen = look(jobs, level, speed, draw, bank, care)
+    return choose(jobs, seen, level, care)
+
+
+def choose(jobs: Jobs, seen: Outlook, level: Ints, care: Care) -> Ints:
+    home, lowest, count = jobs.home, jobs.lowest, jobs.windows.count
+    local = np.arange(len(home))
+    low, here = reachable(seen, home, lowest, care)
+    hoped = np.where(
+        (lowest[:, None] <= J) & (seen.slowdown <= care.budget), seen.gain + care.hope * seen.gain_sd, -1.0
+    )
+    target = hoped.argmax(1)
+    references = count[:, TOP]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        drawn = jobs.windows.draw[:, TOP] / references
+        at_home = np.maximum(count[local, home], 1.0)
+        saved = 1.0 - jobs.windows.draw[local, home] / at_home / drawn * (1.0 + seen.slowdown[local, home])
+    binds = drawn > care.idle * LEVELS[lowest]
+    worth = (hoped[local, target] > care.worth) & binds & ~jobs.given_up
+    down, up = worth & (target < home), worth & (target > home)
+    new = np.where(down, np.maximum.reduce([target, low, home - care.step]), home)
+    new = np.where(down, np.minimum(new, home), new)
+    new = np.where(up, np.minimum(target, home + care.step), new)
+    new = np.where(here, new, np.minimum(home + care.step, TOP))
+    costly = seen.slowdown[local, home] > 0.3 * care.budget
+    useless = (home < TOP) & (~down | costly) & (count[local, home] >= care.first) & (saved < care.worth)
+    jobs.given_up |= useless
+    new = np.where(jobs.given_up, TOP, new)
+    ready = references >= care.first
+    jobs.home = np.where(ready, new, np.where(references > 0, home, TOP))
+    blocked = (down & (new == home)) | (seen.slowdown[local, home] > care.near * care.budget)
+    probe = blocked & here & (references < care.reference * np.sqrt(jobs.looks)) & (level < TOP) & ready
+    return np.asarray(np.where(probe | ~ready, TOP, jobs.home))

@@ -1,0 +1,376 @@
+"""What no power proposal passes unchecked: pure code between any policy and the GPUs' limits.
+
+The proof rests on one number per GPU, its *worst* limit: the highest of what it was read to enforce, what it was
+last ordered, and the fallback that its node returns to without a lease; a GPU that was not read back counts at its
+default limit, one whose node was caught lying at its highest. An order is given only if the worst limits of a rack,
+its host power and the margin fit the budget. Since the worst limit covers the time before an order is carried out,
+after it, and after every lease has ended, the sum holds whichever of the agent, a node or the network dies, and
+when. From the same number follows that others are lowered, and read back as lowered, before anyone is raised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controllers.decision import Clip
+
+
+class Settings(BaseModel):
+    """What power control may never do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    margin_share: float = Field(0.03, ge=0, lt=1, description="Part of a rack's budget that is never given out")
+    dwell_s: float = Field(
+        30.0, ge=0, description="A limit stays at least this long, unless the budget lowers it (s)"
+    )
+    raise_w_per_min: float = Field(2000.0, gt=0, description="How fast a rack's limits may rise in sum (W/min)")
+    stale_s: float = Field(60.0, gt=0, description="Telemetry older than this: the GPU holds (s)")
+    lockout_s: float = Field(3600.0, gt=0, description="How long a job that was slowed too much is left alone (s)")
+    slowdown: float = Field(0.05, gt=0, lt=1, description="A job may be slowed by this share, unless it says less")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as it was seen. Limits in mW; None: not known."""
+
+    uuid: str
+    node: str
+    rack: str
+    job: str  # gang; empty: none
+    min_mw: int
+    max_mw: int
+    default_mw: int
+    fallback_mw: int  # what its node returns to without a lease
+    enforced_mw: int | None  # read back from telemetry, not from the node's answer
+    seen_age_s: float  # of that reading and of the job's speed
+    incident: bool = False
+    slowdown: float = 0.0  # measured, share; NaN: not known
+    slowdown_budget: float = 0.05
+
+
+@dataclass(frozen=True)
+class Rack:
+    name: str
+    budget_mw: int
+    host_mw: int  # everything in the rack that is no GPU, at its most
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the shield remembers between turns; plain, so that it can be kept and restored."""
+
+    ordered_mw: Mapping[str, int] = field(default_factory=dict)
+    confirmed: frozenset[str] = frozenset()  # GPUs whose last order was read back
+    changed_s: Mapping[str, float] = field(default_factory=dict)
+    manual: frozenset[str] = frozenset()  # GPUs that a person took over
+    liars: frozenset[str] = frozenset()  # nodes that said done and did not
+    unmet: Mapping[str, int] = field(default_factory=dict)  # turns that an order was not read back
+    locked_until_s: Mapping[str, float] = field(default_factory=dict)  # jobs
+    raised_at_s: Mapping[str, float] = field(default_factory=dict)  # racks
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Limits to be set, lowering and raising apart; a GPU in neither is left as it is."""
+
+    lower_mw: Mapping[str, int]
+    raise_mw: Mapping[str, int]
+    clips: Mapping[str, tuple[Clip, ...]]  # by GPU
+    memory: Memory
+    overdrawn: Mapping[str, int]  # racks whose worst case does not fit, and by how much (mW)
+
+    @property
+    def limits_mw(self) -> dict[str, int]:
+        return {**self.raise_mw, **self.lower_mw}
+
+
+PATIENCE = 3
+"""Turns within which an order has to be read back."""
+
+
+def worst_mw(gpu: Gpu, memory: Memory) -> int:
+    """The highest limit that the GPU may have until the next turn, whatever dies."""
+    if gpu.node in memory.liars:
+        return gpu.max_mw
+    base = max(gpu.fallback_mw, memory.ordered_mw.get(gpu.uuid, 0) if gpu.uuid not in memory.manual else 0)
+    if gpu.enforced_mw is None or not gpu.seen_age_s < math.inf:
+        return max(base, gpu.default_mw)
+    return max(base, gpu.enforced_mw)
+
+
+def headroom_mw(rack: Rack, gpus: Iterable[Gpu], memory: Memory, settings: Settings) -> int:
+    """Of the rack's budget, what the worst case leaves; negative: it is overdrawn."""
+    usable = int(rack.budget_mw * (1.0 - settings.margin_share)) - rack.host_mw
+    return usable - sum(worst_mw(gpu, memory) for gpu in gpus)
+
+
+def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], now_s: float, s: Settings) -> Memory:
+    """Reads back: which orders hold, which nodes lie, what people changed, which jobs were slowed too much.
+
+    `granted`: node → whether it said that it had carried the last orders out. A limit that had been confirmed and
+    is another now was changed by a person. One that was granted and was never read back in PATIENCE turns is a lie.
+    """
+    confirmed, manual, liars = set(memory.confirmed), set(memory.manual), set(memory.liars)
+    unmet, locked = dict(memory.unmet), {j: t for j, t in memory.locked_until_s.items() if t > now_s}
+    for gpu in gpus:
+        if not math.isnan(gpu.slowdown) and gpu.job and gpu.slowdown > gpu.slowdown_budget + 0.01:
+            locked[gpu.job] = now_s + s.lockout_s
+        ordered = memory.ordered_mw.get(gpu.uuid)
+        if gpu.enforced_mw is None or gpu.seen_age_s > s.stale_s or gpu.uuid in manual:
+            continue
+        if ordered is None:
+            if gpu.enforced_mw not in (gpu.default_mw, gpu.fallback_mw):
+                manual.add(gpu.uuid)
+        elif gpu.enforced_mw == ordered:
+            confirmed.add(gpu.uuid)
+            unmet.pop(gpu.uuid, None)
+        elif gpu.uuid in confirmed and gpu.enforced_mw != gpu.fallback_mw:
+            manual.add(gpu.uuid)
+        elif gpu.enforced_mw == gpu.fallback_mw:
+            confirmed.discard(gpu.uuid)  # the lease ended: ordered again
+            unmet.pop(gpu.uuid, None)
+        elif granted.get(gpu.node, False):
+            unmet[gpu.uuid] = unmet.get(gpu.uuid, 0) + 1
+            if unmet[gpu.uuid] >= PATIENCE:
+                liars.add(gpu.node)
+    return replace(
+        memory,
+        confirmed=frozenset(confirmed),
+        manual=frozenset(manual),
+        liars=frozenset(liars),
+        unmet=unmet,
+        locked_until_s=locked,
+    )
+
+
+def decide(
+    racks: Mapping[str, Rack],
+    gpus: Iterable[Gpu],
+    wishes_mw: Mapping[str, float],
+    memory: Memory,
+    now_s: float,
+    s: Settings,
+) -> Orders:
+    """What of the wishes (GPU → mW) may be done now. Pure; `memory` after `observe`."""
+    by_rack: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in gpus:
+        by_rack[gpu.rack].append(gpu)
+    clips: dict[str, list[Clip]] = defaultdict(list)
+    wanted: dict[str, int] = {}
+    for members in by_rack.values():
+        for gpu in members:
+            target = _alone(gpu, wishes_mw.get(gpu.uuid), memory, now_s, s, clips[gpu.uuid])
+            if target is not None:
+                wanted[gpu.uuid] = target
+    everyone = [gpu for members in by_rack.values() for gpu in members]
+    _together(everyone, wanted, memory, clips)
+    lower: dict[str, int] = {}
+    rise: dict[str, int] = {}
+    raised_at_s = dict(memory.raised_at_s)
+    overdrawn: dict[str, int] = {}
+    for name, members in sorted(by_rack.items()):
+        if name not in racks:
+            for gpu in members:
+                clips[gpu.uuid].append(Clip("rack", wanted.get(gpu.uuid), None, f"rack {name} has no budget"))
+            continue
+        room = headroom_mw(racks[name], members, memory, s)
+        for gpu in members:
+            target = wanted.get(gpu.uuid)
+            if target is not None and target < _present(gpu, memory):
+                lower[gpu.uuid] = target
+        if room < 0:
+            left = _shed(members, lower, -room, memory, clips)
+            if left > 0:
+                overdrawn[name] = left
+            continue
+        _raise(name, members, wanted, room, raised_at_s, memory, now_s, s, clips, rise)
+    _whole(everyone, rise, clips)
+    ordered = {**memory.ordered_mw, **lower, **rise}
+    again = {u for u in (*lower, *rise) if ordered[u] != memory.ordered_mw.get(u)}
+    return Orders(
+        lower,
+        rise,
+        {uuid: tuple(found) for uuid, found in clips.items() if found},
+        replace(
+            memory,
+            ordered_mw=ordered,
+            confirmed=memory.confirmed - again,
+            changed_s={**memory.changed_s, **dict.fromkeys(again, now_s)},
+            raised_at_s=raised_at_s,
+        ),
+        overdrawn,
+    )
+
+
+def _present(gpu: Gpu, memory: Memory) -> int:
+    return gpu.enforced_mw if gpu.enforced_mw is not None else memory.ordered_mw.get(gpu.uuid, gpu.default_mw)
+
+
+def _held(gpu: Gpu, memory: Memory, s: Settings) -> tuple[str, str] | None:
+    """The constraint that leaves a GPU as it is, and why."""
+    if gpu.uuid in memory.manual:
+        return "manual", "a person set this limit"
+    if gpu.node in memory.liars:
+        return "lockout", f"{gpu.node} said that it had set a limit and had not"
+    if gpu.incident:
+        return "incident", f"an incident is open on {gpu.node}"
+    if gpu.enforced_mw is None or not gpu.seen_age_s <= s.stale_s:
+        return "stale", f"not read for {gpu.seen_age_s:.0f} s"
+    return None
+
+
+def _alone(
+    gpu: Gpu, wish: float | None, memory: Memory, now_s: float, s: Settings, clips: list[Clip]
+) -> int | None:
+    """The limit that the GPU's own constraints leave of the wish; None: leave it as it is."""
+    held = _held(gpu, memory, s)
+    if held is not None:
+        clips.append(Clip(held[0], wish, gpu.enforced_mw, held[1]))
+        return None
+    if memory.locked_until_s.get(gpu.job, -math.inf) > now_s:
+        clips.append(Clip("slowdown", wish, gpu.max_mw, f"{gpu.job} was slowed too much: it gets what it can have"))
+        wish = gpu.max_mw
+    if wish is None or not math.isfinite(wish):
+        return None
+    target = round(min(max(wish, gpu.min_mw), gpu.max_mw))
+    if target != wish:
+        clips.append(Clip("range", wish, target, f"the GPU takes {gpu.min_mw} to {gpu.max_mw} mW"))
+    since_s = now_s - memory.changed_s.get(gpu.uuid, -math.inf)
+    if target != _present(gpu, memory) and since_s < s.dwell_s and memory.ordered_mw.get(gpu.uuid) != target:
+        clips.append(Clip("dwell", target, gpu.enforced_mw, f"changed {since_s:.0f} s ago"))
+        return None
+    return target
+
+
+def _together(gpus: Iterable[Gpu], wanted: dict[str, int], memory: Memory, clips: dict[str, list[Clip]]) -> None:
+    """A gang goes at the pace of its slowest: all members get the highest share asked for, or all stay."""
+    gangs: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in gpus:
+        if gpu.job:
+            gangs[gpu.job].append(gpu)
+    for job, members in gangs.items():
+        asked = [gpu for gpu in members if gpu.uuid in wanted]
+        if len(members) == 1 or not asked:
+            continue
+        if len(asked) < len(members):
+            for gpu in asked:
+                before = wanted.pop(gpu.uuid)
+                clips[gpu.uuid].append(Clip("gang", before, None, f"another GPU of {job} stays as it is"))
+            continue
+        share = max(wanted[gpu.uuid] / gpu.max_mw for gpu in members)
+        for gpu in members:
+            same = min(gpu.max_mw, max(gpu.min_mw, round(share * gpu.max_mw)))
+            if same != wanted[gpu.uuid]:
+                clips[gpu.uuid].append(Clip("gang", wanted[gpu.uuid], same, f"{job} is limited as a whole"))
+                wanted[gpu.uuid] = same
+
+
+def _shed(
+    members: list[Gpu], lower: dict[str, int], missing_mw: int, memory: Memory, clips: dict[str, list[Clip]]
+) -> int:
+    """Overdrawn: lowers to a common cap until the worst case would fit; never a person's limit. What is left (mW).
+
+    A lowered GPU counts at least at its fallback, so nobody is lowered further than that for the budget's sake.
+    """
+    free = [
+        gpu
+        for gpu in members
+        if gpu.uuid not in memory.manual and gpu.node not in memory.liars and gpu.enforced_mw is not None
+    ]
+    now = {gpu.uuid: worst_mw(gpu, memory) for gpu in free}
+    low = {gpu.uuid: max(gpu.min_mw, gpu.fallback_mw) for gpu in free}
+    for gpu in free:
+        if gpu.uuid in lower:
+            missing_mw -= now[gpu.uuid] - max(lower[gpu.uuid], gpu.fallback_mw)
+    if missing_mw <= 0:
+        return 0
+    at, top = 0, max(now.values(), default=0)
+    for _ in range(32):  # the highest common cap that frees enough
+        middle = (at + top + 1) // 2
+        freed = sum(_frees(gpu, middle, now, low, lower) for gpu in free)
+        at, top = (middle, top) if freed >= missing_mw else (at, middle - 1)
+    freed = 0
+    for gpu in free:
+        cap = max(at, low[gpu.uuid])
+        present = lower.get(gpu.uuid, now[gpu.uuid])
+        if cap < present:
+            freed += present - cap
+            clips[gpu.uuid].append(Clip("budget", present, cap, "the rack's worst case is over its budget"))
+            lower[gpu.uuid] = cap
+    return max(0, missing_mw - freed)
+
+
+def _frees(gpu: Gpu, cap: int, now: Mapping[str, int], low: Mapping[str, int], lower: Mapping[str, int]) -> int:
+    return max(0, lower.get(gpu.uuid, now[gpu.uuid]) - max(cap, low[gpu.uuid]))
+
+
+def _raise(
+    rack: str,
+    members: list[Gpu],
+    wanted: Mapping[str, int],
+    room_mw: int,
+    raised_at_s: dict[str, float],
+    memory: Memory,
+    now_s: float,
+    s: Settings,
+    clips: dict[str, list[Clip]],
+    rise: dict[str, int],
+) -> None:
+    """Gives room out in proportion to what is asked for, within the rack's W/min."""
+    asks = {}
+    for gpu in members:
+        target = wanted.get(gpu.uuid)
+        if target is not None and target > _present(gpu, memory):
+            asks[gpu.uuid] = (gpu, target)
+    if not asks:
+        return
+    minutes = min(1.0, (now_s - raised_at_s.get(rack, now_s - 60.0)) / 60.0)
+    slope_mw = int(s.raise_w_per_min * 1000.0 * max(0.0, minutes))
+    rising = sum(target - _present(gpu, memory) for gpu, target in asks.values())
+    costly = sum(max(0, target - worst_mw(gpu, memory)) for gpu, target in asks.values())
+    share = min(1.0, slope_mw / rising if rising else 1.0)
+    word = ("slope", f"at most {s.raise_w_per_min:g} W/min") if share < 1.0 else ("", "")
+    if costly * share > room_mw:
+        # scaled so that even after rounding the room is not exceeded
+        share = min(share, room_mw / costly if costly else 1.0)
+        word = ("budget", f"the rack has {room_mw} mW left")
+    for uuid, (gpu, target) in asks.items():
+        present = _present(gpu, memory)
+        given = present + math.floor((target - present) * share)
+        if costly:
+            given = min(given, worst_mw(gpu, memory) + math.floor(max(0, target - worst_mw(gpu, memory)) * share))
+        if given < target:
+            clips[uuid].append(Clip(word[0] or "budget", target, given, word[1]))
+        if given > present:
+            rise[uuid] = given
+    if rise:
+        raised_at_s[rack] = now_s
+
+
+def _whole(gpus: Iterable[Gpu], rise: dict[str, int], clips: dict[str, list[Clip]]) -> None:
+    """A gang is raised as a whole: to the least share that any of its members was given, or not at all."""
+    gangs: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in gpus:
+        if gpu.job:
+            gangs[gpu.job].append(gpu)
+    for job, members in gangs.items():
+        risen = [gpu for gpu in members if gpu.uuid in rise]
+        if len(members) == 1 or not risen:
+            continue
+        present = [g.enforced_mw / g.max_mw for g in members if g.uuid not in rise and g.enforced_mw is not None]
+        share = min(rise[gpu.uuid] / gpu.max_mw for gpu in risen)
+        if present and min(present) < share:  # a member that could not rise holds the gang
+            for gpu in risen:
+                clips[gpu.uuid].append(Clip("gang", rise.pop(gpu.uuid), None, f"not all of {job} can be raised"))
+            continue
+        for gpu in risen:
+            same = math.floor(share * gpu.max_mw)
+            if same < rise[gpu.uuid]:
+                clips[gpu.uuid].append(Clip("gang", rise[gpu.uuid], same, f"{job} is raised as a whole"))
+            rise[gpu.uuid] = min(rise[gpu.uuid], same)
