@@ -8,18 +8,16 @@ answer never came is looked for by its key before it is sent again, and a late s
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-import structlog
-
 from agent.archive import name_of, number_of
 from agent.clock import Clock
 from agent.incident import Cause, Incident, IncidentState
+from agent.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeated, counted
 from agent.people import Directory
 from agent.picture import deciding, png
 from agent.silence import Silence, Silences, silenced
@@ -28,13 +26,11 @@ from agent.slack.blocks import Message, Picture
 from agent.slack.ledger import Ledger, Row, card_key
 from agent.slack.routing import channel_of, hold
 from agent.slack.settings import Settings
-from agent.slack.web import UNREACHABLE_CHANNEL, NoAnswer, RateLimited, Refused, Web
+from agent.slack.web import UNREACHABLE_CHANNEL, Web
 from agent.store import Store
-from collectors.base import Permanent, Temporary
 from collectors.seal import sha256_hex
 
 _T = TypeVar("_T")
-POLL_S = 0.5
 _MINUTE_S = 60.0
 _LOST_S = 3.0
 """An answer that did not come is looked for after this much (wall s), so that a slow post has landed."""
@@ -42,7 +38,6 @@ _LOOK_S = 10.0
 _WATCH_S = 60.0
 """A lost post may still arrive this much later, beside the one that took its place."""
 _CLOCK_SKEW_S = 300.0
-_BACK_OFF_S = (1.0, 30.0)
 _STORM_EDIT_S = 5.0
 _AT_ONCE = 200
 _BROKEN_S = 60.0
@@ -64,64 +59,29 @@ class Parts:
     wall_s: Callable[[], float] = time.time
 
 
-class Courier:
-    """`once` is one comparison; `start` repeats it on a thread of its own until `stop`."""
+class Courier(Repeated):
+    """Keeps one workspace in step."""
 
     def __init__(self, parts: Parts) -> None:
+        super().__init__("slack", parts.settings.timeout_s + 1)
         self._p = parts
         self._ledger = Ledger(parts.store.database)
-        self._log = structlog.get_logger("slack")
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="slack", daemon=True)
-        self._not_before: dict[str, float] = {}
-        """Wall time before which a channel (or, under an empty name, Slack) is left alone."""
+        self._pace = Pace()
         self._broken: dict[str, float] = {}
-        self._backing_off_s = 0.0
         self._storm_edited: dict[str, float] = {}
         self._looked: dict[str, float] = {}
         self._silences_now: Sequence[Silence] = ()
         self._storms_now: dict[str, Row] = {}
         self._joining: list[Row] = []
-        self.problem = ""
-        """Why messages do not go out now, for the health page; empty where they do."""
 
-    # Life -------------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Compares now rather than at the next poll."""
-        self._wake.set()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(self._p.settings.timeout_s + 1)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._wake.clear()
-            try:
-                if self._p.leads():
-                    self.once()
-            except (Temporary, Permanent) as error:
-                self.problem = str(error)
-                self._log.warning("chat is behind", error=str(error))
-                self._wake.wait(1.0)
-            except Exception as error:  # noqa: BLE001  a defect of ours must not end the messages; it is said
-                self.problem = f"{type(error).__name__}: {error}"
-                self._log.exception("chat pass failed")
-                self._wake.wait(5.0)
-            self._wake.wait(POLL_S)
+    def leads(self) -> bool:
+        return self._p.leads()
 
     # One comparison ---------------------------------------------------------------------------------------------
 
     def once(self) -> None:
         """Sends what is missing. A message that cannot be sent now keeps no other one back."""
-        if self._p.wall_s() < self._not_before.get("", 0.0):
+        if not self._pace.may("", self._p.wall_s()):
             return
         self.problem = ""
         now_s = self._p.clock.now_s()
@@ -361,42 +321,28 @@ class Courier:
     def _try(self, channel: str, work: Callable[[], object]) -> None:
         """Does one thing in a channel; a failure is said, and costs the other channels nothing."""
         wall_s = self._p.wall_s()
-        if wall_s < max(self._not_before.get(channel, 0.0), self._not_before.get("", 0.0)):
+        if not self._pace.may(channel, wall_s):
             return
         try:
             work()
-            self._backing_off_s = 0.0
+            self._pace.answered()
         except RateLimited as error:
-            self._not_before[channel] = wall_s + (error.retry_after_s or 1.0)
+            self._pace.leave(channel, wall_s + (error.retry_after_s or 1.0))
             self.problem = str(error)
         except NoAnswer as error:
-            least, most = _BACK_OFF_S
-            self._backing_off_s = min(most, max(least, 2 * self._backing_off_s))
-            self._not_before[""] = wall_s + self._backing_off_s
+            again_in_s = self._pace.away(wall_s)
             self.problem = str(error)
-            self._log.warning("Slack is away; messages wait", error=str(error), again_in_s=self._backing_off_s)
+            self._log.warning("Slack is away; messages wait", error=str(error), again_in_s=again_in_s)
         except Refused as error:
             if error.reason in UNREACHABLE_CHANNEL and channel != self._p.settings.channel:
                 self._broken[channel] = wall_s + _BROKEN_S
             else:
-                self._not_before[channel] = wall_s + _BROKEN_S
+                self._pace.leave(channel, wall_s + _BROKEN_S)
             self.problem = f"{channel}: {error}"
             self._log.error("Slack refuses", channel=channel, reason=error.reason)
 
     def _call(self, what: str, call: Callable[[], _T]) -> _T:
-        try:
-            answer = call()
-        except RateLimited:
-            self._p.count(what, "limited")
-            raise
-        except NoAnswer:
-            self._p.count(what, "no_answer")
-            raise
-        except Refused:
-            self._p.count(what, "refused")
-            raise
-        self._p.count(what, "ok")
-        return answer
+        return counted(call, partial(self._p.count, what))
 
 
 __all__: Sequence[str] = ("Courier", "Parts")

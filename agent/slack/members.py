@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from agent.slack.web import Refused, Web
+from agent.outlets.delivery import Refused
+from agent.slack.web import Web
 from collectors.base import Permanent
 
 _KEEP_S = 60.0

@@ -25,6 +25,7 @@ from starlette.concurrency import run_in_threadpool
 
 from agent.clock import Clock
 from agent.gate import Gate
+from agent.outlets.delivery import Refused
 from agent.people import Directory
 from agent.silence import Silences
 from agent.slack.blocks import Message
@@ -34,7 +35,7 @@ from agent.slack.courier import Courier
 from agent.slack.courier import Parts as CourierParts
 from agent.slack.members import Members
 from agent.slack.settings import Settings
-from agent.slack.web import Refused, Web
+from agent.slack.web import Web
 from agent.store import Store
 from collectors.base import Permanent, Temporary
 

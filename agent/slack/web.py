@@ -1,8 +1,5 @@
-"""Calls to Slack's Web API, with what each failure means: try later, look whether it happened, or ask a person.
-
-RateLimited   429: nothing was done; not before `retry_after_s`
-NoAnswer      the connection broke, timed out or answered 5xx: it may have happened
-Refused       Slack said no; `reason` is its error code (docs.slack.dev/reference/methods)
+"""Calls to Slack's Web API, with what each failure means (`agent.outlets.delivery`). The `reason` of a refusal is
+Slack's error code (docs.slack.dev/reference/methods).
 """
 
 from __future__ import annotations
@@ -15,9 +12,9 @@ from typing import Any
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 
+from agent.outlets.delivery import NoAnswer, RateLimited, Refused
 from agent.rca.summary import plain
 from agent.slack.blocks import Message, Picture, problems
-from collectors.base import Permanent, Temporary
 
 EVENT_TYPE = "nightshift_message"
 _OURS = 200
@@ -34,22 +31,6 @@ UNREACHABLE_CHANNEL = frozenset(
     }
 )
 """Refusals that concern one channel; another one may do."""
-
-
-class RateLimited(Temporary):
-    """Too many calls; nothing was done."""
-
-
-class NoAnswer(Temporary):
-    """No answer came: it may have happened."""
-
-
-class Refused(Permanent):
-    """Slack refused, for `reason`."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"Slack refused: {reason}")
-        self.reason = reason
 
 
 class Web:
