@@ -24,6 +24,8 @@ from agent.console.sign_in import Account, Doorkeeper, console_key, operator_tok
 from agent.console.site import Health, Parts
 from agent.construct import build_actuators, build_collectors, build_detectors
 from agent.detection import Detection
+from agent.doors import Doors
+from agent.doors import Parts as DoorParts
 from agent.drill import Drills, is_drill, is_drills
 from agent.election import build as build_election
 from agent.gate import Gate
@@ -34,7 +36,6 @@ from agent.kernel_gate import KernelGate
 from agent.kernel_watch import KernelWatch
 from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
-from agent.people import Directory
 from agent.policy import Role
 from agent.proof import ResumedProgress
 from agent.rca.bundle import PastIncident
@@ -45,7 +46,6 @@ from agent.rca.promql import range_query
 from agent.rca.redact import Redactor
 from agent.scoreboard import Scoreboard
 from agent.settings import Settings
-from agent.slack.room import Slack
 from agent.stages import Parts as StageParts
 from agent.store import Store
 from agent.told_time import tell_time
@@ -62,6 +62,7 @@ NEEDS_RESTART = (
     "store",
     "console",
     "slack",
+    "outlets",
     "people",
     "replica",
     "cluster",
@@ -122,7 +123,7 @@ class App:
         self.drills = Drills(settings.state_dir / "drill.sqlite", self.clock.now_s)
         election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
         self.lifecycle = Lifecycle(self._stage_parts(), replica=settings.replica, election=election)
-        self.slack = self._build_slack(settings) if settings.slack.enabled else None
+        self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
 
     # Life -------------------------------------------------------------------------------------------------------
@@ -133,8 +134,7 @@ class App:
         tell_time(self.store, None)
         if self.server is not None:
             self.server.start()
-        if self.slack is not None:
-            self.slack.start()
+        self.doors.start()
         self.metrics.reload_at.set(time.time())
         where = self.server.url if self.server is not None else None
         self._log.info("started", cluster=self.settings.cluster, sources=len(self.collection), console=where)
@@ -163,8 +163,7 @@ class App:
             self.keeping.turn(now_s)
         if look.decisions:
             self.lifecycle.wake()
-            if self.slack is not None:
-                self.slack.wake()
+            self.doors.wake()
         return look
 
     def settle(self, timeout_s: float = 30.0) -> bool:
@@ -208,8 +207,7 @@ class App:
                 self._log.error("state not kept; detectors go on from the last one", error=str(error))
         self.collection.close()
         self.kernels.close()
-        if self.slack is not None:
-            self.slack.stop()
+        self.doors.stop()
         if self.server is not None:
             self.server.stop()
         self.store.close()
@@ -253,6 +251,7 @@ class App:
         self.gate.policy = settings.approval
         self.keeping = Keeping(self.store.database, settings.keeping)
         self.settings = settings
+        self.doors.suppressor.look_again()
         self.kernels.settings = settings.kernels
         self._advisor = self._build_advisor(settings)
         self.metrics.reload_ok.set(1)
@@ -380,23 +379,21 @@ class App:
             cluster=self.settings.cluster,
         )
         site = build_console(parts, console)
-        if self.slack is not None:
-            self.slack.add_to(site)
+        self.doors.add_to(site)
         return Server(site, console.host, console.port)
 
-    def _build_slack(self, settings: Settings) -> Slack:
-        if settings.slack.mode == "http" and not settings.console.enabled:
-            raise Permanent("slack.mode http needs the console's port: console.enabled is false")
-        return Slack(
-            settings.slack,
+    def _build_doors(self, settings: Settings) -> Doors:
+        parts = DoorParts(
             store=self.store,
             gate=self.gate,
             clock=self.clock,
-            directory=Directory(settings.people),
+            inventory=self.inventory,
+            metrics=self.metrics,
             leads=lambda: self.lifecycle.leads,
             wake=self.lifecycle.wake,
-            count=lambda what, outcome: self.metrics.chat_calls.labels(what, outcome).inc(),
+            windows=lambda: self.settings.guard.maintenance,
         )
+        return Doors(settings, parts)
 
     def _make_state_dir(self) -> None:
         try:

@@ -89,7 +89,7 @@ class Archive:
             plan_reason="" if plan is None else plan.reason,
             attempt=row.attempt,
             clear_since_s=row.clear_since_s,
-            history=tuple(_step(row) for row in history),
+            history=tuple(step_of(row) for row in history),
             version=row.version,
             namespaces=tuple(touched.get(number, ())),
             news=bool(row.news),
@@ -189,6 +189,7 @@ def _summary(row: Any, found: tuple[FindingSummary, ...], touched: tuple[str, ..
     )
 
 
-def _step(row: Any) -> Step:
+def step_of(row: Any) -> Step:
+    """A history entry of its row."""
     before = None if row.before is None else IncidentState(row.before)
     return Step(row.at_s, before, IncidentState(row.after), row.cause, row.by, row.note)

@@ -19,6 +19,8 @@ from pydantic import BaseModel, SecretStr
 from agent.clock import WallClock
 from agent.construct import NVML_LIBRARY, build_actuators, build_collectors, has_nvidia_driver
 from agent.database import Database
+from agent.outlets.settings import Settings as OutletSettings
+from agent.outlets.settings import build as build_outlets
 from agent.rca.model import Failed, Model, ModelSettings, try_out
 from agent.settings import Settings
 from agent.slack.room import try_out as try_slack
@@ -58,6 +60,7 @@ def examine(settings: Settings) -> Iterator[Check]:
     yield from _actuators(settings)
     yield _model(settings.llm)
     yield _slack(settings.slack)
+    yield from _outlets(settings.outlets)
 
 
 def _state_dir(path: Path) -> Check:
@@ -180,6 +183,23 @@ def _slack(settings: SlackSettings) -> Check:
         return Check("slack", True, try_slack(settings))
     except (Permanent, Temporary) as error:
         return Check("slack", False, str(error), "see docs/how-to/slack.md")
+
+
+def _outlets(settings: OutletSettings) -> Iterator[Check]:
+    try:
+        built = build_outlets(settings)
+    except Permanent as error:
+        yield Check("outlets", False, str(error), "see docs/how-to/page.md")
+        return
+    for outlet in built:
+        try:
+            yield Check(f"outlet {outlet.name}", True, outlet.try_out())
+        except (Permanent, Temporary) as error:
+            yield Check(f"outlet {outlet.name}", False, str(error), "see docs/how-to/page.md")
+        finally:
+            outlet.close()
+    if built and not settings.pages:
+        yield Check("paging", False, "no outlet pages: outlets.pages is empty", "see docs/how-to/page.md")
 
 
 def _actuators(settings: Settings) -> Iterator[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,6 +52,8 @@ class Cause(StrEnum):
     CLEARED_BY_ITSELF = "cleared_by_itself"
     RELAPSED = "relapsed"
     CLOSED_BY_PERSON = "closed_by_person"
+    ACKNOWLEDGED = "acknowledged"
+    """Somebody took it on where they were paged; its state stays."""
     GUARD_REFUSED = "guard_refused"
     NEW_EVIDENCE = "new_evidence"
     """A fault was attached that the diagnosis has not seen; after an action: one that calls for another action."""
@@ -184,6 +187,18 @@ class Incident:
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.RESOLVED
+
+
+def taken_on(history: Sequence[Step]) -> Step | None:
+    """The acknowledgement that holds: a relapse and an escalation after it call for people anew."""
+    found: Step | None = None
+    for step in history:
+        escalated = step.after is IncidentState.ESCALATED and step.before is not IncidentState.ESCALATED
+        if step.cause == Cause.ACKNOWLEDGED:
+            found = found or step
+        elif step.cause == Cause.RELAPSED or escalated:
+            found = None
+    return found
 
 
 @dataclass(frozen=True, slots=True)

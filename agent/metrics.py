@@ -132,6 +132,12 @@ class Metrics:
             ["call", "outcome"],
             registry=registry,
         )
+        self.outlet_calls = Counter(
+            "nightshift_outlet_calls",
+            "Calls to PagerDuty, Opsgenie and Alertmanager by what they were for and how they ended.",
+            ["outlet", "call", "outcome"],
+            registry=registry,
+        )
         self.halted = Gauge(
             "nightshift_halted", "1 while the emergency stop holds every action.", registry=registry
         )

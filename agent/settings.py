@@ -24,6 +24,7 @@ from agent.console.settings import Settings as ConsoleSettings
 from agent.correlate import Settings as CorrelateSettings
 from agent.election import Settings as ElectionSettings
 from agent.keeping import Settings as KeepingSettings
+from agent.outlets.settings import Settings as OutletSettings
 from agent.people import Settings as PeopleSettings
 from agent.policy import ApprovalSettings
 from agent.rca.model import ModelSettings
@@ -173,6 +174,9 @@ class Settings(BaseSettings):
     store: StoreSettings = Field(default_factory=StoreSettings, description="Where incidents are kept")
     people: PeopleSettings = Field(default_factory=PeopleSettings, description="Who may do what, who owns what")
     slack: SlackSettings = Field(default_factory=SlackSettings, description="Slack")
+    outlets: OutletSettings = Field(
+        default_factory=OutletSettings, description="PagerDuty, Opsgenie and Alertmanager: who is paged, by which"
+    )
     console: ConsoleSettings = Field(default_factory=ConsoleSettings, description="The web console")
     log: LogSettings = Field(default_factory=LogSettings, description="The daemon's own log")
 

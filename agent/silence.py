@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from agent import audit
 from agent.access import Verb, may
 from agent.clock import Clock
-from agent.incident import Incident
+from agent.incident import FindingSummary, Incident, IncidentSummary, StoredFinding
 from agent.policy import Person
 from agent.store import Store
-from agent.tables import chat_messages, silences
+from agent.tables import chat_messages, outlet_rounds, silences
 from agent.tenancy import namespaces_of
 from collectors.base import Permanent
 from detectors.base import Finding
@@ -74,8 +75,7 @@ class Silences:
         with self._store.database.write() as connection:
             changed = connection.execute(sa.update(silences).where(mine).values(until_s=now)).rowcount
             if changed:
-                held = chat_messages.c.held_until_s > now  # whatever else holds them back holds them again
-                connection.execute(sa.update(chat_messages).where(held).values(held_until_s=now))
+                look_again(connection, now)
                 body = {"number": number}
                 audit.append(connection, at_s=now, kind="unsilenced", by=by.identity, incident=None, body=body)
         return bool(changed)
@@ -87,7 +87,14 @@ class Silences:
             return [Silence(**row._mapping) for row in connection.execute(query)]
 
 
-def silenced(incident: Incident, standing: Sequence[Silence]) -> Silence | None:
+def look_again(connection: Connection, now_s: float) -> None:
+    """Has every door look again at what it holds back: whatever else holds it back holds it again."""
+    for held in (chat_messages, outlet_rounds):
+        waits = held.c.held_until_s > now_s
+        connection.execute(sa.update(held).where(waits).values(held_until_s=now_s))
+
+
+def silenced(incident: Incident | IncidentSummary, standing: Sequence[Silence]) -> Silence | None:
     """The silence that covers *all* of an incident's findings for longest; None where one of them is not covered.
 
     So a silence of one noisy node does not hide an incident that reaches beyond it.
@@ -96,16 +103,20 @@ def silenced(incident: Incident, standing: Sequence[Silence]) -> Silence | None:
     return max(fitting, key=lambda s: s.until_s, default=None)
 
 
-def _covers(matcher: str, incident: Incident) -> bool:
+def _covers(matcher: str, incident: Incident | IncidentSummary) -> bool:
     kind, _, pattern = matcher.partition(":")
     if kind == "incident":
         return fnmatchcase(incident.id, pattern)
-
-    found = [stored.finding for stored in incident.findings]
+    found = findings_of(incident)
     return bool(found) and all(any(fnmatchcase(n, pattern) for n in _names(kind, f)) for f in found)
 
 
-def _names(kind: str, finding: Finding) -> Sequence[str]:
+def findings_of(incident: Incident | IncidentSummary) -> list[Finding | FindingSummary]:
+    """What alarmed, of an incident or of its summary."""
+    return [item.finding if isinstance(item, StoredFinding) else item for item in incident.findings]
+
+
+def _names(kind: str, finding: Finding | FindingSummary) -> Sequence[str]:
     """What a finding is called under a matcher's kind."""
     if kind == "fault":
         return [finding.fault]

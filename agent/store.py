@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from agent import audit
-from agent.archive import Archive, NoSuchIncident, name_of, number_of, row_of
+from agent.archive import Archive, NoSuchIncident, name_of, number_of, row_of, step_of
 from agent.clock import Clock
 from agent.database import Database
 from agent.incident import (
@@ -25,6 +25,7 @@ from agent.incident import (
     IncidentState,
     Step,
     next_state,
+    taken_on,
 )
 from agent.kept import Kept
 from agent.rca.diagnosis import Diagnosis
@@ -295,6 +296,26 @@ class Store(Archive, Kept):
                 note=step.note,
             )
         )
+
+    def acknowledge(self, incident_id: str, by: str, note: str) -> bool:
+        """Notes in the history that somebody has taken it on; its state stays. False where it is over, or the same
+        person has taken it on in this turn already."""
+        number, now = number_of(incident_id), self._clock.now_s()
+        with self.database.write() as connection:
+            row = row_of(connection, number, lock=True)
+            if row.state == _CLOSED:
+                return False
+            rows = connection.execute(sa.select(steps).where(steps.c.incident == number).order_by(steps.c.number))
+            given = taken_on([step_of(step) for step in rows])
+            if given is not None and given.by == by:
+                return False
+            state = IncidentState(row.state)
+            self._step(connection, number, Step(now, state, state, Cause.ACKNOWLEDGED, by, note))
+            later_s = max(now, row.updated_s + 1e-4)  # a stepped clock may stand still: the change has to be seen
+            connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=later_s))
+            body = {"note": note}
+            audit.append(connection, at_s=now, kind="acknowledged", by=by, incident=number, body=body)
+        return True
 
     def save_diagnosis(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
         """Stores a diagnosis of the findings that `incident` had when it was read, and moves it to diagnosed."""

@@ -226,3 +226,29 @@ sessions = Table(
     Column("until_s", Float, nullable=False),
     Index("sessions_by_person", "person"),
 )
+
+outlet_rounds = Table(
+    "outlet_rounds",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True, autoincrement=False),
+    Column("seen_s", Float, doc="incidents.updated_s that every outlet was told; null: not all know"),
+    Column("seen_version", Integer, doc="incidents.version that every outlet was told"),
+    Column("held_until_s", Float, doc="not told before: a silence or maintenance"),
+    Column("looked_s", Float, nullable=False, doc="wall time of the last look: who waits longest comes first"),
+)
+
+outlet_alerts = Table(
+    "outlet_alerts",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True, autoincrement=False),
+    Column("outlet", Text, primary_key=True),
+    Column("form", Text, primary_key=True, doc="page or shown"),
+    Column("turn", Integer, nullable=False, doc="counts the times that a person was newly needed"),
+    Column("severity", Text, nullable=False, doc="when it was first told: an alert is known by it"),
+    Column("told", Text, doc="triggered, acknowledged or closed, as the outlet has it; null: not told"),
+    Column("tried_s", Float, doc="wall time of a call whose answer has not come"),
+    Column("told_s", Float, doc="wall time of the last answer"),
+    Column("due_s", Float, nullable=False, doc="wall time at which this turn became due: failover counts from it"),
+    Column("withdrawn", Integer, nullable=False, doc="1: another outlet took its page over"),
+    Index("outlet_alerts_by_outlet", "outlet", "told", "told_s"),
+)

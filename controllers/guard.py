@@ -12,10 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind
@@ -27,15 +30,56 @@ OPT_OUT_FACT = "nightshift-opt-out"
 """An inventory fact (a label or annotation of the node, job or pod) that keeps us away when it is `true`."""
 
 
+_PERIOD_S = {"day": 86_400.0, "week": 7 * 86_400.0}
+
+
 class Window(BaseModel):
     """A stretch of time in which people work on something and we do not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    subjects: tuple[str, ...] = Field(description="Patterns of subjects, such as `node:rack7-*` or `cluster:*`")
-    start_s: float = Field(description="Start (Unix s)")
-    end_s: float = Field(description="End (Unix s)")
-    reason: str = Field(default="maintenance", description="Said in the refusal")
+    subjects: tuple[str, ...] = Field(
+        min_length=1, description="Patterns of subjects, such as `node:rack7-*` or `cluster:*`"
+    )
+    start_s: float = Field(allow_inf_nan=False, description="Start (Unix s)")
+    end_s: float = Field(allow_inf_nan=False, description="End (Unix s)")
+    owner: str = Field(min_length=1, max_length=200, description="Who is responsible: a person or a team")
+    reason: str = Field(default="maintenance", description="Said in the refusal, and where it keeps alerts away")
+    every: Literal["once", "day", "week"] = Field(
+        default="once", description="Whether it comes again at the same local time"
+    )
+    zone: str = Field(default="UTC", description="Time zone in which it comes again, such as Europe/Zurich")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Window:
+        if not self.start_s < self.end_s:
+            raise ValueError("end_s has to be after start_s")
+        period_s = _PERIOD_S.get(self.every, math.inf)
+        if self.end_s - self.start_s >= period_s:
+            raise ValueError(f"a window that comes every {self.every} has to be shorter than that")
+        try:
+            ZoneInfo(self.zone)
+        except (ZoneInfoNotFoundError, ValueError) as error:
+            raise ValueError(f"{self.zone!r} is not a time zone of the IANA database") from error
+        return self
+
+    def holds_until(self, at_s: float) -> float | None:
+        """When the stretch that holds at `at_s` ends (Unix s); None where none does."""
+        starts = [self.start_s]
+        if self.every != "once" and at_s >= self.start_s:
+            zone, period_s = ZoneInfo(self.zone), _PERIOD_S[self.every]
+            first = datetime.fromtimestamp(self.start_s, UTC).astimezone(zone).replace(tzinfo=None)
+            since = int((at_s - self.start_s) // period_s)
+            days = timedelta(seconds=period_s)
+            # by the wall clock of its zone, so that it stays at the same hour over a change of daylight saving
+            starts = [(first + n * days).replace(tzinfo=zone).timestamp() for n in (since - 1, since, since + 1)]
+        length_s = self.end_s - self.start_s
+        ends = [start_s + length_s for start_s in starts if start_s <= at_s < start_s + length_s]
+        return max(ends, default=None)
+
+    def covers(self, names: Iterable[str]) -> bool:
+        """Whether one of a subject's names (its own, and those of what it stands in) fits."""
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self.subjects)
 
 
 class Settings(BaseModel):
@@ -147,10 +191,10 @@ class _Guard:
             if opted or any(fnmatchcase(name, pattern) for pattern in self._settings.opt_out):
                 return Ruling(False, f"{name} opted out of automatic repair", Limit.OPTED_OUT)
             for window in self._settings.maintenance:
-                now = window.start_s <= self._at_s < window.end_s
-                if now and any(fnmatchcase(name, pattern) for pattern in window.subjects):
-                    message = f"{name} is in maintenance: {window.reason}"
-                    return Ruling(False, message, Limit.MAINTENANCE, window.end_s)
+                until_s = window.holds_until(self._at_s)
+                if until_s is not None and window.covers([name]):
+                    message = f"{name} is in maintenance: {window.reason} ({window.owner})"
+                    return Ruling(False, message, Limit.MAINTENANCE, until_s)
         return None
 
     def _nodes(self, action: Action) -> set[Subject]:

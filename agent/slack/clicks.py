@@ -23,7 +23,6 @@ from agent.console.words import clock_time
 from agent.gate import Gate
 from agent.people import Directory
 from agent.policy import Person
-from agent.silence import Silences
 from agent.slack import card as words
 from agent.slack.blocks import Message
 from agent.slack.card import Ticket, said
@@ -32,6 +31,7 @@ from agent.slack.members import Members, NotAMember
 from agent.slack.settings import Settings
 from agent.slack.web import Web
 from agent.store import Store
+from agent.suppression import Suppressor
 from collectors.base import Permanent, Temporary
 
 ACTIONS = ("approve", "reject", "snooze", "evidence")
@@ -68,7 +68,7 @@ class Parts:
     web: Web
     settings: Settings
     directory: Directory
-    silences: Silences
+    suppressor: Suppressor
     members: Members
     wake: Callable[[], None]
 
@@ -184,12 +184,12 @@ class Desk:
             case "silence":
                 return self._silence(rest, person)
             case "silences":
-                rows = self._p.silences.standing()
+                rows = self._p.suppressor.silences.standing()
                 lines = [f"{s.number}: {s.matcher} until {clock_time(s.until_s)} UTC, {s.by}" for s in rows]
                 return said("; ".join(lines) or "No silences.")
             case "unsilence":
                 number = int(rest) if rest.isascii() and rest.isdecimal() and len(rest) < 10 else 0
-                done = self._p.silences.end(number, person)
+                done = self._p.suppressor.silences.end(number, person)
                 return said(f"Silence {number} ended." if done else f"No silence {rest[:20]} holds.")
             case "halt":
                 return said(self._p.gate.halt(person, rest[:300]).message)
@@ -210,7 +210,7 @@ class Desk:
         amount, unit = span[:-1], span[-1:]
         if not matcher or unit not in _SPANS or not (amount.isascii() and amount.isdecimal() and len(amount) < 6):
             return said("/nightshift silence KIND:PATTERN 30m|2h|1d REASON, such as: silence node:n7* 2h firmware")
-        silence = self._p.silences.add(matcher, int(amount) * _SPANS[unit], person, reason)
+        silence = self._p.suppressor.silences.add(matcher, int(amount) * _SPANS[unit], person, reason)
         until = clock_time(silence.until_s)
         return said(f"Silence {silence.number}: nobody is told of {silence.matcher} until {until} UTC.")
 

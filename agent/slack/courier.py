@@ -16,11 +16,10 @@ from typing import TypeVar
 
 from agent.archive import name_of, number_of
 from agent.clock import Clock
-from agent.incident import Cause, Incident, IncidentState
+from agent.incident import Cause, Incident, IncidentState, taken_on
 from agent.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeated, counted
 from agent.people import Directory
 from agent.picture import deciding, png
-from agent.silence import Silence, Silences, silenced
 from agent.slack import card as words
 from agent.slack.blocks import Message, Picture
 from agent.slack.ledger import Ledger, Row, card_key
@@ -28,6 +27,7 @@ from agent.slack.routing import channel_of, hold
 from agent.slack.settings import Settings
 from agent.slack.web import UNREACHABLE_CHANNEL, Web
 from agent.store import Store
+from agent.suppression import Standing, Suppressor
 from collectors.seal import sha256_hex
 
 _T = TypeVar("_T")
@@ -52,8 +52,10 @@ class Parts:
     web: Web
     settings: Settings
     directory: Directory
-    silences: Silences
+    suppressor: Suppressor
     leads: Callable[[], bool]
+    pager: Callable[[str], str] = lambda incident_id: ""
+    """The outlet that paged for an incident: whom it calls is then its business, not ours."""
     count: Callable[[str, str], None] = lambda what, outcome: None
     """Counts a call for the metrics: (post | update | find | delete, ok | limited | no_answer | refused)."""
     wall_s: Callable[[], float] = time.time
@@ -70,7 +72,7 @@ class Courier(Repeated):
         self._broken: dict[str, float] = {}
         self._storm_edited: dict[str, float] = {}
         self._looked: dict[str, float] = {}
-        self._silences_now: Sequence[Silence] = ()
+        self._standing = Standing((), (), lambda subject: ())
         self._storms_now: dict[str, Row] = {}
         self._joining: list[Row] = []
 
@@ -87,7 +89,7 @@ class Courier(Repeated):
         now_s = self._p.clock.now_s()
         for row in self._ledger.unanswered():
             self._try(row.channel, partial(self._look_for, row))
-        self._silences_now = self._p.silences.standing()
+        self._standing = self._p.suppressor.standing()
         self._storms_now = {row.channel: row for row in self._ledger.storms(now_s - self._p.settings.storm_calm_s)}
         for incident_id in self._ledger.news(now_s):
             if self._stopping.is_set():
@@ -144,7 +146,7 @@ class Courier(Repeated):
 
     def _held_until(self, incident: Incident, now_s: float) -> float | None:
         quiet = hold(incident, self._p.settings, now_s)
-        cover = silenced(incident, self._silences_now)
+        cover = self._standing.of(incident)
         times = [item.until_s for item in (quiet, cover) if item is not None]
         return max(times) if times else None
 
@@ -252,9 +254,13 @@ class Courier(Repeated):
                 row = self._ledger.row(card_key(incident_id))
                 if row is None or row.ts is None or self._held_until(incident, now_s) is not None:
                     continue
+                if taken_on(incident.history) is not None:
+                    self._ledger.change(row.key, reminders=number)
+                    continue
+                called = "" if self._p.pager(incident_id) else whom
                 key = f"{incident_id}/reminder/{incident.version}/{number}"
                 reply = Row(key, "thread", row.incident, row.channel, row.ts, posted_s=now_s)
-                content = words.reminder(incident, now_s, whom)
+                content = words.reminder(incident, now_s, called)
 
                 self._try(row.channel, partial(self._tell_again, row, reply, content, number))
 

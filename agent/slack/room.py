@@ -27,7 +27,6 @@ from agent.clock import Clock
 from agent.gate import Gate
 from agent.outlets.delivery import Refused
 from agent.people import Directory
-from agent.silence import Silences
 from agent.slack.blocks import Message
 from agent.slack.clicks import REASON_VIEW, Click, Desk, reason_of
 from agent.slack.clicks import Parts as DeskParts
@@ -37,6 +36,7 @@ from agent.slack.members import Members
 from agent.slack.settings import Settings
 from agent.slack.web import Web
 from agent.store import Store
+from agent.suppression import Suppressor
 from collectors.base import Permanent, Temporary
 
 PATH = "/slack/events"
@@ -58,9 +58,11 @@ class Slack:
         leads: Callable[[], bool],
         count: Callable[[str, str], None],
         wake: Callable[[], None] = lambda: None,
+        suppressor: Suppressor | None = None,
+        pager: Callable[[str], str] = lambda incident_id: "",
     ) -> None:
-        """`wake` is called after each click, so that what it approved starts at once. Raises Permanent where a
-        token's file cannot be read."""
+        """`wake` is called after each click, so that what it approved starts at once; `pager` says which outlet
+        paged for an incident. Raises Permanent where a token's file cannot be read."""
         self._settings = settings
         self._log = structlog.get_logger("slack")
         self._stopping = threading.Event()
@@ -72,14 +74,15 @@ class Slack:
         else:
             self._signing_secret = secret_of("slack.signing_secret_file", settings.signing_secret_file)
         self.web = Web(self._token, settings.api_url, settings.proxy, settings.timeout_s)
-        silences = Silences(store, clock)
+        suppressor = suppressor or Suppressor(store, clock)
         courier_parts = CourierParts(
             store=store,
             clock=clock,
             web=self.web,
             settings=settings,
             directory=directory,
-            silences=silences,
+            suppressor=suppressor,
+            pager=pager,
             leads=lambda: self._ready.is_set() and leads(),
             count=count,
         )
@@ -90,7 +93,7 @@ class Slack:
             self.courier.wake()
 
         members = Members(self.web, settings.workspace)
-        self.desk = Desk(DeskParts(store, gate, clock, self.web, settings, directory, silences, members, clicked))
+        self.desk = Desk(DeskParts(store, gate, clock, self.web, settings, directory, suppressor, members, clicked))
         self._bot_user = ""
         self._bolt = self._build_bolt()
         self._socket: SocketModeHandler | None = None

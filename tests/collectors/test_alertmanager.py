@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,14 @@ def stamp(seconds: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
 
 
-@pytest.fixture
-def alertmanager(tmp_path: Path) -> Iterator[str]:
-    """Debian's prometheus-alertmanager, alone."""
+@contextmanager
+def running(tmp_path: Path) -> Iterator[str]:
+    """Debian's prometheus-alertmanager, alone, with the configuration `am.yml` of a folder."""
     program = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
     if program is None:
         if os.environ.get("CI"):
             pytest.fail("prometheus-alertmanager is not installed")
         pytest.skip("prometheus-alertmanager is not installed")
-    (tmp_path / "am.yml").write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -62,6 +62,13 @@ def alertmanager(tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture
+def alertmanager(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "am.yml").write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
+    with running(tmp_path) as url:
+        yield url
 
 
 def post(url: str, alerts: list[dict[str, Any]]) -> None:
