@@ -377,6 +377,7 @@ class App:
             health=self.health,
             metrics_page=self.metrics_page,
             cluster=self.settings.cluster,
+            suppressor=self.doors.suppressor,
         )
         site = build_console(parts, console)
         self.doors.add_to(site)

@@ -13,6 +13,7 @@ import typer
 
 from agent import kernels_cli
 from agent.cli_history import COMMANDS
+from agent.cli_incidents import IncidentId, incidents, show
 from agent.drill_cli import drill
 from agent.silence_cli import app as silence_app
 from agent.terminal import AsJson, Config, operator, print_json, print_rich, stored, tell
@@ -30,11 +31,10 @@ app.add_typer(audit_app, name="audit")
 kernels_cli.add_to(kernels_app)
 app.add_typer(kernels_app, name="kernels")
 app.add_typer(silence_app, name="silence")
-app.command()(drill)
+for _command in (drill, incidents, show):
+    app.command()(_command)
 for _command in COMMANDS:
     app.command()(_command)
-
-IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
 
 
 @app.command()
@@ -80,39 +80,6 @@ def _nvml_power() -> Any:
     from controllers.actuators.power_leases import NvmlPower
 
     return NvmlPower()
-
-
-@app.command()
-def incidents(
-    config: Config = None,
-    all_: Annotated[bool, typer.Option("--all", "-a", help="Also those that are resolved")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many")] = 50,
-    as_json: AsJson = False,
-) -> None:
-    """Lists open incidents."""
-    from agent.incident import IncidentState
-    from agent.present import incident_json, incident_table
-
-    with stored(config) as (store, _, now_s):
-        states = None if all_ else [state for state in IncidentState if state is not IncidentState.RESOLVED]
-        rows = store.incidents(states, limit=limit)
-        if as_json:
-            print_json([incident_json(row) for row in rows])
-        else:
-            print_rich(incident_table(rows, now_s))
-
-
-@app.command()
-def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False) -> None:
-    """Shows one incident: what, why with evidence, the plan and its cost, the history."""
-    from agent.present import incident_json, incident_text
-
-    with stored(config) as (store, _, now_s):
-        incident = store.incident(incident_id)
-        if as_json:
-            print_json(incident_json(incident))
-        else:
-            print_rich(incident_text(incident, now_s))
 
 
 @app.command()

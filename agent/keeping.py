@@ -31,6 +31,8 @@ from agent.tables import (
     findings,
     incidents,
     intents,
+    outlet_alerts,
+    outlet_rounds,
     plans,
     steps,
     tenancies,
@@ -39,7 +41,18 @@ from collectors.base import Permanent, Temporary
 from controllers.guard import TAKES_CAPACITY
 
 DAY_S = 86_400.0
-_OF_AN_INCIDENT = (chat_messages, intents, approvals, plans, diagnoses, steps, findings, tenancies)
+_OF_AN_INCIDENT = (
+    chat_messages,
+    outlet_alerts,
+    outlet_rounds,
+    intents,
+    approvals,
+    plans,
+    diagnoses,
+    steps,
+    findings,
+    tenancies,
+)
 _AT_ONCE = 200
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,10 +13,11 @@ from rich.text import Text
 
 from agent.console.incident_page import undo_words
 from agent.console.words import clock_time, duration, full_time, gpu_hours, sentence
-from agent.incident import Incident, IncidentState, IncidentSummary
+from agent.incident import Incident, IncidentState, IncidentSummary, taken_on
 from agent.rca.summary import as_shown
 from agent.rca.summary import plain as one_line
 from agent.records import plain
+from agent.suppression import Suppression
 from controllers.action import Action
 from detectors.base import Severity, State
 from detectors.calibrate import words as budget_words
@@ -33,8 +35,10 @@ STYLES = {
 _SIGNAL = {State.FIRING: ("firing", "red"), State.CLEAR: ("clear", "green"), State.NO_DATA: ("no data", "yellow")}
 
 
-def incident_table(rows: Sequence[IncidentSummary], now_s: float) -> RenderableType:
-    """The list, newest first."""
+def incident_table(
+    rows: Sequence[IncidentSummary], now_s: float, suppressed: Mapping[str, str] = MappingProxyType({})
+) -> RenderableType:
+    """The list, newest first. `suppressed`: by incident, why nobody is told of it now."""
     if not rows:
         return Text("No incidents.", style="dim")
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -47,11 +51,14 @@ def incident_table(rows: Sequence[IncidentSummary], now_s: float) -> RenderableT
         plan = (
             row.action_kind.replace("_", " ") if row.action_kind and row.state is not IncidentState.RESOLVED else ""
         )
-        table.add_row(Text(mark, style=style), row.id, state, opened, Text(row.title), plan)
+        what = Text(row.title)
+        if row.id in suppressed:
+            what.append(f"  suppressed: {suppressed[row.id]}", style="dim")
+        table.add_row(Text(mark, style=style), row.id, state, opened, what, plan)
     return table
 
 
-def incident_text(incident: Incident, now_s: float) -> RenderableType:
+def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> RenderableType:
     """Everything that a person needs to decide; of the diagnosis, what still resolves to stored evidence."""
     incident = as_shown(incident)
     mark, style = MARKS[incident.severity]
@@ -64,7 +71,13 @@ def incident_text(incident: Incident, now_s: float) -> RenderableType:
         (incident.state.replace("_", " "), STYLES.get(incident.state, "cyan")),
         (f" · since {full_time(since_s)}", "dim"),
     )
-    parts: list[RenderableType] = [head, state, Text("")]
+    parts: list[RenderableType] = [head, state]
+    taken = taken_on(incident.history)
+    if taken is not None:
+        parts.append(Text(f"taken on by {taken.by}", style="green"))
+    if suppressed:
+        parts.append(Text(f"suppressed, nobody is told: {suppressed}", style="yellow"))
+    parts.append(Text(""))
     for stored in incident.findings:
         word, colour = _SIGNAL[stored.state]
         parts.append(Text.assemble((f"{word:>8}  ", colour), stored.finding.summary))
@@ -118,9 +131,9 @@ def _plan(incident: Incident, action: Action, now_s: float) -> list[RenderableTy
     return lines
 
 
-def incident_json(incident: Incident | IncidentSummary) -> Any:
-    """Plain JSON values of an incident; the plan's hash is beside the plan."""
-    values = plain(incident)
+def incident_json(incident: Incident | IncidentSummary, suppressed: Suppression | None = None) -> Any:
+    """Plain JSON values of an incident; the plan's hash is beside the plan. `suppressed`: why nobody is told."""
+    values = plain(incident) | {"suppressed": None if suppressed is None else plain(suppressed)}
     if isinstance(incident, Incident) and incident.action is not None:
         values["plan_sha256"] = incident.action.plan_sha256
     return values

@@ -11,7 +11,7 @@ from agent.console import incident_page
 from agent.console.chart import Chart
 from agent.console.fleet import fleet
 from agent.console.site import Site
-from agent.incident import IncidentState
+from agent.incident import IncidentState, taken_on
 from agent.kernel_gate import KernelGate
 from agent.rca.diagnosis import Evidence
 from agent.rca.summary import as_shown
@@ -50,7 +50,14 @@ class Pages:
         opened = self._parts.store.open_incidents()
         closed = self._parts.store.incidents([IncidentState.RESOLVED], limit=8)
         view = fleet(self._parts.history, self._parts.inventory, opened, now_s)
-        return self._site.page(request, "fleet.html", fleet=view, opened=opened, closed=closed)
+        return self._site.page(
+            request,
+            "fleet.html",
+            fleet=view,
+            opened=opened,
+            closed=closed,
+            suppressed=self._site.suppressed(opened),
+        )
 
     def incidents(self, request: Request, state: str = "all", page: int = 1) -> Response:
         """The list, newest first."""
@@ -72,6 +79,7 @@ class Pages:
             page=page,
             more=len(rows) > _PAGE,
             lists=states,
+            suppressed=self._site.suppressed(rows[:_PAGE]),
         )
 
     def incident(self, request: Request, incident_id: str, seen: int | None = None) -> Response:
@@ -96,6 +104,8 @@ class Pages:
             request,
             "incident.html",
             incident=incident,
+            taken=taken_on(incident.history),
+            suppressed=self._site.suppressed([incident]).get(incident.id, ""),
             onset_s=onset_s,
             charts=shown,
             cited=cited,
@@ -135,7 +145,15 @@ class Pages:
                 gpu in self._parts.inventory.gpus(finding.subject, finding.since_s) for finding in incident.findings
             )
         ]
-        return self._site.page(request, "gpu.html", gpu=gpu, charts=charts, above=above, rows=rows)
+        return self._site.page(
+            request,
+            "gpu.html",
+            gpu=gpu,
+            charts=charts,
+            above=above,
+            rows=rows,
+            suppressed=self._site.suppressed(rows),
+        )
 
     def sources(self, request: Request) -> Response:
         """What the newest look got from each source."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -23,8 +23,10 @@ from agent.console.chart import draw
 from agent.console.settings import Settings
 from agent.console.sign_in import COOKIE, Doorkeeper, Session
 from agent.gate import Gate
+from agent.incident import Incident, IncidentSummary
 from agent.policy import Person, Role
 from agent.store import NoSuchIncident, Store
+from agent.suppression import Standing, Suppressor
 from collectors.base import Temporary
 from collectors.history import History
 from collectors.subject import Inventory
@@ -54,6 +56,8 @@ class Parts:
     health: Callable[[], Health]
     metrics_page: Callable[[], bytes]
     cluster: str
+    suppressor: Suppressor | None = None
+    """Says what nobody is told of now; None: nothing is suppressed."""
     wall_s: Callable[[], float] = time.time
     """Sessions last in the browser's time, whatever clock the fleet is watched by."""
 
@@ -105,6 +109,17 @@ class Site:
         age_s = self.parts.wall_s() - session.since_s
         roles = frozenset(Role(role) for role in session.roles)
         return Person(session.name, roles, "console", self.parts.clock.now_s() - age_s)
+
+    def suppressed(self, rows: Iterable[Incident | IncidentSummary]) -> dict[str, str]:
+        """By incident: why nobody is told of it now, and until when."""
+        suppressor = self.parts.suppressor
+        standing = Standing((), (), lambda subject: ()) if suppressor is None else suppressor.standing()
+        found = {row.id: standing.of(row) for row in rows}
+        return {
+            name: f"{held.sentence()}, until {words.clock_time(held.until_s)} UTC"
+            for name, held in found.items()
+            if held is not None
+        }
 
     def page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
         session = self.session(request)

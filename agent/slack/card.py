@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agent.archive import NoSuchIncident, number_of
 from agent.console.words import clock_time, duration, sentence
@@ -207,13 +208,16 @@ def _fault(row: IncidentSummary) -> str:
     return str(row.cause or (row.findings[0].fault if row.findings else "not known"))
 
 
-def listing(rows: Sequence[IncidentSummary], now_s: float) -> Message:
-    """Open incidents, for the one who asked."""
+def listing(
+    rows: Sequence[IncidentSummary], now_s: float, suppressed: Mapping[str, str] = MappingProxyType({})
+) -> Message:
+    """Open incidents, for the one who asked. `suppressed`: by incident, why nobody is told of it now."""
     if not rows:
         return said("No open incidents.")
     lines = [
         line(text(f"{row.id} ", bold=True), text(f"{row.state.replace('_', ' ')} · {row.title} · "),
-             text(f"{duration(now_s - row.opened_s)} ago"))
+             text(f"{duration(now_s - row.opened_s)} ago"),
+             *([text(f" · suppressed: {suppressed[row.id]}")] if row.id in suppressed else []))
         for row in rows[:_MAX_ITEMS]
     ]  # fmt: skip
     more = len(rows) - _MAX_ITEMS

@@ -176,7 +176,10 @@ class Desk:
             case "status" | "":
                 return self._status()
             case "incidents":
-                return words.listing(self._p.store.open_incidents(), now_s)
+                opened = self._p.store.open_incidents()
+                standing = self._p.suppressor.standing()
+                why = {row.id: held.sentence() for row in opened if (held := standing.of(row)) is not None}
+                return words.listing(opened, now_s, why)
             case "show" | "approve":
                 # approving needs the plan before one's eyes: the answer carries the button that binds its hash
                 incident = self._p.store.incident(rest.upper())

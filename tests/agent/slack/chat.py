@@ -17,6 +17,7 @@ from agent.policy import ApprovalSettings, Role
 from agent.slack.room import Slack
 from agent.slack.settings import Settings
 from agent.store import Store
+from agent.suppression import Suppressor
 from controllers.action import Action
 from detectors.base import Finding, State
 from examples.slack_stand_in.server import StandIn
@@ -142,6 +143,7 @@ def a_chat(folder: Path, url: str, **more: Any) -> Iterator[Chat]:
     )
     clock = ManualClock()
     store = Store(url, clock)
+    suppressor = Suppressor(store, clock, more.pop("windows", lambda: ()), more.pop("inventory", None))
     with StandIn() as stand_in:
         for channel in (CHANNEL, "C2", "C3"):
             stand_in.workspace.channels[channel] = []
@@ -150,6 +152,7 @@ def a_chat(folder: Path, url: str, **more: Any) -> Iterator[Chat]:
         stand_in.workspace.add_user(VIC, "vic@example.org")
         gate = Gate(store, ApprovalSettings(), clock)
         counted: list[tuple[str, str]] = []
+        pager = more.pop("pager", lambda incident_id: "")
         slack = Slack(
             slack_settings(folder, stand_in, **more),
             store=store,
@@ -157,6 +160,8 @@ def a_chat(folder: Path, url: str, **more: Any) -> Iterator[Chat]:
             clock=clock,
             directory=Directory(people),
             leads=lambda: True,
+            suppressor=suppressor,
+            pager=pager,
             count=lambda what, outcome: counted.append((what, outcome)),
         )
         try:
