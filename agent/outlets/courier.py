@@ -24,9 +24,9 @@ from agent.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeate
 from agent.outlets.ledger import Alert, Ledger
 from agent.outlets.letter import Form, Letter, Need, Phase, key_of, letter, need, read_key
 from agent.outlets.settings import Settings
-from agent.tenancy import namespaces_of
 from agent.store import Store
 from agent.suppression import Standing, Suppressor
+from agent.tenancy import namespaces_of
 from collectors.base import Permanent
 
 _AT_ONCE = 200

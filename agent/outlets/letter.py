@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from agent.console.words import sentence
 from agent.incident import Cause, IncidentState, IncidentSummary, Step
-from agent.tenancy import namespaces_of
 from agent.rca.summary import plain
+from agent.tenancy import namespaces_of
 from detectors.base import Severity
 
 _PEOPLE_ACTED = frozenset({Cause.APPROVED, Cause.REJECTED, Cause.CLOSED_BY_PERSON})

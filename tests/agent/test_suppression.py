@@ -1,4 +1,4 @@
-"""Maintenance and silences keep every door quiet alike; what they cover is recorded, listed, and told at the end."""
+"""Maintenance and silences keep every door quiet alike; what they cover is kept, listed, and told at the end."""
 
 from __future__ import annotations
 
