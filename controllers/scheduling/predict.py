@@ -1,0 +1,75 @@
+"""How long a job will run, learned from what has ended so far: never from the trace's future.
+
+A job's history is what is most like it, as far as there is enough of it: the jobs submitted around the same time
+with the same width (a sweep is a burst of like jobs), those of the same user and width, the user's, those of the
+width, all. Levels are blended by how much each has seen; each keeps its newest `KEEP` durations. Durations in
+clusters are heavy-tailed, so what has run long will run longer: a running job is predicted from those that lasted
+at least as long, and beyond all of them by Lindy's rule (it will last as long again).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections import deque
+from dataclasses import dataclass, field
+
+KEEP = 300
+ENOUGH = 6.0
+"""Ended jobs at which a level counts as much as everything above it."""
+AT_FIRST_S = 3600.0
+"""Before anything has ended."""
+NEAR_S = 1800.0
+"""Submitted this close, jobs of one width count as a burst."""
+
+
+@dataclass
+class _Level:
+    """Newest durations, in order of time and in order of length."""
+
+    newest: deque[float] = field(default_factory=deque)
+    ordered: list[float] = field(default_factory=list)
+
+    def add(self, duration_s: float) -> None:
+        insort(self.ordered, duration_s)
+        self.newest.append(duration_s)
+        if len(self.newest) > KEEP:
+            oldest = self.newest.popleft()
+            del self.ordered[bisect_right(self.ordered, oldest) - 1]
+
+
+
+@dataclass
+class Durations:
+    """`learn` what ended, `quantile` what will; keys are made of what is known at submission."""
+
+    levels: dict[tuple[object, ...], _Level] = field(default_factory=dict)
+    ended: int = 0
+
+    @staticmethod
+    def keys(user: str, gpus: int, submit_s: float) -> list[tuple[object, ...]]:
+        """From everything to what is most like it."""
+        near = int(submit_s // NEAR_S)
+        named: list[tuple[object, ...]] = [("user", user), ("user", user, gpus)] if user else []
+        return [("all",), ("gpus", gpus), *named, ("near", user, gpus, near)]
+
+    def learn(self, user: str, gpus: int, submit_s: float, duration_s: float) -> None:
+        self.ended += 1
+        for key in self.keys(user, gpus, submit_s):
+            self.levels.setdefault(key, _Level()).add(max(duration_s, 1.0))
+
+    def quantile(self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0) -> float:
+        """The whole duration (s) of a job that has run for `age_s`, at this quantile."""
+        found = math.log(max(AT_FIRST_S, 2.0 * age_s))
+        for key in self.keys(user, gpus, submit_s):
+            level = self.levels.get(key)
+            if level is None:
+                continue
+            ordered = level.ordered
+            first = bisect_right(ordered, age_s)
+            longer = len(ordered) - first
+            if longer:
+                own = math.log(ordered[first + min(int(q * longer), longer - 1)])
+                weight = longer / (longer + ENOUGH)
+                found = weight * own + (1.0 - weight) * found
+        return math.exp(found)

@@ -1,0 +1,262 @@
+"""A cluster that runs a trace under a policy: event by event, with placement, sharing, restarts and faults.
+
+What is true here and hidden from policies: durations, and how much each pair really slows each other (the model's
+mean, times a lognormal draw as wide as the model's own error, per pair of kinds, and 10 % per pair of jobs).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collectors.base import Permanent
+from controllers.scheduling.cluster import F8, Cluster, Shape, SharingRules
+from controllers.scheduling.interference import KINDS, MEASURED, Interference, columns
+from controllers.scheduling.policies import Policy
+from controllers.scheduling.state import Start, State
+from controllers.scheduling.trace import Job
+from controllers.scheduling.twin import Twin
+
+_ARRIVE, _END, _FAULT, _REPAIR, _TICK = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """GPUs that fail: mean GPU-hours between failures, and how long one stays closed (s)."""
+
+    mean_gpu_hours: float = float("inf")
+    repair_s: float = 4 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """`restart_s`: lost when a job is stopped and begins again (from its last checkpoint, `checkpoint_s` apart)."""
+
+    shape: Shape = field(default_factory=Shape)
+    model: Interference = MEASURED
+    rules: SharingRules = field(default_factory=SharingRules)
+    restart_s: float = 60.0
+    checkpoint_s: float = 1800.0
+    faults: Faults = field(default_factory=Faults)
+    tick_s: float = 0.0
+    """A look at least this often while somebody waits (preemptive policies); 0: only when something happens."""
+    harsher: float = 0.0
+    """Added to every true log slowdown: how wrong the model may be before the figures turn."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Per job: `wait_s` until its first start, `jct_s` from submission to end, `slowed`: JCT less wait, over its
+    duration alone. `busy`: share of GPU-seconds with somebody on them; `stops`: how often a job was stopped."""
+
+    wait_s: F8
+    jct_s: F8
+    slowed: F8
+    busy: float
+    stops: int
+    shared: int
+
+    def figures(self) -> dict[str, float]:
+        """Seconds, but for shares and counts."""
+        return {
+            "mean_jct_s": float(self.jct_s.mean()),
+            "median_jct_s": float(np.median(self.jct_s)),
+            "p95_jct_s": float(np.quantile(self.jct_s, 0.95)),
+            "p99_jct_s": float(np.quantile(self.jct_s, 0.99)),
+            "mean_wait_s": float(self.wait_s.mean()),
+            "p99_wait_s": float(np.quantile(self.wait_s, 0.99)),
+            "longest_wait_s": float(self.wait_s.max()),
+            "p99_slowed": float(np.quantile(self.slowed, 0.99)),
+            "busy": self.busy,
+            "stops": float(self.stops),
+            "shared": float(self.shared),
+        }
+
+
+class Simulation:
+    """One run. `stop` is for preemptive policies only."""
+
+    def __init__(self, jobs: Sequence[Job], world: World, seed: int = 0, *, twin: bool = False) -> None:
+        self.jobs, self.world = list(jobs), world
+        widest = max(job.gpus for job in jobs)
+        if widest > world.shape.gpus:
+            raise Permanent(f"a job asks for {widest} GPUs of {world.shape.gpus}")
+        count = len(self.jobs)
+        self.state = State(
+            Cluster(world.shape),
+            np.asarray([job.submit_s for job in jobs]),
+            np.asarray([job.gpus for job in jobs]),
+            [job.user for job in jobs],
+            columns([job.load for job in jobs]),
+            done_s=np.zeros(count),
+            rate=np.ones(count),
+            model=world.model,
+            rules=world.rules,
+            begin=self._begin,
+        )
+        if twin:
+            self.state.twin = Twin(self.state)
+        self.seed = seed
+        self._random = np.random.default_rng((seed, 0x51A1))
+        self._by_kinds = self._random.normal(0.0, world.model.spread, (len(KINDS), len(KINDS)))
+        self._kind = [KINDS.index(job.load.kind) if job.load.kind in KINDS else 0 for job in jobs]
+        self._pairs: dict[tuple[int, int], float] = {}
+        self._events: list[tuple[float, int, int, int]] = []
+        self._version = [0] * count
+        self._left_s = np.asarray([job.duration_s for job in jobs])
+        self._at_s = np.zeros(count)
+        self.first_start_s = np.full(count, np.nan)
+        self.end_s = np.full(count, np.nan)
+        self._busy_s = 0.0
+        self._changed: set[int] = set()
+        self.stops = 0
+        self.shared = 0
+
+    def run(self, policy: Policy | Callable[[State], None]) -> Result:
+        for _ in self.steps():
+            policy(self.state)
+        return self.result()
+
+    def steps(self) -> Iterator[State]:
+        """Yields the state whenever something happened; the caller starts what it wants, then goes on."""
+        state, events = self.state, self._events
+        for number, job in enumerate(self.jobs):
+            heapq.heappush(events, (job.submit_s, _ARRIVE, number, 0))
+        self._next_fault(0.0)
+        open_jobs = len(self.jobs)
+        while open_jobs:
+            if not events:
+                raise Permanent("the policy leaves jobs waiting in an empty cluster")
+            now_s = events[0][0]
+            state.now_s = now_s
+            news = False
+            while events and events[0][0] <= now_s:
+                _, what, number, version = heapq.heappop(events)
+                if what == _ARRIVE:
+                    state.queue.append(number)
+                    if state.twin is not None:
+                        state.twin.seen(number)
+                elif what == _END:
+                    if version != self._version[number] or number not in state.cluster.held:
+                        continue
+                    self._end(number)
+                    open_jobs -= 1
+                elif what == _FAULT:
+                    self._fault(number)
+                elif what == _REPAIR:
+                    state.cluster.close(np.asarray([number]), False)
+                news = True
+            self._settle()
+            if news and state.queue:
+                self._observe()
+                yield state
+                self._settle()
+                if self.world.tick_s and state.queue and not any(e[1] == _TICK for e in events[:1]):
+                    heapq.heappush(events, (now_s + self.world.tick_s, _TICK, 0, 0))
+
+    # what happens
+
+    def _begin(self, start: Start) -> None:
+        job = start.job
+        if np.isnan(self.first_start_s[job]):
+            self.first_start_s[job] = self.state.now_s
+        self._at_s[job] = self.state.now_s
+        self.shared += start.shared
+        self._changed.update((job, *self.state.cluster.neighbours(job)))
+
+    def stop(self, job: int) -> None:
+        """Takes a job off its GPUs; it waits again and pays the restart."""
+        self._advance(job)
+        self._changed.update(self.state.cluster.neighbours(job))
+        self._leave(job)
+        self._left_s[job] += self.world.restart_s
+        self.state.queue.append(job)
+        self.state.queue.sort()
+        self.stops += 1
+
+    def _leave(self, job: int) -> None:
+        self.state.cluster.take(job)
+        self._changed.discard(job)
+        self._version[job] += 1
+        self.state.rate[job] = 1.0
+
+    def _end(self, job: int) -> None:
+        self._advance(job)
+        self._changed.update(self.state.cluster.neighbours(job))
+        self._leave(job)
+        self.end_s[job] = self.state.now_s
+        done = self.jobs[job]
+        self.state.durations.learn(done.user, done.gpus, done.submit_s, done.duration_s)
+        if self.state.twin is not None:
+            self.state.twin.ended(job, done.duration_s)
+
+    def _fault(self, gpu: int) -> None:
+        """A GPU fails: who sits on it falls back to the last checkpoint and waits again; the GPU stays closed."""
+        cluster = self.state.cluster
+        for job in cluster.on(gpu):
+            self.stop(job)
+            lost_s = float(self.state.done_s[job] % self.world.checkpoint_s)
+            self._left_s[job] += lost_s
+            self.state.done_s[job] -= lost_s
+        cluster.close(np.asarray([gpu]))
+        heapq.heappush(self._events, (self.state.now_s + self.world.faults.repair_s, _REPAIR, gpu, 0))
+        self._next_fault(self.state.now_s)
+
+    def _next_fault(self, now_s: float) -> None:
+        gpus = self.world.shape.gpus
+        mean_s = self.world.faults.mean_gpu_hours * 3600.0 / gpus
+        if np.isfinite(mean_s):
+            at_s = now_s + float(self._random.exponential(mean_s))
+            heapq.heappush(self._events, (at_s, _FAULT, int(self._random.integers(gpus)), 0))
+
+    # progress
+
+    def _observe(self) -> None:
+        for job in self.state.cluster.held:
+            self._advance(job)
+
+    def _advance(self, job: int) -> None:
+        now_s = self.state.now_s
+        passed_s = now_s - float(self._at_s[job])
+        if passed_s > 0:
+            done_s = passed_s * float(self.state.rate[job])
+            self._left_s[job] -= done_s
+            self.state.done_s[job] += done_s
+            self._busy_s += passed_s * self.jobs[job].gpus
+            self._at_s[job] = now_s
+
+    def _settle(self) -> None:
+        """New paces for whoever got or lost a neighbour, and with them new ends."""
+        for job in self._changed:
+            self._advance(job)
+            self.state.rate[job] = 1.0 / self._slower(job)
+            self._version[job] += 1
+            end_s = self.state.now_s + max(float(self._left_s[job]), 0.0) / float(self.state.rate[job])
+            heapq.heappush(self._events, (end_s, _END, job, self._version[job]))
+        self._changed.clear()
+
+    def _slower(self, job: int) -> float:
+        cluster = self.state.cluster
+        found = max((self._true(job, other) for other in cluster.neighbours(job)), default=1.0)
+        return found * (self.world.shape.across_racks if cluster.spans_racks(cluster.held[job]) else 1.0)
+
+    def _true(self, job: int, other: int) -> float:
+        known = self._pairs.get((job, other))
+        if known is None:
+            shift = self._by_kinds[self._kind[job], self._kind[other]] + self.world.harsher
+            noise = float(np.random.default_rng((self.seed, job, other)).normal(0.0, 0.1))
+            loads = self.state.loads
+            known = float(self.world.model.slowdown(loads[job], loads[other], shift)) * float(np.exp(max(noise, 0.0)))
+            self._pairs[job, other] = known
+        return known
+
+    def result(self) -> Result:
+        submit_s = self.state.submit_s
+        alone_s = np.asarray([job.duration_s for job in self.jobs])
+        wait_s, jct_s = self.first_start_s - submit_s, self.end_s - submit_s
+        span_s = float(np.max(self.end_s) - submit_s[0])
+        busy = self._busy_s / (span_s * self.world.shape.gpus)
+        return Result(wait_s, jct_s, (jct_s - wait_s) / alone_s, busy, self.stops, self.shared)

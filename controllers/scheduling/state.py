@@ -1,0 +1,104 @@
+"""What a scheduling policy sees, and how it says what should start: the same in the simulator and in a live cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, SharingRules
+from controllers.scheduling.interference import MEASURED, Interference
+from controllers.scheduling.predict import Durations
+
+if TYPE_CHECKING:
+    from controllers.scheduling.twin import Twin
+
+RUNS_ON = 0.7
+"""Quantile of the duration by which a running job's end is expected (for reservations)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One proposal: this job on these GPUs (flat indices). `shared`: some of them have a job already."""
+
+    job: int
+    gpus: I8
+    shared: bool
+    why: str
+
+
+@dataclass
+class State:
+    """Jobs by number, in order of submission. Arrays `[jobs]`; a policy reads `submit_s`, `width`, `user`, never a
+    duration."""
+
+    cluster: Cluster
+    submit_s: F8
+    width: I8
+    user: list[str]
+    loads: F8
+    now_s: float = 0.0
+    queue: list[int] = field(default_factory=list)
+    """Who waits, first submitted first."""
+    done_s: F8 = field(default_factory=lambda: np.zeros(0))
+    """Work done so far (s of running alone), as of now, by job."""
+    rate: F8 = field(default_factory=lambda: np.ones(0))
+    """Work done per second, as observed."""
+    durations: Durations = field(default_factory=Durations)
+    model: Interference = MEASURED
+    rules: SharingRules = field(default_factory=SharingRules)
+    begin: Callable[[Start], None] = lambda start: None
+    twin: Twin | None = None
+    """The baseline beside us; None where nobody asked for it."""
+    _known: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def start(self, job: int, gpus: I8, why: str, *, shared: bool = False) -> None:
+        """Proposes a start and books its GPUs, so that the next look in this decision sees them taken."""
+        self.cluster.put(job, gpus)
+        self.queue.remove(job)
+        self.begin(Start(job, gpus, shared, why))
+
+    def guess_s(self, job: int, q: float = 0.5) -> float:
+        """The job's predicted duration alone (s), before it has run."""
+        stamp = self.durations.ended // 4
+        known = self._known.get(job)
+        if known is None or known[0] != stamp or q != 0.5:
+            found = self.durations.quantile(self.user[job], int(self.width[job]), float(self.submit_s[job]), q)
+            if q != 0.5:
+                return found
+            known = self._known[job] = (stamp, found)
+        return known[1]
+
+    def expected_end_s(self, job: int) -> float:
+        """When a running job is expected to end, at the pace it has now."""
+        age_s = float(self.done_s[job])
+        whole_s = self.durations.quantile(
+            self.user[job], int(self.width[job]), float(self.submit_s[job]), RUNS_ON, age_s
+        )
+        return self.now_s + max(whole_s - age_s, 1.0) / max(float(self.rate[job]), 1e-6)
+
+    def gpu_ends_s(self) -> F8:
+        """`[nodes, per_node]`: when each GPU is expected to be free; infinite where it is closed."""
+        ends = np.full(len(self.submit_s) + 1, self.now_s)
+        for job in self.cluster.held:
+            ends[job] = self.expected_end_s(job)
+        tenants = np.where(self.cluster.tenants == NOBODY, len(self.submit_s), self.cluster.tenants)
+        return np.asarray(np.where(self.cluster.closed, np.inf, ends[tenants].max(2)))
+
+    def reservation(self, job: int, ends_s: F8) -> tuple[float, B1]:
+        """When and on which nodes a job that does not fit now will, if all end as expected."""
+        width, per_node = int(self.width[job]), self.cluster.shape.per_node
+        nodes: NDArray[np.bool_] = np.zeros(len(ends_s), bool)
+        if width <= per_node:
+            at_s = np.partition(ends_s, width - 1, axis=1)[:, width - 1]
+            need = 1
+        else:
+            at_s, need = ends_s.max(1), -(-width // per_node)
+        if need > len(at_s):
+            return np.inf, nodes
+        chosen = np.argsort(at_s, kind="stable")[:need]
+        nodes[chosen] = True
+        return float(at_s[chosen].max()), nodes

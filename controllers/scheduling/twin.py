@@ -1,0 +1,85 @@
+"""The counterfactual that runs beside: the same jobs, in a cluster that schedules by FIFO with backfill and no sharing.
+
+Two uses. A receipt says what the baseline would have done. And it bounds waiting: a job that the twin has started
+and we have not is *late*, and goes before everything else, so that no order, however clever or wrong, makes a job
+wait longer for it than plain backfill would have by more than the time to free its GPUs.
+
+The twin knows a duration when the real job has ended (its work, not its time slowed by a neighbour). One that still
+runs in both worlds goes on in the twin until it ends in the real one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controllers.scheduling.cluster import Cluster
+from controllers.scheduling.policies import backfill
+from controllers.scheduling.state import Start, State
+
+
+@dataclass
+class Twin:
+    """`seen` what waits, `ended` what ran how long; `started_s` answers when the baseline started a job."""
+
+    real: State
+    started_s: dict[int, float] = field(default_factory=dict)
+    _state: State = field(init=False)
+    _ends: list[tuple[float, int]] = field(default_factory=list)
+    _worked_s: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        real = self.real
+        self._state = State(
+            Cluster(real.cluster.shape),
+            real.submit_s,
+            real.width,
+            real.user,
+            real.loads,
+            done_s=np.zeros(len(real.submit_s)),
+            rate=np.ones(len(real.submit_s)),
+            durations=real.durations,
+            begin=self._begin,
+        )
+
+    def seen(self, job: int) -> None:
+        """A job was submitted."""
+        self._advance(self.real.now_s)
+        self._state.queue.append(job)
+        self._look()
+
+    def ended(self, job: int, worked_s: float) -> None:
+        """A job ended in the real cluster after this much work (s of running alone)."""
+        self._advance(self.real.now_s)
+        self._worked_s[job] = worked_s
+        if job in self.started_s:
+            end_s = max(self.started_s[job] + worked_s, self.real.now_s)
+            heapq.heappush(self._ends, (end_s, job))
+            self._advance(self.real.now_s)
+
+    def late(self) -> list[int]:
+        """Who waits though the baseline would have started it, the earliest there first."""
+        found = [job for job in self.real.queue if job in self.started_s]
+        return sorted(found, key=lambda job: (self.started_s[job], job))
+
+    def _begin(self, start: Start) -> None:
+        self.started_s[start.job] = self._state.now_s
+        if start.job in self._worked_s:
+            heapq.heappush(self._ends, (self._state.now_s + self._worked_s[start.job], start.job))
+
+    def _advance(self, now_s: float) -> None:
+        while self._ends and self._ends[0][0] <= now_s:
+            self._state.now_s, job = heapq.heappop(self._ends)
+            self._state.cluster.take(job)
+            if self._state.queue:
+                self._look()
+        self._state.now_s = now_s
+
+    def _look(self) -> None:
+        state = self._state
+        state.cluster.closed[:] = self.real.cluster.closed & (state.cluster.tenants == -1).all(2)
+        for job in state.cluster.held:
+            state.done_s[job] = state.now_s - self.started_s[job]
+        backfill(state)
