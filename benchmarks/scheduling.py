@@ -79,12 +79,23 @@ HARDER = {
 def interval(values: list[float]) -> dict[str, float]:
     """Mean with its 95 % t interval, and the worst."""
     array = np.asarray(values)
-    half = float(stats.t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / len(array) ** 0.5) if len(array) > 1 else np.nan
+    half = (
+        float(stats.t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / len(array) ** 0.5)
+        if len(array) > 1
+        else np.nan
+    )
     mean = float(array.mean())
-    return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4), "worst": round(float(array.max()), 4)}
+    return {
+        "mean": round(mean, 4),
+        "low": round(mean - half, 4),
+        "high": round(mean + half, 4),
+        "worst": round(float(array.max()), 4),
+    }
 
 
-def table(jobs: list[Job], runs: dict[str, Run], loads: tuple[float, ...], seeds: int, world: World) -> dict[str, Any]:
+def table(
+    jobs: list[Job], runs: dict[str, Run], loads: tuple[float, ...], seeds: int, world: World
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for load in loads:
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
@@ -98,14 +109,20 @@ def table(jobs: list[Job], runs: dict[str, Run], loads: tuple[float, ...], seeds
             name: {
                 **{key: round(float(np.mean([each[key] for each in rows])), 3) for key in rows[0]},
                 "over_backfill": {
-                    key: interval([mine[key] / max(theirs[key], 1.0) for mine, theirs in zip(rows, base, strict=True)])
+                    key: interval(
+                        [mine[key] / max(theirs[key], 1.0) for mine, theirs in zip(rows, base, strict=True)]
+                    )
                     for key in KEPT
                 },
             }
             for name, rows in figures.items()
         }
         ours = found[str(load)][OURS]["over_backfill"]
-        print(f"load {load}: " + ", ".join(f"{key} {value['mean']:.3f} (worst {value['worst']:.3f})" for key, value in ours.items()), flush=True)
+        print(
+            f"load {load}: "
+            + ", ".join(f"{key} {value['mean']:.3f} (worst {value['worst']:.3f})" for key, value in ours.items()),
+            flush=True,
+        )
     return found
 
 

@@ -56,7 +56,8 @@ class _Look:
 
 @dataclass
 class Cluster:
-    """`tenants[node, gpu, seat]`: numbers of jobs, or NOBODY. `closed`: GPUs that take nobody (degraded, cordoned)."""
+    """`tenants[node, gpu, seat]`: numbers of jobs, or NOBODY. `closed`: GPUs that take nobody (degraded,
+    cordoned)."""
 
     shape: Shape
     tenants: I8 = field(init=False)
@@ -114,8 +115,8 @@ class Cluster:
     # where a gang fits
 
     def alone(self, gpus: int, avoid: B1 | None = None) -> I8 | None:
-        """Free GPUs for a gang: the fullest node that still fits it; a wide gang takes whole nodes, of one rack where
-        that is possible. `avoid`: nodes that are kept for somebody else."""
+        """Free GPUs for a gang: the fullest node that still fits it; a wide gang takes whole nodes, of one rack
+        where that is possible. `avoid`: nodes that are kept for somebody else."""
         free = self.free()
         count = free.sum(1)
         if avoid is not None:

@@ -1,9 +1,9 @@
 """How much two jobs slow each other on one GPU: a stated model, fitted to measurements, decided on its upper side.
 
-**What was measured** (`tests/recordings/h200_interference.csv`): five kinds of kernels in two processes on one H200,
-time-sliced, at several duties; 31 pairs, both sides. **The fit** (`fit`): the logarithm of a kernel's slowdown is
-linear in its own SM and DRAM activity when it runs and the neighbour's SM activity and duty. It is coarse: left out
-pair by pair, its error is about 0.4 in the logarithm, so decisions use the upper quantile, never the mean.
+**What was measured** (`tests/recordings/h200_interference.csv`): five kinds of kernels in two processes on one
+H200, time-sliced, at several duties; 31 pairs, both sides. **The fit** (`fit`): the logarithm of a kernel's
+slowdown is linear in its own SM and DRAM activity when it runs and the neighbour's SM activity and duty. It is
+coarse: left out pair by pair, its error is about 0.4 in the logarithm, so decisions use the upper quantile.
 
 **From kernels to jobs** (assumed, not measured): an iteration alternates between GPU, host and network phases; only
 its GPU share is slowed by the neighbour's kernels; host and network are shared by time, so two jobs that together
@@ -65,8 +65,8 @@ def load_of(kind: str, random: np.random.Generator) -> Load:
 
 @dataclass(frozen=True)
 class Interference:
-    """`weights`: of 1, own SM, own DRAM, other's SM × duty, other's duty. `spread`: of the fit's error, left out pair by
-    pair, in the logarithm; `upper`: its upper quantile."""
+    """`weights`: of 1, own SM, own DRAM, other's SM × duty, other's duty. `spread`: of the fit's error, left out
+    pair by pair, in the logarithm; `upper`: its upper quantile."""
 
     weights: tuple[float, ...]
     spread: float
@@ -76,7 +76,11 @@ class Interference:
         """Log slowdown of `own`'s kernels; rows as `columns` makes them, broadcast."""
         bias, sm, dram, other_sm, duty = self.weights
         return np.asarray(
-            bias + sm * own[..., 3] + dram * own[..., 4] + other_sm * other[..., 3] * other[..., 0] + duty * other[..., 0]
+            bias
+            + sm * own[..., 3]
+            + dram * own[..., 4]
+            + other_sm * other[..., 3] * other[..., 0]
+            + duty * other[..., 0]
         )
 
     def slowdown(self, own: F8, other: F8, shift: F8 | float = 0.0) -> F8:
@@ -112,7 +116,11 @@ def fit(path: Path, quantile: float = QUANTILE) -> Interference:
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        alone = {(r["a"], float(r["a_duty"])): (float(r["sm_active"]), float(r["dram_active"])) for r in rows if not r["b"]}
+        alone = {
+            (r["a"], float(r["a_duty"])): (float(r["sm_active"]), float(r["dram_active"]))
+            for r in rows
+            if not r["b"]
+        }
         features, logs, pairs = [], [], []
         for row in rows:
             if not row["b"]:
@@ -131,7 +139,9 @@ def fit(path: Path, quantile: float = QUANTILE) -> Interference:
         out = np.asarray([each == pair for each in pairs])
         errors[out] = target[out] - matrix[out] @ _ridge(matrix[~out], target[~out])
     weights = tuple(round(float(w), 3) for w in _ridge(matrix, target))
-    return Interference(weights, round(float(np.sqrt(np.mean(errors**2))), 3), round(float(np.quantile(errors, quantile)), 3))
+    return Interference(
+        weights, round(float(np.sqrt(np.mean(errors**2))), 3), round(float(np.quantile(errors, quantile)), 3)
+    )
 
 
 def _ridge(matrix: F8, target: F8) -> F8:

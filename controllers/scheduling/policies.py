@@ -31,7 +31,7 @@ def fifo(state: State) -> None:
 def backfill(
     state: State, order: Sequence[int] | None = None, *, share: bool = False, taken: B1 | None = None
 ) -> None:
-    """EASY backfill along an order (by submission if none), by predicted durations. `taken`: nodes out of bounds."""
+    """EASY backfill along an order (none: by submission), by predicted durations. `taken`: nodes closed to all."""
     waiting = list(state.queue if order is None else order)
     failed: set[tuple[int, bool]] = set()
     blocked: B1 | None = None
@@ -41,7 +41,7 @@ def backfill(
         clear = blocked is None or state.now_s + state.guess_s(job) <= until_s
         if (width, clear) in failed:
             continue
-        avoid = taken if clear else (blocked if taken is None else blocked | taken)
+        avoid = taken if clear or blocked is None else (blocked if taken is None else blocked | taken)
         gpus = state.cluster.alone(width, avoid)
         if gpus is not None:
             state.start(job, gpus, "fits now" if blocked is None else "fits beside the reservation")

@@ -38,7 +38,6 @@ class _Level:
             del self.ordered[bisect_right(self.ordered, oldest) - 1]
 
 
-
 @dataclass
 class Durations:
     """`learn` what ended, `quantile` what will; keys are made of what is known at submission."""

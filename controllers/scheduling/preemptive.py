@@ -55,7 +55,9 @@ def least_attained(simulation: Simulation, job: int) -> float:
 def remaining_predicted(simulation: Simulation, job: int) -> float:
     state = simulation.state
     age_s = float(state.done_s[job])
-    whole_s = state.durations.quantile(state.user[job], int(state.width[job]), float(state.submit_s[job]), 0.5, age_s)
+    whole_s = state.durations.quantile(
+        state.user[job], int(state.width[job]), float(state.submit_s[job]), 0.5, age_s
+    )
     return max(whole_s - age_s, 1.0)
 
 

@@ -249,7 +249,9 @@ class Simulation:
             shift = self._by_kinds[self._kind[job], self._kind[other]] + self.world.harsher
             noise = float(np.random.default_rng((self.seed, job, other)).normal(0.0, 0.1))
             loads = self.state.loads
-            known = float(self.world.model.slowdown(loads[job], loads[other], shift)) * float(np.exp(max(noise, 0.0)))
+            known = float(self.world.model.slowdown(loads[job], loads[other], shift)) * float(
+                np.exp(max(noise, 0.0))
+            )
             self._pairs[job, other] = known
         return known
 

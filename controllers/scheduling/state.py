@@ -1,4 +1,4 @@
-"""What a scheduling policy sees, and how it says what should start: the same in the simulator and in a live cluster."""
+"""What a scheduling policy sees, and how it says what should start: the same simulated and in a live cluster."""
 
 from __future__ import annotations
 

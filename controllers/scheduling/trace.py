@@ -58,7 +58,9 @@ def read(path: Path, *, seed: int = 0) -> list[Job]:
             fields = set(reader.fieldnames or ())
             is_muri = {"num_gpu", "submit_time", "duration"} <= fields
             if not is_muri and not {"gpus", "submit_s", "duration_s"} <= fields:
-                raise Permanent(f"{path}: line 1: neither num_gpu, submit_time, duration nor gpus, submit_s, duration_s")
+                raise Permanent(
+                    f"{path}: line 1: neither num_gpu, submit_time, duration nor gpus, submit_s, duration_s"
+                )
             for row in reader:
                 place = f"{path}: line {reader.line_num}"
                 jobs.append(_muri(row, place, random) if is_muri else _plain(row, place, random))

@@ -1,4 +1,4 @@
-"""The counterfactual that runs beside: the same jobs, in a cluster that schedules by FIFO with backfill and no sharing.
+"""The counterfactual beside us: the same jobs in a cluster that schedules by FIFO with backfill and shares nothing.
 
 Two uses. A receipt says what the baseline would have done. And it bounds waiting: a job that the twin has started
 and we have not is *late*, and goes before everything else, so that no order, however clever or wrong, makes a job

@@ -1,0 +1,167 @@
+"""What a trial says: estimates whose unit is the job, since a job's windows are no independent draws.
+
+Windows of one job share its model, data and node; intervals that treat them as independent cover 82-92 % where they
+say 95 (measured by us). So everything here resamples, folds and counts by job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+F8 = NDArray[np.float64]
+FOLDS = 5
+LEAST_CHANCE = 0.02
+"""Propensities below this are refused, not clipped: a clipped weight is a biased one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One executed decision of a trial.
+
+    `chance`: probability that the *executed* action was the policy's, given what was seen and after the shield;
+    `treated`: whether it was. `reward`: higher is better. `slowdown`: of the job in this window, 1 = none.
+    `predicted`: slowdown that the policy expected, NaN where it said nothing. `violated`: a hard constraint was
+    broken.
+    """
+
+    job: str
+    treated: bool
+    chance: float
+    reward: float
+    slowdown: float
+    predicted: float = math.nan
+    violated: bool = False
+    features: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`low`, `high`: each a one-sided bound at the level asked for. `jobs`: how many stand behind it."""
+
+    mean: float
+    low: float
+    high: float
+    jobs: int
+
+
+def _number(turns: Sequence[Turn]) -> NDArray[np.int64]:
+    known: dict[str, int] = {}
+    return np.asarray([known.setdefault(turn.job, len(known)) for turn in turns])
+
+
+def _ridge(x: F8, y: F8) -> F8:
+    return np.asarray(np.linalg.solve(x.T @ x + 1.0 * np.eye(x.shape[1]), x.T @ y))
+
+
+def doubly_robust(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
+    """Mean reward of the policy less the baseline's, per turn, by augmented inverse propensity weighting (Robins,
+    Rotnitzky and Zhao 1994; cross-fitting: Chernozhukov et al. 2018, folds by job).
+
+    The bounds are cluster-robust with Student's t of jobs - 1 degrees (CR1). Turns in which the executed action was
+    certain (chance 0 or 1: the policy would have done what the baseline does) count as no difference.
+    Raises ValueError where a propensity is not usable or fewer than two jobs took part.
+    """
+    if not turns:
+        raise ValueError("no turns")
+    job = _number(turns)
+    chance = np.asarray([turn.chance for turn in turns])
+    treated = np.asarray([turn.treated for turn in turns], float)
+    reward = np.asarray([turn.reward for turn in turns])
+    if not np.isfinite(chance).all() or not np.isfinite(reward).all():
+        raise ValueError("a turn's propensity or reward is missing")
+    drawn = (chance > 0) & (chance < 1)
+    if (np.minimum(chance, 1 - chance)[drawn] < LEAST_CHANCE).any() or (treated != chance)[~drawn].any():
+        raise ValueError(f"a propensity lies within {LEAST_CHANCE} of 0 or 1, or contradicts what was executed")
+    jobs = int(job.max()) + 1
+    if jobs < 2:
+        raise ValueError("one job cannot tell how jobs differ")
+    features = np.asarray([(1.0, *turn.features) for turn in turns], float)
+    centre, spread = features[:, 1:].mean(0), features[:, 1:].std(0)
+    features[:, 1:] = (features[:, 1:] - centre) / np.where(spread > 0, spread, 1.0)
+    expected = np.zeros((2, len(turns)))
+    for fold in range(FOLDS):
+        held = job % FOLDS == fold
+        for arm in (0, 1):
+            rows = ~held & (treated == arm) & drawn
+            if rows.any():
+                level = float(reward[rows].mean())
+                rest = features[rows][:, 1:]
+                weights = _ridge(rest, reward[rows] - level) if rest.shape[1] else np.zeros(0)
+                expected[arm, held] = level + features[held][:, 1:] @ weights
+    safe = np.where(drawn, chance, 0.5)
+    score = expected[1] - expected[0]
+    score = score + treated / safe * (reward - expected[1]) - (1 - treated) / (1 - safe) * (reward - expected[0])
+    return clustered_mean(np.where(drawn, score, 0.0), job, alpha)
+
+
+def clustered_mean(values: F8, job: NDArray[np.int64], alpha: float = 0.05) -> Estimate:
+    """The mean over turns with one-sided bounds that know of jobs. `job`: numbers from 0."""
+    jobs = int(job.max()) + 1
+    mean = float(values.mean())
+    sums = np.bincount(job, values - mean, jobs)
+    error = math.sqrt(jobs / (jobs - 1) * float((sums**2).sum())) / len(values)
+    reach = float(stats.t.ppf(1 - alpha, jobs - 1)) * error
+    return Estimate(mean, mean - reach, mean + reach, jobs)
+
+
+def quantile_gap(
+    turns: Sequence[Turn], q: float, random: np.random.Generator, alpha: float = 0.05, draws: int = 400
+) -> Estimate:
+    """The policy's quantile of slowdown less the baseline's, weighted by inverse propensity; bounds by the
+    bootstrap over jobs. NaN bounds where fewer than 3 / (1 - q) jobs took part: the tail has not been seen."""
+    drawn = [turn for turn in turns if 0 < turn.chance < 1]
+    if not drawn:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    job = _number(drawn)
+    slowdown = np.asarray([turn.slowdown for turn in drawn])
+    treated = np.asarray([turn.treated for turn in drawn])
+    chance = np.asarray([turn.chance for turn in drawn])
+    weight = 1.0 / np.where(treated, chance, 1 - chance)
+    order = np.argsort(slowdown, kind="stable")
+    slowdown, treated, weight, job = slowdown[order], treated[order], weight[order], job[order]
+    jobs = int(job.max()) + 1
+
+    def gap(count: F8) -> float:
+        at = []
+        for arm in (treated, ~treated):
+            mass = np.cumsum(weight[arm] * count[job[arm]])
+            if not len(mass) or mass[-1] <= 0:
+                return math.nan
+            at.append(float(slowdown[arm][min(int(np.searchsorted(mass, q * mass[-1])), len(mass) - 1)]))
+        return at[0] - at[1]
+
+    mean = gap(np.ones(jobs))
+    if jobs < 3 / (1 - q):
+        return Estimate(mean, math.nan, math.nan, jobs)
+    found = np.asarray(
+        [gap(np.bincount(random.integers(0, jobs, jobs), minlength=jobs).astype(float)) for _ in range(draws)]
+    )
+    low, high = np.nanquantile(found, (alpha, 1 - alpha))
+    return Estimate(mean, float(low), float(high), jobs)
+
+
+def calibration(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
+    """How much slower jobs were than the policy said, in the turns that it decided, with bounds by job."""
+    said = [turn for turn in turns if turn.treated and math.isfinite(turn.predicted)]
+    if len({turn.job for turn in said}) < 2:
+        return Estimate(math.nan, math.nan, math.nan, len({turn.job for turn in said}))
+    return clustered_mean(np.asarray([turn.slowdown - turn.predicted for turn in said]), _number(said), alpha)
+
+
+def violation_bound(turns: Sequence[Turn], alpha: float = 0.05) -> tuple[int, float]:
+    """Jobs with a violation, and the highest rate per job that what was seen allows for: with none in n jobs that
+    is 3/n, the rule of three (Hanley and Lippman-Hand 1983), by Clopper and Pearson's bound in general."""
+    by_job: dict[str, bool] = {}
+    for turn in turns:
+        if turn.treated:
+            by_job[turn.job] = by_job.get(turn.job, False) or turn.violated
+    jobs, bad = len(by_job), sum(by_job.values())
+    if jobs == 0:
+        return 0, 1.0
+    return bad, float(stats.beta.ppf(1 - alpha, bad + 1, jobs - bad)) if bad < jobs else 1.0

@@ -1,0 +1,291 @@
+"""How far a learned policy is trusted, and what it takes to trust it further.
+
+    shadow ──► trial ──► canary ──► active        each step: its statistics, then people at the gate
+       ▲         │          │          │
+       └─────────┴──────────┴──────────┘          drift, lock-outs, a violation, a budget event: at once, unasked
+
+In *shadow* a policy is asked and the baseline executed. In the *trial* a coin decides, turn by turn, on jobs whose
+owners opted in; the executed action's propensity is on the receipt. In *canary* a share of all jobs has the policy,
+by a hash of the job; when *active*, all but the permanent holdout, which goes on to say what the policy is worth.
+
+Looks are counted: each spends its part of the 5 % (Bonferroni over `looks`), so asking daily does not promote by
+luck. Decides purely; `agent.policy_gate` asks people and stores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from controllers.decision import Mode
+from controllers.estimate import Turn, calibration, doubly_robust, quantile_gap, violation_bound
+
+STEPS = (Mode.SHADOW, Mode.TRIAL, Mode.CANARY, Mode.ACTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """What a step asks for. Slowdowns are ratios (0.01 = one point); rewards are in the kind's own unit."""
+
+    alpha: float = 0.05
+    looks: int = 4
+    """How often a step may be tried, each at alpha / looks."""
+    least_jobs: int = 60
+    least_gain: float = 0.0
+    """The bound below the mean gain in reward has to exceed this."""
+    p95_margin: float = 0.01
+    p99_margin: float = 0.02
+    calibration: float = 0.01
+    """The bounds of the mean error of predicted slowdown have to lie within this, to either side."""
+    most_violations: float = 0.05
+    """The bound above the rate of jobs with a violation (none seen) may be this high."""
+    most_fallback: float = 0.05
+    trial_chance: float = 0.5
+    canary_share: float = 0.1
+    holdout_share: float = 0.05
+    most_lockouts: float = 0.02
+    """Share of the last day's turns that ended in a lock-out, above which a policy is demoted."""
+    most_drift: float = 4.0
+    """Standard deviations of training by which a feature's mean may move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing a step asks for. `figure` and `limit` as compared; `words` says both for a person."""
+
+    name: str
+    ok: bool
+    figure: float
+    limit: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known at a look: all checks, and whether the step may be put before people."""
+
+    to: Mode
+    at_s: float
+    look: int
+    jobs: int
+    turns: int
+    checks: tuple[Check, ...]
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.checks) and all(check.ok for check in self.checks)
+
+    @property
+    def words(self) -> str:
+        failed = [check.words for check in self.checks if not check.ok]
+        return "; ".join(failed) if failed else f"all {len(self.checks)} checks hold over {self.jobs} jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step up or down in a policy's history. `by`: a person, or `nightshift` for a demotion."""
+
+    at_s: float
+    before: Mode
+    after: Mode
+    by: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a policy stands. `policy`: name@hash; `kind`: power, scheduling. `demotion`: why it was last moved
+    down, empty since the last step up. `looks`: tries of the next step so far."""
+
+    kind: str
+    policy: str
+    manifest_sha256: str
+    mode: Mode = Mode.SHADOW
+    since_s: float = math.nan
+    demotion: str = ""
+    looks: int = 0
+    evidence: Evidence | None = None
+    history: tuple[Change, ...] = ()
+
+    @property
+    def next(self) -> Mode | None:
+        """The mode above; None where it is active."""
+        place = STEPS.index(self.mode)
+        return STEPS[place + 1] if place + 1 < len(STEPS) else None
+
+
+def moved(standing: Standing, to: Mode, by: str, why: str, now_s: float) -> Standing:
+    """The standing after a step. Up is one step at a time; raises ValueError otherwise."""
+    up = STEPS.index(to) > STEPS.index(standing.mode)
+    if up and to is not standing.next:
+        raise ValueError(f"{standing.policy} is {standing.mode}: the next step is {standing.next}, not {to}")
+    change = Change(now_s, standing.mode, to, by, why)
+    return replace(
+        standing, mode=to, since_s=now_s, demotion="" if up else why, looks=0, evidence=None,
+        history=(*standing.history, change)[-50:],
+    )  # fmt: skip
+
+
+# who gets the policy
+
+
+def part_of(job: str, salt: str) -> float:
+    """A fixed number in [0, 1) for a job: the same in every process, different for every salt."""
+    digest = hashlib.sha256(f"{salt}\0{job}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def in_holdout(job: str, kind: str, criteria: Criteria) -> bool:
+    """Whether a job belongs to the permanent holdout: of the kind, whatever the policy, for ever."""
+    return part_of(job, f"holdout/{kind}") < criteria.holdout_share
+
+
+def chance_of(standing: Standing, job: str, opted_in: bool, criteria: Criteria) -> float:
+    """Probability that the policy's proposal, rather than the baseline's, is executed for this job now."""
+    if standing.mode is Mode.SHADOW or in_holdout(job, standing.kind, criteria):
+        return 0.0
+    if standing.mode is Mode.TRIAL:
+        return criteria.trial_chance if opted_in else 0.0
+    if standing.mode is Mode.CANARY:
+        return float(part_of(job, f"canary/{standing.policy}") < criteria.canary_share)
+    return 1.0
+
+
+def designed_chance(standing: Standing, opted_in: bool, criteria: Criteria) -> float:
+    """The probability with which the design gives a job's turn to the policy, before anything is drawn: what
+    goes on a `Turn` as `chance`, times what the shield lets through. In canary and active: drawn once a job."""
+    open_share = 1.0 - criteria.holdout_share
+    if standing.mode is Mode.TRIAL:
+        return criteria.trial_chance if opted_in else 0.0
+    return {Mode.CANARY: criteria.canary_share * open_share, Mode.ACTIVE: open_share}.get(standing.mode, 0.0)
+
+
+# what a step asks for
+
+
+def assess(
+    standing: Standing,
+    turns: Sequence[Turn],
+    fallback_share: float,
+    criteria: Criteria,
+    now_s: float,
+    seed: int = 0,
+) -> Evidence:
+    """A look at the next step: counts as one of `criteria.looks`. `turns`: of this mode, since `since_s`.
+
+    Shadow has executed nothing of the policy's: it shows that predictions for turns in which policy and baseline
+    agree are right, and that the policy answers. Later modes show what it is worth.
+    """
+    to = standing.next
+    if to is None:
+        raise ValueError(f"{standing.policy} is active: there is no further step")
+    look, alpha = standing.looks + 1, criteria.alpha / criteria.looks
+    jobs = len({turn.job for turn in turns})
+    checks = [
+        _check("looks", look, criteria.looks, f"look {look} of {criteria.looks}"),
+        _check("jobs", -jobs, -criteria.least_jobs, f"{jobs} of {criteria.least_jobs} jobs"),
+        _check("fallback", fallback_share, criteria.most_fallback, f"fell back in {fallback_share:.1%} of turns"),
+    ]
+    wrong = calibration(turns, alpha)
+    furthest = max(abs(wrong.low), abs(wrong.high))
+    checks.append(
+        _check(
+            "calibration",
+            furthest,
+            criteria.calibration,
+            f"predicted slowdown off by up to {furthest:.4f} on average",
+        )
+    )
+    bad, bound = violation_bound(turns, alpha)
+    checks.append(_check("violations", bad, 0, f"{bad} jobs with a violation"))
+    words = f"at most {bound:.1%} of jobs can have one (rule of three), {criteria.most_violations:.1%} is asked for"
+    checks.append(_check("violation_bound", bound, criteria.most_violations, words))
+    if standing.mode is not Mode.SHADOW:
+        checks += _worth(turns, criteria, alpha, seed)
+    return Evidence(to, now_s, look, jobs, len(turns), tuple(checks))
+
+
+def _worth(turns: Sequence[Turn], criteria: Criteria, alpha: float, seed: int) -> list[Check]:
+    try:
+        gain = doubly_robust(turns, alpha)
+    except ValueError as error:
+        return [Check("gain", False, math.nan, criteria.least_gain, f"gain cannot be told: {error}")]
+    words = f"gain {gain.mean:.4f}, at least {gain.low:.4f} with {1 - alpha:.2%} confidence over {gain.jobs} jobs"
+    checks = [Check("gain", gain.low > criteria.least_gain, gain.low, criteria.least_gain, words)]
+    for name, q, margin in (("p95", 0.95, criteria.p95_margin), ("p99", 0.99, criteria.p99_margin)):
+        gap = quantile_gap(turns, q, np.random.default_rng(seed), alpha)
+        words = f"{name} of slowdown up by at most {gap.high:.4f}; {margin:.4f} is allowed"
+        checks.append(_check(name, gap.high, margin, words))
+    return checks
+
+
+def _check(name: str, figure: float, limit: float, words: str) -> Check:
+    """Holds where the figure is at most the limit; a missing figure never holds."""
+    return Check(name, bool(figure <= limit), float(figure), float(limit), words)
+
+
+# what takes trust away
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What has been seen lately of a policy that acts. Counts are of the last day."""
+
+    turns: int = 0
+    lockouts: int = 0
+    violations: int = 0
+    budget_events: int = 0
+    drift: Mapping[str, float] = field(default_factory=dict)
+    """Feature → distance of its mean from training's, in training's standard deviations (`drift_of`)."""
+    treated: tuple[Turn, ...] = ()
+    """Turns with the policy and of the holdout, for its worth."""
+
+
+def demotion(standing: Standing, health: Health, criteria: Criteria) -> str:
+    """Why a policy has to go back to shadow now; empty where it may stay. Needs nobody's approval."""
+    if standing.mode is Mode.SHADOW:
+        return ""
+    if health.budget_events:
+        return f"{health.budget_events} budget events"
+    if health.violations:
+        return f"{health.violations} violations of a hard constraint"
+    if health.turns and health.lockouts / health.turns > criteria.most_lockouts and health.lockouts > 1:
+        return f"locked out in {health.lockouts} of {health.turns} turns"
+    far = {name: size for name, size in health.drift.items() if not size <= criteria.most_drift}
+    if far:
+        name = max(far, key=lambda key: math.inf if math.isnan(far[key]) else far[key])
+        return f"drift: {name} is {far[name]:.1f} standard deviations from training"
+    return _worse(health.treated, criteria)
+
+
+def _worse(turns: Sequence[Turn], criteria: Criteria) -> str:
+    groups = [[t for t in turns if t.treated is arm] for arm in (True, False)]
+    if min(len({t.job for t in group}) for group in groups) < 20:
+        return ""
+    sides = []
+    for group in groups:
+        by_job: dict[str, list[float]] = {}
+        for turn in group:
+            by_job.setdefault(turn.job, []).append(turn.reward)
+        sides.append(np.asarray([np.mean(rewards) for rewards in by_job.values()]))
+    gap = float(sides[0].mean() - sides[1].mean())
+    error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) for side in sides))
+    high = gap + 1.645 * error
+    return f"worse than the holdout: gain at most {high:.4f}" if high < 0 else ""
+
+
+def drift_of(
+    mean: Mapping[str, float], spread: Mapping[str, float], recent: Mapping[str, Sequence[float]]
+) -> dict[str, float]:
+    """How far each feature's recent mean lies from training's, in its standard deviations; NaN where nothing is
+    known, which counts as drift."""
+    found = {}
+    for name, centre in mean.items():
+        values = [value for value in recent.get(name, ()) if math.isfinite(value)]
+        width = spread.get(name, math.nan)
+        found[name] = abs(float(np.mean(values)) - centre) / width if values and width > 0 else math.nan
+    return found

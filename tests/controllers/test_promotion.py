@@ -1,0 +1,184 @@
+"""Promotion's statistics, played in worlds whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controllers.decision import Mode
+from controllers.estimate import Turn, clustered_mean, doubly_robust, quantile_gap, violation_bound
+from controllers.promotion import (
+    Criteria,
+    Health,
+    Standing,
+    assess,
+    chance_of,
+    demotion,
+    drift_of,
+    in_holdout,
+    moved,
+)
+
+STANDING = Standing("scheduling", "ppo@ab", "0" * 64, Mode.TRIAL, 0.0)
+
+
+def world(
+    seed: int, gain: float = 0.0, jobs: int = 80, windows: int = 12, *, slower: float = 0.0, spread: float = 0.05
+) -> list[Turn]:
+    """A trial whose jobs differ (job effect twice the window's noise), with a confounder for propensities."""
+    random = np.random.default_rng(seed)
+    turns = []
+    for job in range(jobs):
+        own, level = random.normal(0, 2 * spread), random.normal()
+        chance = 0.7 if level > 0 else 0.3
+        lift = gain + random.normal(0, spread / 2)
+        for _ in range(windows):
+            treated = bool(random.random() < chance)
+            noise = random.normal(0, spread)
+            slowdown = 1.0 + abs(random.normal(0, 0.002)) + slower * treated
+            reward = own + 0.1 * level + lift * treated + noise
+            turns.append(Turn(str(job), treated, chance, reward, slowdown, 1.0016 + slower, False, (level,)))
+    return turns
+
+
+def test_the_bound_covers_the_truth_as_often_as_it_says() -> None:
+    covered = [doubly_robust(world(seed, 0.03, 40, 8)).low <= 0.03 for seed in range(400)]
+    assert 0.925 <= np.mean(covered) <= 0.985
+
+
+def test_windows_taken_as_independent_would_not_cover() -> None:
+    covered = []
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        values = np.repeat(random.normal(0, 1, 30), 10) + random.normal(0, 1, 300)
+        covered.append(
+            clustered_mean(values, np.arange(300)).low <= 0 <= clustered_mean(values, np.arange(300)).high
+        )
+    assert np.mean(covered) < 0.75
+
+
+def test_no_difference_is_promoted_in_at_most_one_of_twenty_worlds_over_all_looks() -> None:
+    criteria = Criteria()
+    wrong = 0
+    for seed in range(200):
+        turns = world(seed, 0.0, 80, 6)
+        gains = [
+            doubly_robust(turns[: len(turns) * look // 4], criteria.alpha / 4).low > 0 for look in (1, 2, 3, 4)
+        ]
+        wrong += any(gains)
+    assert wrong / 200 <= 0.05 + 0.03  # 0.03: two standard errors of 200 worlds
+
+
+def test_a_worse_policy_is_never_promoted() -> None:
+    for seed in range(40):
+        assert not assess(STANDING, world(seed, -0.03), 0.0, Criteria(), 1.0).ready
+
+
+def test_a_policy_that_gains_but_slows_the_tail_is_not_promoted() -> None:
+    found = assess(STANDING, world(1, 0.2, 400, 4, slower=0.05), 0.0, Criteria(), 1.0)
+    assert not found.ready
+    assert {check.name for check in found.checks if not check.ok} == {"p95", "p99"}
+
+
+def test_a_good_policy_is_promoted_in_most_worlds() -> None:
+    ready = [assess(STANDING, world(seed, 0.05, 400, 4), 0.0, Criteria(), 1.0).ready for seed in range(10)]
+    assert np.mean(ready) >= 0.9
+
+
+def test_a_tail_that_few_jobs_show_is_not_told() -> None:
+    gap = quantile_gap(world(0, 0.0, 80, 4), 0.99, np.random.default_rng(0))
+    assert math.isnan(gap.high)
+    assert math.isfinite(quantile_gap(world(0, 0.0, 80, 4), 0.95, np.random.default_rng(0)).high)
+
+
+@pytest.mark.parametrize("chance", [0.001, 0.999, math.nan])
+def test_a_propensity_that_cannot_be_used_is_refused(chance: float) -> None:
+    turns = world(0)
+    with pytest.raises(ValueError, match="propensity"):
+        doubly_robust([replace(turns[0], chance=chance), *turns[1:]])
+
+
+def test_zero_violations_in_n_jobs_bound_the_rate_by_three_over_n() -> None:
+    bad, bound = violation_bound(world(0, jobs=100))
+    assert bad == 0
+    assert bound == pytest.approx(3 / 100, rel=0.02)
+
+
+def test_one_violation_stops_a_step() -> None:
+    turns = world(3, 0.2, 400, 4)
+    turns[next(i for i, t in enumerate(turns) if t.treated)] = replace(
+        next(t for t in turns if t.treated), violated=True
+    )
+    found = assess(STANDING, turns, 0.0, Criteria(), 1.0)
+    assert not found.ready
+    assert "1 jobs with a violation" in found.words
+
+
+def test_wrong_predictions_stop_a_step_already_in_shadow() -> None:
+    shadow = replace(STANDING, mode=Mode.SHADOW)
+    turns = [replace(turn, predicted=1.1) for turn in world(0, jobs=100)]
+    assert "predicted slowdown off" in assess(shadow, turns, 0.0, Criteria(), 1.0).words
+    assert assess(shadow, world(0, jobs=100), 0.0, Criteria(), 1.0).ready
+
+
+def test_looks_run_out() -> None:
+    late = replace(STANDING, looks=4)
+    assert not assess(late, world(0, 0.2, 400, 4), 0.0, Criteria(), 1.0).ready
+
+
+def test_steps_are_taken_one_at_a_time_and_down_at_once() -> None:
+    with pytest.raises(ValueError, match="the next step is canary"):
+        moved(STANDING, Mode.ACTIVE, "ada", "", 1.0)
+    active = moved(moved(STANDING, Mode.CANARY, "ada", "ok", 1.0), Mode.ACTIVE, "ada", "ok", 2.0)
+    down = moved(active, Mode.SHADOW, "nightshift", "drift", 3.0)
+    assert (down.mode, down.demotion) == (Mode.SHADOW, "drift")
+    assert [change.after for change in down.history] == [Mode.CANARY, Mode.ACTIVE, Mode.SHADOW]
+
+
+def test_the_holdout_never_gets_a_policy_in_any_mode() -> None:
+    criteria = Criteria(holdout_share=0.2)
+    held = [str(k) for k in range(500) if in_holdout(str(k), "scheduling", criteria)]
+    assert 60 <= len(held) <= 140
+    for mode in Mode:
+        assert all(chance_of(replace(STANDING, mode=mode), job, True, criteria) == 0.0 for job in held)
+
+
+def test_a_trial_touches_only_jobs_whose_owners_opted_in() -> None:
+    criteria = Criteria(holdout_share=0.0)
+    assert chance_of(STANDING, "a", False, criteria) == 0.0
+    assert chance_of(STANDING, "a", True, criteria) == criteria.trial_chance
+
+
+@pytest.mark.parametrize(
+    ("health", "word"),
+    [
+        (Health(10, budget_events=1), "budget"),
+        (Health(10, violations=1), "violation"),
+        (Health(100, lockouts=3), "locked out"),
+        (Health(10, drift={"width": 5.0}), "drift"),
+        (Health(10, drift={"width": math.nan}), "drift"),
+    ],
+)
+def test_what_goes_wrong_demotes_at_once(health: Health, word: str) -> None:
+    for mode in (Mode.TRIAL, Mode.CANARY, Mode.ACTIVE):
+        assert word in demotion(replace(STANDING, mode=mode), health, Criteria())
+    assert demotion(STANDING, Health(100, lockouts=1), Criteria()) == ""
+
+
+def test_an_active_policy_that_is_worse_than_the_holdout_is_demoted() -> None:
+    worse = [
+        replace(turn, reward=turn.reward - 0.5 * turn.treated, job=f"{turn.job}/{turn.treated}")
+        for turn in world(0)
+    ]
+    active = replace(STANDING, mode=Mode.ACTIVE)
+    assert "holdout" in demotion(active, Health(10, treated=tuple(worse)), Criteria())
+    assert demotion(active, Health(10, treated=tuple(world(0, 0.02))), Criteria()) == ""
+
+
+def test_drift_is_told_in_deviations_of_training_and_nothing_known_is_drift() -> None:
+    found = drift_of({"a": 1.0, "b": 0.0}, {"a": 2.0, "b": 1.0}, {"a": [7.0, 7.0], "b": []})
+    assert found["a"] == pytest.approx(3.0)
+    assert math.isnan(found["b"])

@@ -1,0 +1,197 @@
+"""The scheduling simulator, its policies and what they may know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectors.base import Permanent
+from controllers.scheduling import policies, trace
+from controllers.scheduling.cluster import Cluster, Shape, SharingRules
+from controllers.scheduling.interference import MEASURED, QUANTILE, columns, fit, load_of
+from controllers.scheduling.predict import Durations
+from controllers.scheduling.preemptive import Preemptive, least_attained
+from controllers.scheduling.simulate import Faults, Simulation, World
+from controllers.scheduling.state import State
+from controllers.scheduling.trace import Job
+
+RECORDING = Path(__file__).parent.parent / "recordings" / "h200_interference.csv"
+JOBS = trace.at_load(trace.draw(150, 3), 64, 1.0)
+STEADY = {
+    "fifo": policies.fifo,
+    "backfill": policies.backfill,
+    "shortest": policies.shortest,
+    "steering": policies.Steering(),
+}
+
+
+def test_the_interference_model_is_the_fit_of_the_recording() -> None:
+    assert fit(RECORDING) == MEASURED
+    assert QUANTILE == 0.9
+
+
+def test_a_slowdown_that_is_not_known_is_infinite_and_never_fits() -> None:
+    random = np.random.default_rng(0)
+    known = columns([load_of("vision", random)])[0]
+    unknown = np.full(6, np.nan)
+    assert np.isinf(MEASURED.slowdown(known, unknown))
+    assert not MEASURED.fits_memory(known, unknown)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 3, 4, 8, 11, 16]), st.booleans()), max_size=60)
+)
+@settings(max_examples=60, deadline=None)
+def test_gangs_sit_whole_two_a_gpu_at_most_small_ones_in_one_node_and_never_on_closed_gpus(
+    turns: list[tuple[int, int, bool]],
+) -> None:
+    cluster = Cluster(Shape(4, 4, 2))
+    cluster.close(np.asarray([5, 11]))
+    random = np.random.default_rng(1)
+    loads = columns([load_of(str(random.choice(["language", "simulation", "vision"])), random) for _ in range(61)])
+    width: dict[int, int] = {}
+    for job, gpus, leaves in turns:
+        if job in cluster.held:
+            if leaves:
+                cluster.take(job)
+                del width[job]
+            continue
+        found = cluster.alone(gpus)
+        if found is None:
+            found = cluster.shared(job, gpus, loads, MEASURED, SharingRules())
+        if found is not None:
+            cluster.put(job, found)
+            width[job] = gpus
+        for sitting, seats in cluster.held.items():
+            assert len(seats) == width[sitting] == (cluster.tenants == sitting).sum()
+            assert not set(seats.tolist()) & {5, 11}
+            if width[sitting] <= 4:
+                assert len({seat // 4 for seat in seats.tolist()}) == 1
+            assert len(cluster.neighbours(sitting)) <= width[sitting]
+
+
+@pytest.mark.parametrize("name", sorted(STEADY))
+def test_every_job_ends_runs_at_least_its_duration_and_is_never_stopped(name: str) -> None:
+    simulation = Simulation(JOBS, World(), twin=True)
+    result = simulation.run(STEADY[name] if name != "steering" else policies.Steering())
+    assert np.isfinite(result.jct_s).all()
+    assert (result.wait_s >= 0).all()
+    assert (result.slowed >= 1 - 1e-9).all()
+    assert result.stops == 0
+    assert not simulation.state.cluster.held
+
+
+class _Recorder:
+    """Notes every start until a time, and stops there."""
+
+    def __init__(self, policy: policies.Policy, until_s: float) -> None:
+        self.policy, self.until_s, self.seen = policy, until_s, list[tuple[float, int, tuple[int, ...]]]()
+
+    def __call__(self, state: State) -> None:
+        self.policy(state)
+        self.seen += [
+            (state.now_s, job, tuple(gpus.tolist())) for job, gpus in state.cluster.held.items()
+            if state.now_s < self.until_s
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["backfill", "shortest", "steering"])
+def test_no_policy_knows_a_duration_before_its_end(name: str) -> None:
+    until_s = JOBS[100].submit_s
+    first = Simulation(JOBS, World(), twin=True)
+    recorder = _Recorder(policies.Steering() if name == "steering" else STEADY[name], until_s)
+    first.run(recorder)
+    other = [
+        job if end_s < until_s else replace(job, duration_s=job.duration_s * 7.0)
+        for job, end_s in zip(JOBS, first.end_s, strict=True)
+    ]
+    again = _Recorder(policies.Steering() if name == "steering" else STEADY[name], until_s)
+    Simulation(other, World(), twin=True).run(again)
+    assert [s for s in again.seen if s[0] < until_s] == recorder.seen
+
+
+def test_sharing_pays_with_complementary_jobs_and_is_refused_where_memory_does_not_fit() -> None:
+    random = np.random.default_rng(0)
+    loads = columns([load_of("language", random), load_of("simulation", random)])
+    cluster = Cluster(Shape(1, 8))
+    cluster.put(0, np.arange(8))
+    assert cluster.shared(1, 8, loads, MEASURED, SharingRules()) is not None
+    loads[1, 5] = 0.9
+    assert cluster.shared(1, 8, loads, MEASURED, SharingRules()) is None
+
+
+def test_a_job_that_the_baseline_would_have_started_goes_first() -> None:
+    quiet = load_of("language", np.random.default_rng(0))
+    jobs = [Job("wide", 0.0, 64, 1000.0, quiet), Job("late", 1.0, 64, 10.0, quiet)]
+    jobs += [Job(f"small-{k}", 2.0 + k, 1, 10.0, quiet) for k in range(40)]
+    simulation = Simulation(jobs, World(), twin=True)
+    result = simulation.run(policies.Steering(share=False))
+    plain = Simulation(jobs, World()).run(policies.backfill)
+    assert result.wait_s.max() <= plain.wait_s.max() + 60.0
+
+
+def test_a_preemptive_order_pays_for_every_stop() -> None:
+    world = World(tick_s=3600.0, restart_s=100.0)
+    simulation = Simulation(JOBS, world)
+    result = simulation.run(Preemptive(simulation, least_attained))
+    assert result.stops > 0
+    assert np.isfinite(result.jct_s).all()
+
+
+def test_a_gpu_that_fails_takes_its_jobs_back_to_their_checkpoint_and_takes_nobody_until_repaired() -> None:
+    result = Simulation(JOBS, World(faults=Faults(500.0)), 1, twin=True).run(policies.Steering())
+    assert result.stops > 0
+    assert np.isfinite(result.jct_s).all()
+
+
+def test_what_has_run_long_is_expected_to_run_longer() -> None:
+    known = Durations()
+    for duration_s in (10.0, 20.0, 50.0, 4000.0, 9000.0) * 4:
+        known.learn("ada", 8, 0.0, duration_s)
+    guesses = [known.quantile("ada", 8, 0.0, 0.5, age_s) for age_s in (0.0, 30.0, 5000.0, 20000.0)]
+    assert guesses == sorted(guesses)
+    assert guesses[-1] >= 40000.0 * 0.99
+
+
+def test_a_trace_offers_the_load_asked_for_and_loses_one_part() -> None:
+    jobs = trace.draw(200, 1)
+    assert trace.offered_load(trace.at_load(jobs, 64, 0.9), 64) == pytest.approx(0.9)
+    left = trace.without_part(jobs, 2, 5)
+    assert {job.id for job in jobs} - {job.id for job in left} == {job.id for job in jobs[80:120]}
+    assert [job.submit_s for job in left] == sorted(job.submit_s for job in left)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gpus,submit_s,duration_s\n8,0,nan\n", "line 2: duration_s is 'nan'"),
+        ("gpus,submit_s,duration_s\n0,0,5\n", "line 2: gpus is '0'"),
+        ("a,b\n1,2\n", "line 1: neither"),
+        ("gpus,submit_s,duration_s,kind\n1,0,5,odd\n", "kind 'odd'"),
+        ("gpus,submit_s,duration_s\n", "no jobs"),
+    ],
+)
+def test_a_bad_trace_names_file_line_and_field(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(Permanent, match=r"t\.csv") as error:
+        trace.read(path)
+    assert said in str(error.value)
+
+
+def test_the_declared_number_of_iterations_is_never_read(tmp_path: Path) -> None:
+    head = "job_id,num_gpu,submit_time,iterations,model_name,duration,iteration_time"
+    head += ",resource_time_0,resource_time_1,resource_time_2"
+    rows = ["a,8,0,{},bert,60000,100,1,90,20", "b,8,1000,{},dqn,60000,100,90,2,0"]
+    read = []
+    for count in (1, 10**9):
+        path = tmp_path / f"{count}.csv"
+        path.write_text("\n".join([head, *(row.format(count) for row in rows)]))
+        read.append(trace.read(path))
+    assert read[0] == read[1]
+    assert read[0][0].load.gpu_duty == pytest.approx(0.9)
