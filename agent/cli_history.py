@@ -1,11 +1,11 @@
-"""Commands that learn from the past: `nightshift lookback` and `nightshift learn`. Neither changes anything."""
+"""Commands that learn from the past: `nightshift lookback`, `calibrate` and `learn`. None changes the cluster."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,14 +48,7 @@ def lookback(
     except Permanent as error:
         raise Permanent(f"--prometheus: {error}") from error
     reader, inventory = RangeReader(source, step_s, load=load), Inventory(settings.cluster)
-    say = sys.stderr.isatty() and not as_json
-    last_told = [0.0]
-
-    def progress(at_s: float) -> None:
-        if say and time.monotonic() - last_told[0] > 1.0:
-            last_told[0] = time.monotonic()
-            typer.echo(f"\r{100 * (at_s - start_s) / (end_s - start_s):3.0f} % ", nl=False, err=True)
-
+    progress = _progress(start_s, end_s, sys.stderr.isatty() and not as_json)
     try:
         own, has_record = _own_record(reader, start_s, end_s, step_s)
         detectors = build_detectors(_at_pace(settings.detectors, step_s))
@@ -70,6 +63,18 @@ def lookback(
         typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))
     else:
         typer.echo(as_text(told, reader.reading), nl=False)
+
+
+def _progress(start_s: float, end_s: float, say: bool) -> Callable[[float], None]:
+    """Tells on a terminal, once a second, how far a reading has come."""
+    last_told = [0.0]
+
+    def progress(at_s: float) -> None:
+        if say and time.monotonic() - last_told[0] > 1.0:
+            last_told[0] = time.monotonic()
+            typer.echo(f"\r{100 * (at_s - start_s) / (end_s - start_s):3.0f} % ", nl=False, err=True)
+
+    return progress
 
 
 def _at_pace(entries: Any, step_s: float) -> Any:
@@ -114,6 +119,61 @@ def _own_record(reader: RangeReader, start_s: float, end_s: float, step_s: float
             found += own_events(kind, names, matrix.t_s.tolist(), (matrix.values > above).tolist())
             first_s = last_s
     return sorted(found, key=lambda e: (e.at_s, e.node)), known
+
+
+def calibrate(
+    prometheus: Annotated[str, typer.Option(help="URL of your Prometheus (Thanos, Mimir, VictoriaMetrics)")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (JSON)")],
+    days: Annotated[float, typer.Option(min=0.01, max=400, help="How far back to read")] = 14.0,
+    step_s: Annotated[float, typer.Option(min=1, help="Time between two looks (s)")] = 60.0,
+    load: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the time a query may be under way")] = 0.5,
+    matchers: Annotated[str, typer.Option(help='Of every query, such as cluster="prod-1"')] = "",
+    config: Config = None,
+) -> None:
+    """Fits what each statistical detector promises from your own telemetry. Needs no rights in the cluster.
+
+    Alarms on a node within a day of its own cordon or unreadiness are left out; all others count as false.
+    """
+    from agent.calibrating import excused_by, table
+    from agent.settings import load as load_settings
+    from collectors.base import Permanent
+    from collectors.http import checked_url
+    from collectors.prometheus import PrometheusCollector
+    from collectors.prometheus_range import RangeReader
+    from collectors.subject import Inventory
+    from detectors.fitting import fitted, listen, loosened, save
+    from detectors.plugins import ALL
+
+    settings = load_settings(config)
+    end_s = time.time() // step_s * step_s
+    start_s = end_s - days * 86400.0
+    try:
+        source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
+    except Permanent as error:
+        raise Permanent(f"--prometheus: {error}") from error
+    reader, inventory = RangeReader(source, step_s, load=load), Inventory(settings.cluster)
+    progress = _progress(start_s, end_s, sys.stderr.isatty())
+    try:
+        own, _ = _own_record(reader, start_s, end_s, step_s)
+        entries = _at_pace(settings.detectors, step_s)
+        loose = loosened(ALL, {kind.plugin: getattr(entries, kind.plugin) for kind in ALL})
+        ticks = _telling(reader.ticks(start_s, end_s, inventory), progress)
+        heard = listen(loose, ticks, inventory, excused_by(own, inventory))
+    finally:
+        reader.close()
+    tails = fitted(heard, f"{checked_url(prometheus)}, {days:g} days to {time.strftime('%F', time.gmtime(end_s))}")
+    if not tails:
+        raise Permanent(f"--prometheus: nothing that a detector watches was found in {days:g} days")
+    save(output, tails)
+    strengths = {one.detector.name: getattr(entries, one.detector.name).strength for one in loose}
+    typer.echo(table(tails, strengths, settings.budget), nl=False)
+    typer.echo(f"{output} is written. Set budget.calibration to it.")
+
+
+def _telling(ticks: Iterator[Tick], progress: Callable[[float], None]) -> Iterator[Tick]:
+    for tick in ticks:
+        progress(tick.at_s)
+        yield tick
 
 
 def learn(
@@ -172,4 +232,4 @@ def _recorded(paths: list[Path], sku: str) -> Iterator[Tick]:
             yield replace(recorded.tick, frames={SubjectKind.GPU: own})
 
 
-COMMANDS: tuple[Any, ...] = (lookback, learn)
+COMMANDS: tuple[Any, ...] = (lookback, calibrate, learn)

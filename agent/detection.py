@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
@@ -17,6 +18,8 @@ from collectors.subject import Inventory
 from collectors.tick import Tick
 from detectors.base import Detector, Finding, SnapshotError, State
 from detectors.calibrate import Budget, BudgetSettings, words
+from detectors.fitting import load
+from detectors.promise import promises
 
 _PREFIX = "detector/"
 _BUDGET = "budget"
@@ -71,7 +74,8 @@ class Detection:
         return Detected(tuple(found), failures)
 
     def _budget(self, settings: BudgetSettings) -> Budget:
-        return Budget(settings, {detector.name: detector.stated for detector in self.detectors})
+        own = load(Path(settings.calibration)) if settings.calibration else {}
+        return Budget(settings, promises(self.detectors, own))
 
     def _tell_withheld(self, findings: Sequence[Finding]) -> None:
         """Says once in the log which alarm the budget does not let page."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from agent.correlate import Decision, Known, Settings, Verb, correlate
 from agent.incident import IncidentState
@@ -21,6 +22,8 @@ from collectors.tick import Tick
 from detectors.base import Detector, Finding, RateBasis, State
 from detectors.calibrate import Budget, BudgetSettings
 from detectors.evaluate import garwood
+from detectors.fitting import load
+from detectors.promise import promises
 
 WEEK_S = 7 * 86400.0
 LEAD_S = 24 * 3600.0
@@ -143,7 +146,8 @@ def look_back(
 ) -> tuple[list[Seen], int]:
     """Every incident of the ticks, oldest first, and the most GPUs that were seen at once."""
     memory = Memory()
-    accounts = Budget(budget, {d.name: d.stated for d in detectors})
+    own = load(Path(budget.calibration)) if budget.calibration else {}
+    accounts = Budget(budget, promises(detectors, own))
     events = {d.name for d in detectors if d.stated.basis is RateBasis.EVENT}
     gpus = 0
     for tick in ticks:

@@ -40,13 +40,13 @@ class Rates:
         if anew.any():
             self._value[anew] = self._time_s[anew] = self._rate[anew] = np.nan
             self._epoch = epoch.copy()
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             elapsed = times_s - self._time_s
             increase = values - self._value
             seen = ~np.isnan(values) & ~np.isnan(times_s)
             again = seen & (elapsed == 0) & (increase == 0)
             late = seen & ((elapsed < 0) | ((elapsed == 0) & (increase != 0)))
-            usable = seen & (elapsed > 0) & (elapsed <= self._max_gap_s) & (increase >= 0)
+            usable = seen & (elapsed > 0) & (elapsed <= self._max_gap_s) & (increase >= 0) & (increase < np.inf)
             rate = np.where(usable, increase / elapsed, np.where(again, self._rate, np.nan))
         keep = ~seen | late
         self._value = np.where(keep, self._value, values)

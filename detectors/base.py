@@ -128,6 +128,8 @@ class StatedRate:
     source: str
     series: SubjectKind = SubjectKind.GPU
     tail: Tail | None = None
+    also: tuple[SubjectKind, ...] = ()
+    """Further kinds of series that it watches, counted beside `series`."""
     precision: float | None = None
 
 

@@ -47,6 +47,10 @@ class BudgetSettings(BaseModel):
     drain_share: float = Field(
         default=0.1, gt=0, le=1, description="Share of it for alarms that can drain a node (critical ones)"
     )
+    calibration: str = Field(
+        default="",
+        description="File that `nightshift calibrate` wrote from your telemetry; empty: what is shipped",
+    )
     burst: float = Field(default=3.0, ge=1, description="Borderline pages that a detector may send at once")
     merge_s: float = Field(
         default=600.0, ge=0, description="Alarms of one detector on one job or node within this time are one page"
@@ -189,8 +193,10 @@ class Budget:
             account.tokens = min(account.tokens + earned, self.settings.burst)
 
     def _count(self, name: str) -> int:
-        kind = self.stated[name].series
-        return len(self._steppers) if kind in _STEPPERS else self._series.get(kind, 0)
+        stated = self.stated[name]
+        kinds = (stated.series, *stated.also)
+        steppers = len(self._steppers) if any(kind in _STEPPERS for kind in kinds) else 0
+        return steppers + sum(self._series.get(kind, 0) for kind in kinds if kind not in _STEPPERS)
 
     def _weekly(self, name: str, per_1000: float) -> float:
         return per_1000 / 1000.0 * self._count(name) * WEEK_DAYS

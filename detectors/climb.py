@@ -97,12 +97,17 @@ class Climbs:
     slope_high: Floats
     shape: NDArray[np.int64]
     """Index into SHAPES; len(SHAPES) is `near`, one more is `stairs`."""
+    strength: Floats
+    """How much of the headroom the climb took, as odds over the odds that its shape asks for; 0 where none fits."""
 
 
-def climbs(window: Floats, limit: Floats, age: NDArray[np.int64], width_s: float, horizon_s: float) -> Climbs:
+def climbs(
+    window: Floats, limit: Floats, age: NDArray[np.int64], width_s: float, horizon_s: float, strength: float = 1.0
+) -> Climbs:
     """Looks at floors `window` [n, k] (bytes, oldest first, NaN = not observed) under `limit` [n] (bytes).
 
     age [n]: buckets since the process started. A climb that needs more than `horizon_s` to the limit is none.
+    strength: the least that is found; of several windows the strongest is told.
     """
     n, count = window.shape
     result = Climbs(
@@ -113,6 +118,7 @@ def climbs(window: Floats, limit: Floats, age: NDArray[np.int64], width_s: float
         np.full(n, np.nan),
         np.full(n, np.nan),
         np.full(n, -1, dtype=np.int64),
+        np.zeros(n),
     )
     highest = np.fmax.accumulate(window, axis=1)
     observed = np.isfinite(window)
@@ -122,14 +128,21 @@ def climbs(window: Floats, limit: Floats, age: NDArray[np.int64], width_s: float
         if length > count:
             break
         rows = np.flatnonzero(
-            ~result.found
-            & observed[:, -1]
-            & (age >= length)
-            & (observed[:, -length:].mean(axis=1) >= min(0.8, 3.0 / length + 0.5))
+            observed[:, -1] & (age >= length) & (observed[:, -length:].mean(axis=1) >= min(0.8, 3.0 / length + 0.5))
         )
         if len(rows):
             before = highest[rows, -length - 1] if length < count else np.full(len(rows), np.nan)
-            _look(result, rows, floor_now[rows, -length:], before, limit[rows], age[rows], width_s, horizon_s)
+            _look(
+                result,
+                rows,
+                floor_now[rows, -length:],
+                before,
+                limit[rows],
+                age[rows],
+                width_s,
+                horizon_s,
+                strength,
+            )
     return result
 
 
@@ -142,6 +155,7 @@ def _look(
     age: NDArray[np.int64],
     width_s: float,
     horizon_s: float,
+    least: float,
 ) -> None:
     length = floor.shape[1]
     end = floor[:, -max(1, length // 12)]
@@ -156,30 +170,45 @@ def _look(
     quarters = _parts(floor, 4) / growth[:, None]
     jump = np.diff(floor, axis=1).max(axis=1) / growth
     share = growth / headroom
-    shape = np.full(len(rows), -1)
+    shape, strength = np.full(len(rows), -1), np.zeros(len(rows))
     for number, s in reversed(list(enumerate(SHAPES))):
-        fits = (length >= s.buckets) & (share >= s.headroom) & (6 * sixths.min(axis=1) >= s.part) & (jump <= s.jump)
+        fits = some & (length >= s.buckets) & (6 * sixths.min(axis=1) >= s.part) & (jump <= s.jump)
         fits &= (3 * sixths[:, -2:].sum(axis=1) >= s.late) & (age - length >= s.age) & (eta_s <= horizon_s)
-        shape = np.where(fits, number, shape)
+        _stronger(shape, strength, number, np.where(fits, _odds(share, s.headroom), 0.0))
     with np.errstate(invalid="ignore"):
         near = (age - length >= NEAR.history) & (
             end - before >= NEAR.above * np.maximum(limit - before, 0.02 * limit)
         )
-    stairs = (shape < 0) & some & (share >= STAIRS.headroom) & (eta_s <= horizon_s) & (age - length >= STAIRS.age)
-    stairs = _stairs(floor, growth, stairs)
-    near &= (end >= NEAR.level * limit) & (eta_s <= NEAR.horizon_s) & (jump <= NEAR.jump)
+    near &= some & (eta_s <= NEAR.horizon_s) & (jump <= NEAR.jump)
     near &= (4 * quarters.min(axis=1) >= NEAR.quarter) & (length >= NEAR.buckets)
-    shape = np.where(near & (shape < 0), len(SHAPES), shape)
-    shape = np.where(stairs & (shape < 0), len(SHAPES) + 1, shape)
-    fits = some & (shape >= 0)
+    _stronger(shape, strength, len(SHAPES), np.where(near, _odds(end / limit, NEAR.level), 0.0))
+    rising = _odds(share, STAIRS.headroom)
+    stairs = some & (rising >= least) & (eta_s <= horizon_s) & (age - length >= STAIRS.age)
+    stairs = _stairs(floor, growth, stairs & (strength < least))
+    _stronger(shape, strength, len(SHAPES) + 1, np.where(stairs, rising, 0.0))
+    fits = (strength >= least) & (strength > result.strength[rows])
     at = rows[fits]
     result.found[at], result.buckets[at], result.shape[at] = True, length, shape[fits]
+    result.strength[at] = strength[fits]
     result.growth[at] = growth[fits]
     result.slope[at] = growth[fits] / length
     pace = 6 * sixths[fits] * (growth[fits] / length)[:, None]
     spread = pace.std(axis=1, ddof=1) / np.sqrt(6) * 2.015  # t quantile, 5 degrees of freedom, one-sided 95 %
     result.slope_low[at] = np.maximum(result.slope[at] - spread, 0.0)
     result.slope_high[at] = result.slope[at] + spread
+
+
+def _stronger(shape: NDArray[np.int64], strength: Floats, number: int, of_it: Floats) -> None:
+    """Takes `number` over where it is stronger (in place)."""
+    better = of_it > strength
+    shape[better], strength[better] = number, of_it[better]
+
+
+def _odds(share: Floats, asked: float) -> Floats:
+    """Odds of a share over the odds of what is asked: 1 where just met, without bound towards all of it."""
+    clipped = np.clip(share, 0.0, 1.0 - 1e-6)
+    found: Floats = clipped / (1.0 - clipped) * (1.0 - asked) / asked
+    return found
 
 
 def _parts(floor: Floats, count: int) -> Floats:

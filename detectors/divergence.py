@@ -19,13 +19,16 @@ from collectors.frame import StepSeries
 from collectors.kernel_event import KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, State, StatedRate
+from detectors.base import Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from detectors.episodes import Alarm, Episodes
 from detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
+from detectors.promise import stated
 from detectors.snapshot import pack, unpack
 
 VERSION = 3
 """1, 2: no memory of the lowest loss of a watch; a watch that is open goes on from its next step."""
+CERTAIN = 1e6
+"""The score of a loss that is no number: no test stands behind it, and none can silence it."""
 HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 140, 156, 171, 172})
 _SAY = {
     Why.FAR: "stays far above its baseline",
@@ -39,6 +42,7 @@ class Divergence:
     """LOSS_DIVERGED and LOSS_NONFINITE on the rank or job whose log printed the loss."""
 
     plugin: ClassVar[str] = "divergence"
+    LOOSE: ClassVar[float] = 0.3
 
     class Settings(LossSettings):
         silent_after_s: float = Field(
@@ -66,9 +70,13 @@ class Divergence:
         return (Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE)
 
     @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
     def stated(self) -> StatedRate:
         source = "benchmarks/detect_loss.py: benign labelled runs"
-        return StatedRate(1.0, RateBasis.STATISTICAL, source, series=SubjectKind.RANK)
+        return stated(self.plugin, 1.0, source, self.settings.strength, SubjectKind.RANK)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         self._note_hardware(tick)
@@ -204,15 +212,15 @@ class Divergence:
             **self._corruption(subject, at_s, inventory),
         }
         summary = f"Loss {_SAY.get(why, 'diverged')}: {base:.3g} → {level:.3g} since step {onset_step}"
-        threshold = self.settings.drift_level if why is Why.DRIFT else self.settings.stuck_level
+        asked = self.settings.drift_level if why is Why.DRIFT else self.settings.stuck_level
         return Alarm(
             Fault.LOSS_DIVERGED,
             subject,
             onset_s if np.isfinite(onset_s) else at_s,
             Severity.CRITICAL,
             summary,
-            score=(level - base) / max(abs(base), 1e-9),
-            threshold=threshold,
+            score=min((level - base) / (asked * max(abs(base), 1e-9)), CERTAIN),
+            threshold=self.settings.strength,
             evidence=(self._exhibit(slot, subject, base),),
             facts=facts,
         )
@@ -227,7 +235,7 @@ class Divergence:
             since_s if np.isfinite(since_s) else at_s,
             Severity.CRITICAL,
             f"The loss is not a number since step {int(table['last_step'][slot]) - count + 1}",
-            score=float(count),
+            score=CERTAIN,
             threshold=1.0,
             evidence=(self._exhibit(slot, subject, float(table["base"][slot])),),
             facts={"nonfinite_steps": float(count), **self._corruption(subject, at_s, inventory)},

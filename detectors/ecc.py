@@ -41,8 +41,10 @@ from detectors.ecc_counters import (
 )
 from detectors.ecc_hazard import DAY_S, IMMINENT_FROM, History, Moment
 from detectors.episodes import Alarm, Episodes
+from detectors.promise import told
 from detectors.quiet import Quiet, deaf, exhibits, node_of
 from detectors.snapshot import pack, unpack
+from detectors.tail import Tail, calibrated
 from detectors.xid_catalogue import CATALOGUE
 
 VERSION = 2
@@ -52,6 +54,7 @@ CONSUMED_XIDS = frozenset({48, 94, 95, 140})
 HARD_XIDS = CONSUMED_XIDS | {63, 64, 171, 172}
 SOFT_XIDS = frozenset({92})
 FAILED_XID = 64
+CERTAIN = 1e6
 KEEP_CELLS = 4096
 KEEP_SIGNS = 4
 _PLACES = (SubjectKind.NODE, SubjectKind.RACK)
@@ -82,6 +85,7 @@ class Ecc:
     """HBM_IMMINENT and HBM_DEGRADED on the GPU; HBM_DEGRADED on the node or rack whose GPUs err together."""
 
     plugin: ClassVar[str] = "ecc"
+    LOOSE: ClassVar[float] = 0.5
     Settings = EccSettings
 
     def __init__(self, settings: EccSettings | None = None) -> None:
@@ -106,9 +110,15 @@ class Ecc:
         return (Fault.HBM_IMMINENT, Fault.HBM_DEGRADED)
 
     @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
     def stated(self) -> StatedRate:
-        rate = 1000.0 / self.settings.run_length_days
-        return StatedRate(rate, RateBasis.STATISTICAL, "average run length of the CUSUM (Lorden's bound)")
+        """Lorden's bound gives the test its tail: an alarm of strength s comes e^(-h (s - 1)) times as often."""
+        s, bound = self.settings, "average run length of the CUSUM (Lorden's bound)"
+        tail = Tail(1.0, 1000.0 / s.run_length_days, 1.0 / s.threshold, 0.0, 0, s.run_length_days, bound)
+        return told(StatedRate(0.0, RateBasis.STATISTICAL, bound), calibrated(self.plugin) or tail, s.strength)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         spoken = self._spoken = {}
@@ -294,8 +304,8 @@ class Ecc:
             Severity.WARNING,
             f"One cause, many GPUs: {len(gpus)} of {total} GPUs of {place.name} had memory errors within "
             f"{self.settings.together_s / 60:.0f} min; look at power, cooling and driver before their memory",
-            score=-math.log10(max(p, 1e-300)),
-            threshold=-math.log10(self.settings.together_p),
+            score=math.log(max(p, 1e-300)) / math.log(self.settings.together_p),
+            threshold=1.0,
             p_value=p,
             facts={
                 "tier": "one cause",
@@ -335,23 +345,23 @@ class Ecc:
         facts: dict[str, float | str] = {"tier": "imminent" if imminent else "hard" if hard else "soft"}
         facts |= self._hazard(subject, at_s) | _where(where) | {"newest_s": newest_s}
         facts |= {"hard_signs": "; ".join(grave)} if grave else {}
-        cusum = 0.0
+        strength = 0.0
         if slot is not None:
-            cusum = float(table["cusum"][slot])
+            strength = float(table["height"][slot]) / self.settings.threshold
             facts |= self._counters.facts(slot)
         evidence: tuple[Any, ...] = exhibits(known, dict.fromkeys(lines, ""))
         evidence += tuple(e for e in (known.evidence if known else ()) if isinstance(e, SeriesExhibit))[:2]
         if known is None and slot is not None:
             evidence += self._counters.exhibit(UNCORRECTED if hard else CORRECTED, slot, at_s)
-        threshold = self.settings.threshold
         alarm = Alarm(
             fault,
             subject,
             since_s,
             Severity.CRITICAL if hard or imminent else Severity.WARNING,
             ("HBM error imminent: " if imminent else "HBM degraded: ") + "; ".join(said),
-            score=max(cusum, threshold) if hard or imminent or lines else cusum,
-            threshold=threshold,
+            # what the hardware says of itself is an event: no test stands behind it, and none can silence it
+            score=CERTAIN if hard or imminent or lines else strength,
+            threshold=self.settings.strength,
             evidence=evidence,
             facts=facts,
         )

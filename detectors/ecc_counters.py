@@ -59,6 +59,7 @@ class CusumSettings(BaseModel):
     run_length_days: float = Field(
         default=20000.0, gt=0, description="Average device-days to a false alarm, at least"
     )
+    strength: float = Field(default=1.0, gt=0, description="The test alarms at this many times its threshold")
     recover_s: float = Field(
         default=600.0, ge=0, description="The test's alarm ends after this long without a corrected error"
     )
@@ -107,6 +108,7 @@ class Counters:
                 "epoch": Column(np.int64, -1),
                 "active": Column(np.bool_, 0),
                 "cusum": Column(np.float64, 0.0),
+                "height": Column(np.float64, 0.0),  # the same without a ceiling: how strong the evidence is
                 "fresh_bin": Column(np.int64, -1),
                 "active_bins": Column(np.int32, 0),
                 "cusum_since_s": Column(np.float64, np.nan),
@@ -144,7 +146,7 @@ class Counters:
         hard = np.logical_or.reduce([rose[n] > 0 for n in _HARD_COUNTERS] + [standing[n] for n in _HARD_GAUGES])
         soft = (rose[REMAPPED] > 0) | (rose[RETIRED] > 0)
         uncorrected = np.logical_or.reduce([rose[n] > 0 for n in _HARD_COUNTERS])
-        fired = table["cusum"][rows] >= self.settings.threshold
+        fired = table["cusum"][rows] >= self.settings.strength * self.settings.threshold
         return Counted(rose, standing, hard, soft, uncorrected, standing[FAILURE], fired, effect)
 
     def _gauges(
@@ -161,6 +163,7 @@ class Counters:
             table[name][rows] = np.where(np.isfinite(value), value, before)
         slots = np.arange(len(table["cusum"]))[rows][effect]
         table["cusum"][slots], table["active_bins"][slots], table["active"][slots] = 0.0, 0, False
+        table["height"][slots] = 0.0
         table["cusum_since_s"][slots] = np.nan
         return standing, effect
 
@@ -186,8 +189,11 @@ class Counters:
         began = active & (cusum <= 0)
         table["cusum_since_s"][began] = self.bin * s.bin_s
         table["active_bins"][:] = np.where(cusum <= 0, 0, table["active_bins"]) + active
-        cusum[:] = np.maximum(cusum + np.where(active, s.up, s.down) + s.down * (current - self.bin - 1), 0.0)
-        np.minimum(cusum, s.threshold - s.down * s.recover_s / s.bin_s, out=cusum)
+        step = np.where(active, s.up, s.down) + s.down * (current - self.bin - 1)
+        height = np.maximum(table["height"], cusum) + step
+        cusum[:] = np.maximum(cusum + step, 0.0)
+        np.minimum(cusum, s.strength * s.threshold - s.down * s.recover_s / s.bin_s, out=cusum)
+        table["height"][:] = np.where(cusum > 0, height, 0.0)
         active[:] = False
         self.bin = current
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +98,11 @@ class Episodes:
         gone = replace(known, state=State.NO_DATA, at=Instant(at_s), summary=summary)
         self._open[(fault, subject)] = gone
         return gone
+
+    def report(self, word: Callable[[Fault, Subject], Finding | None]) -> list[Finding]:
+        """What `word` says of every open episode, which it may end; None says nothing."""
+        said = (word(fault, subject) for fault, subject in tuple(self._open))
+        return [finding for finding in said if finding is not None]
 
     def saved(self) -> list[dict[str, Any]]:
         """JSON for a snapshot; exhibits are not kept (they are with the incident)."""

@@ -22,7 +22,22 @@ class Floors:
 
     def __init__(self, name: str, width_s: float, count: int) -> None:
         self.name, self.width_s, self.count = name, width_s, count
+        self.least_s = width_s
         self.bucket = -1
+
+    def widen(self, table: Table, gap_s: float) -> None:
+        """Fits the width to samples that come every `gap_s`: a quarter more than that, and no less than asked for.
+
+        What was learnt in buckets of another width is let go.
+        """
+        width_s = (
+            self.least_s * float(np.ceil(1.25 * gap_s / self.least_s)) if gap_s > self.least_s else self.least_s
+        )
+        if abs(width_s - self.width_s) < 0.2 * self.width_s:
+            return
+        self.width_s, self.bucket = width_s, -1
+        table[f"{self.name}.low"][:] = np.inf
+        table[f"{self.name}.ring"][:] = np.nan
 
     def columns(self) -> dict[str, Column]:
         return {

@@ -82,11 +82,7 @@ class GpuLost:
         nodes: dict[Subject, tuple[int, int]] = {}
         for slot in missing:
             self._missing(slot, nodes, cut, tick.at_s, inventory)
-        return [
-            found
-            for fault, subject in tuple(self._episodes)
-            if (found := self._word(fault, subject, tick.at_s, inventory))
-        ]
+        return self._episodes.report(lambda fault, gpu: self._word(fault, gpu, tick.at_s, inventory))
 
     def _take(self, frame: Frame, at_s: float) -> list[int]:
         """Takes a look; the slots of GPUs that were seen before and are not in this one."""

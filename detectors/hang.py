@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.activity import Activity
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, StatedRate
+from detectors.base import Fault, Finding, SeriesExhibit, Severity, StatedRate
 from detectors.episodes import Alarm
 from detectors.progress import Progress, Rhythm
+from detectors.promise import stated
 from detectors.runs import Runs
-from detectors.tail import calibrated
 
 
 class HangSettings(BaseModel):
@@ -29,6 +29,7 @@ class HangSettings(BaseModel):
 
     hang_s: float = Field(default=180.0, gt=0, description="No step for this long")
     ratio: float = Field(default=20.0, gt=1, description="... and for this many typical steps")
+    strength: float = Field(default=1.0, gt=0, description="A silence this many times as long as that is a hang")
     spin_power: float = Field(
         default=0.7, gt=0, lt=1, description="A GPU below this share of its usual draw only spins"
     )
@@ -44,6 +45,7 @@ class Hang:
     """HANG on the rank or job whose steps stopped."""
 
     plugin: ClassVar[str] = "hang"
+    LOOSE: ClassVar[float] = 0.1
     Settings = HangSettings
 
     def __init__(self, settings: HangSettings | None = None) -> None:
@@ -63,14 +65,12 @@ class Hang:
         return (Fault.HANG,)
 
     @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
     def stated(self) -> StatedRate:
-        return StatedRate(
-            1.0,
-            RateBasis.STATISTICAL,
-            "benchmarks/detect_budget.py",
-            series=SubjectKind.RANK,
-            tail=calibrated(self.plugin),
-        )
+        return stated(self.plugin, 1.0, "benchmarks/budget.py", self.settings.strength, SubjectKind.RANK)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         findings: list[Finding] = []
@@ -95,7 +95,7 @@ class Hang:
         if not open_now and silent_s > s.forget_s:
             del self._runs.progress.rhythms[subject]
             return None
-        if not np.isfinite(typical) or silent_s < max(s.hang_s, s.ratio * typical):
+        if not np.isfinite(typical) or silent_s < s.strength * max(s.hang_s, s.ratio * typical):
             return None
         if rhythm.source in lost:
             return self._runs.episodes.no_data(
@@ -111,7 +111,7 @@ class Hang:
             return self._runs.episodes.clear(
                 Fault.HANG, subject, at_s, "Its processes have given their memory back"
             )
-        recent = (at_s - 0.6 * s.hang_s, at_s)
+        recent = (at_s - 0.6 * min(silent_s, s.hang_s), at_s)
         idle = self._runs.activity.idle(held, *recent)
         now_w = self._runs.activity.power_w(held, *recent)
         usual_w = self._runs.activity.power_w(held, rhythm.last_s - s.hang_s, rhythm.last_s)
@@ -149,8 +149,8 @@ class Hang:
             rhythm.last_s,
             Severity.CRITICAL,
             f"No step for {silent_s:.0f} s after step {rhythm.step} (typical {rhythm.typical_s:.2g} s); {state}",
-            score=silent_s,
-            threshold=max(self.settings.hang_s, self.settings.ratio * rhythm.typical_s),
+            score=silent_s / max(self.settings.hang_s, self.settings.ratio * rhythm.typical_s),
+            threshold=self.settings.strength,
             evidence=(exhibit,),
             facts={"silent_s": silent_s, "last_step": float(rhythm.step), "idle_gpus": " ".join(idle[:8])},
         )

@@ -29,6 +29,8 @@ PATIENCE = 0.4
 """A watched loss is stuck after no new low in this share of the watch: what falls slowly is given longer."""
 LOWER = 0.08
 """A new low takes this share off what is still missing to the baseline."""
+STEP = 0.8
+"""A rise that two neighbouring blocks bring more than this share of is a step, not a drift."""
 LARGEST_LOSS = 1e30
 """Beyond this a loss counts as infinite: sums of squares of it would overflow."""
 
@@ -59,7 +61,7 @@ class LossSettings(BaseModel):
     spike_level: float = Field(default=0.08, gt=0, description="... and this share of the baseline up")
     spike_progress: float = Field(default=0.02, gt=0, description="... and this share of the run's progress up")
     far_steps: int = Field(
-        default=12, ge=4, description="Steps of a watch before a loss far above is called diverged"
+        default=9, ge=4, description="Steps of a watch before a loss far above is called diverged"
     )
     far_level: float = Field(
         default=0.6, gt=0, description="Far: this share of the baseline, but no more than all progress lost"
@@ -74,6 +76,9 @@ class LossSettings(BaseModel):
     )
     drift_level: float = Field(
         default=0.06, gt=0, description="Drift: above the best level by this share, and rising"
+    )
+    strength: float = Field(
+        default=1.0, gt=0, description="A divergence is this many times as far, as high or as drifted as asked for"
     )
     clear_steps: int = Field(
         default=20, ge=5, description="Steps of a new run, or back at the baseline, that clear"
@@ -242,7 +247,7 @@ class LossMachine:
         recent = self.recent(slots, 48)
         five = np.median(recent[:, -5:], axis=1)
         back = (watched >= 5) & (five - base < self._back(slots))
-        level = np.where(table["lr_jump"][slots] > 2.0, s.far_level_lr, s.far_level)
+        level = s.strength * np.where(table["lr_jump"][slots] > 2.0, s.far_level_lr, s.far_level)
         lost = np.minimum(level * np.abs(base), 1.1 * progress)
         far = np.maximum.reduce([s.far_sigma * sigma, lost, 0.6 * level * progress])
         window = recent[:, -s.far_steps :]
@@ -251,10 +256,10 @@ class LossMachine:
         half = s.far_steps // 2
         fallen = window[:, :half].mean(axis=1) - window[:, -half:].mean(axis=1)
         falling = fallen > 2.5 * np.sqrt(2.0 / half) * sigma
-        certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.far_level)
+        certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.strength * s.far_level)
         diverged &= (five - base > far) & ~back & (~falling | certain)
         late = recent[:, 24:].mean(axis=1)
-        above = np.maximum.reduce([1.5 * sigma, s.stuck_level * np.abs(base), 0.03 * progress])
+        above = np.maximum.reduce([1.5 * sigma, s.strength * s.stuck_level * np.abs(base), 0.03 * progress])
         low = table["low"][slots]
         least = np.maximum(sigma * np.sqrt(2.0 / 24.0), LOWER * (low - base))
         lower = (watched >= 24) & ~(late > low - least)
@@ -338,12 +343,17 @@ class LossMachine:
         best = table["best_level"][ready]
         _, sigma, progress = self.scales(ready)
         error = sigma / np.sqrt(4 * BLOCK_STEPS)
-        limit = np.maximum.reduce([6.0 * error, self.settings.drift_level * np.abs(best), 0.02 * progress])
+        limit = np.maximum.reduce(
+            [6.0 * error, self.settings.strength * self.settings.drift_level * np.abs(best), 0.02 * progress]
+        )
         # One jump that falls again is no drift: it must have risen before, and go on.
         quarters = levels.reshape(len(ready), 4, 2).mean(axis=2)
         error = sigma / np.sqrt(2 * BLOCK_STEPS)
         goes_on = (quarters[:, 3] > quarters[:, 2] - error) & (quarters[:, 2] - quarters[:, 0] > error)
-        drift = (now - best > limit) & (now - before > error) & (levels[:, -1] > best + limit) & goes_on
+        # Nor is a step up to another level (a change of data), however long it takes to heal: two blocks make it.
+        rises = np.diff(levels, axis=1)
+        sudden = (rises[:, :-1] + rises[:, 1:]).max(axis=1) > STEP * (levels[:, -1] - levels[:, 0])
+        drift = (now - best > limit) & (now - before > error) & (levels[:, -1] > best + limit) & goes_on & ~sudden
         table["best_level"][ready] = np.minimum(best, 0.5 * (now + before))
         drifted = ready[drift]
         self._settle(drifted, Why.DRIFT)

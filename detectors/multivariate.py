@@ -100,11 +100,8 @@ class Multivariate:
             return []
         if frame is not None and len(frame.index):
             self._take(self.density, frame, tick.at_s, inventory)
-        findings: list[Finding] = []
-        for fault, subject in tuple(self._episodes):
-            found = self._word(self.density, fault, subject, tick.at_s)
-            findings += [found] if found else []
-        return findings
+        density = self.density
+        return self._episodes.report(lambda fault, subject: self._word(density, fault, subject, tick.at_s))
 
     def _take(self, density: Density, frame: Frame, at_s: float, inventory: Inventory) -> None:
         table = self._table

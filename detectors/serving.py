@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.frame import Floats, Frame
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
+from detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from detectors.episodes import Alarm, Episodes
+from detectors.promise import stated
 from detectors.snapshot import pack, unpack
 from detectors.table import Column, Table
-from detectors.tail import calibrated
 
 VERSION = 1
 RING = 64
@@ -39,6 +39,7 @@ class ServingSettings(BaseModel):
     pauses: int = Field(default=3, ge=2, le=RING, description="Pauses within the window before it is a stall")
     window_s: float = Field(default=900.0, gt=0, description="The window in which pauses are counted (s)")
     lost_share: float = Field(default=0.15, gt=0, lt=1, description="Share of the window that the pauses must cost")
+    strength: float = Field(default=1.0, gt=0, description="This many times as long, or as costly, is an alarm")
     clear_s: float = Field(default=120.0, gt=0, description="Progress without a pause for this long clears (s)")
     forget_s: float = Field(default=3600.0, gt=0, description="A server unseen for this long is forgotten (s)")
 
@@ -47,6 +48,7 @@ class Serving:
     """HANG and DATA_STALL on the inference server whose requests wait for tokens that do not come."""
 
     plugin: ClassVar[str] = "serving"
+    LOOSE: ClassVar[float] = 0.1
     Settings = ServingSettings
 
     def __init__(self, settings: ServingSettings | None = None) -> None:
@@ -78,14 +80,13 @@ class Serving:
         return (Fault.HANG, Fault.DATA_STALL)
 
     @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
     def stated(self) -> StatedRate:
-        return StatedRate(
-            1.0,
-            RateBasis.STATISTICAL,
-            "no healthy server telemetry with a queue is at hand: a claim",
-            series=SubjectKind.SERVER,
-            tail=calibrated(self.plugin),
-        )
+        source = "no healthy server telemetry with a queue is at hand: a claim"
+        return stated(self.plugin, 1.0, source, self.settings.strength, SubjectKind.SERVER)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         frame = tick.frames.get(SubjectKind.SERVER)
@@ -93,11 +94,9 @@ class Serving:
         if frame is not None and len(frame.index):
             whole = self._take(frame, tick.at_s)
             seen = dict(zip(frame.index.subjects, whole.tolist(), strict=True))
-        findings: list[Finding] = []
-        for fault, subject in tuple(self._episodes):
-            found = self._word(fault, subject, seen.get(subject, False), tick.at_s)
-            findings += [found] if found else []
-        return findings
+        return self._episodes.report(
+            lambda fault, subject: self._word(fault, subject, seen.get(subject, False), tick.at_s)
+        )
 
     def _take(self, frame: Frame, at_s: float) -> NDArray[np.bool_]:
         """One look at every server; which told both its demand and its progress."""
@@ -132,7 +131,7 @@ class Serving:
         table["moved_s"][slots] = np.where(goes_on, at_s, table["moved_s"][slots])
         table["demand"][slots] = np.where(whole, demand, table["demand"][slots])
         table["last_s"][slots] = np.where(whole, at_s, table["last_s"][slots])
-        for row in np.flatnonzero((stopped_s >= self.settings.hang_s) & ~gap).tolist():
+        for row in np.flatnonzero((stopped_s >= self.settings.strength * self.settings.hang_s) & ~gap).tolist():
             self._hang(int(slots[row]), float(stopped_s[row]), at_s)
         for row in np.flatnonzero(ended).tolist():
             self._stall(int(slots[row]), at_s)
@@ -162,8 +161,8 @@ class Serving:
             since_s,
             Severity.CRITICAL,
             f"No token for {stopped_s:.0f} s while {demand:.0f} requests wait or run",
-            score=stopped_s,
-            threshold=self.settings.hang_s,
+            score=stopped_s / self.settings.hang_s,
+            threshold=self.settings.strength,
             evidence=(exhibit,),
             facts={"silent_s": stopped_s, "requests": demand, "server": subject.name},
         )
@@ -180,7 +179,7 @@ class Serving:
         begin_s = max(at_s - s.window_s, float(start[0]))
         lost_s = float((end - np.maximum(start, begin_s)).sum())
         lost = lost_s / max(at_s - begin_s, 1.0)
-        if lost < s.lost_share:
+        if lost < s.strength * s.lost_share:
             return
         subject, longest_s = table.subjects[slot], float((end - start).max())
         exhibit = SeriesExhibit(
@@ -199,8 +198,8 @@ class Serving:
             float(start[0]),
             Severity.WARNING,
             f"{len(end)} stops of up to {longest_s:.0f} s cost {100 * lost:.0f} % of the time while requests wait",
-            score=lost,
-            threshold=s.lost_share,
+            score=lost / s.lost_share,
+            threshold=s.strength,
             evidence=(exhibit,),
             facts={
                 "stalls": float(len(end)),

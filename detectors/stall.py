@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.activity import Activity
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, StatedRate
+from detectors.base import Fault, Finding, SeriesExhibit, Severity, StatedRate
 from detectors.episodes import Alarm
 from detectors.progress import Gap, Progress, Rhythm
+from detectors.promise import stated
 from detectors.runs import Runs
-from detectors.tail import calibrated
 
 
 class StallSettings(BaseModel):
@@ -34,6 +34,7 @@ class StallSettings(BaseModel):
     gaps: int = Field(default=3, ge=2, description="Gaps within the window before it is a stall")
     window_s: float = Field(default=900.0, gt=0, description="The window in which gaps are counted")
     lost_share: float = Field(default=0.15, gt=0, lt=1, description="Share of the window that the gaps must cost")
+    strength: float = Field(default=1.0, gt=0, description="Gaps that cost this many times as much are a stall")
     idle_share: float = Field(
         default=0.5, gt=0, le=1, description="Share of the lost time in which the GPU must idle"
     )
@@ -45,6 +46,7 @@ class DataStall:
     """DATA_STALL on the rank or job whose steps stop while its GPUs idle."""
 
     plugin: ClassVar[str] = "stall"
+    LOOSE: ClassVar[float] = 0.1
     Settings = StallSettings
 
     def __init__(self, settings: StallSettings | None = None) -> None:
@@ -66,14 +68,12 @@ class DataStall:
         return (Fault.DATA_STALL,)
 
     @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
     def stated(self) -> StatedRate:
-        return StatedRate(
-            5.0,
-            RateBasis.STATISTICAL,
-            "benchmarks/detect_budget.py",
-            series=SubjectKind.RANK,
-            tail=calibrated(self.plugin),
-        )
+        return stated(self.plugin, 5.0, "benchmarks/budget.py", self.settings.strength, SubjectKind.RANK)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         findings: list[Finding] = []
@@ -116,7 +116,7 @@ class DataStall:
         lost = lost_s / max(at_s - start_s, 1.0)
         idle = self._runs.activity.idle(self._runs.slots(inventory.gpus(subject, at_s)), start_s, at_s)
         idle = idle[np.isfinite(idle)]
-        if lost < s.lost_share or len(idle) == 0 or float(idle.max()) < s.idle_share * lost:
+        if lost < s.strength * s.lost_share or len(idle) == 0 or float(idle.max()) < s.idle_share * lost:
             return None
         typical = rhythm.typical_s
         longest = max(g.end_s - g.start_s for g in gaps)
@@ -136,8 +136,8 @@ class DataStall:
             gaps[0].start_s,
             Severity.WARNING,
             f"{len(gaps)} stalls of up to {longest:.0f} s cost {100 * lost:.0f} % of the time while the GPU idles",
-            score=lost,
-            threshold=s.lost_share,
+            score=lost / s.lost_share,
+            threshold=s.strength,
             evidence=(took,),
             facts={
                 "stalls": float(len(gaps)),

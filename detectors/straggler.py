@@ -16,18 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Floats, StepSeries
+from collectors.frame import Floats, Frame, StepSeries
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
+from detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from detectors.episodes import Alarm, Episodes
+from detectors.promise import stated
 from detectors.snapshot import pack, unpack
 from detectors.table import Column, Table
-from detectors.tail import calibrated
 
 VERSION = 1
 RING = 128
 SIGNALS = ("compute_s", "data_s")
+CAPPED, PEERS_ASKED = 0.97, 16
+"""A power limit under this share of its peers' (of that many at most) is a cap."""
 STAGE = "pipeline_stage"
 """The rank's fact in the inventory that names its stage; ranks without one are compared with each other."""
 
@@ -42,6 +44,9 @@ class StragglerSettings(BaseModel):
     ratio: float = Field(default=1.05, gt=1, description="Slower than its peers by this factor, in the median step")
     often: float = Field(default=0.8, gt=0.5, le=1, description="Share of steps in which it is slower at all")
     cost: float = Field(default=0.03, gt=0, description="Share of the peers' own time that the excess must cost")
+    strength: float = Field(
+        default=1.0, gt=0, description="An excess that is this many times all three of them is an alarm"
+    )
     every_s: float = Field(default=30.0, gt=0, description="Jobs are judged this often")
     silent_after_s: float = Field(default=900.0, gt=0, description="No step for this long while firing is no_data")
     forget_s: float = Field(default=86400.0, gt=0, description="A rank unseen for this long is forgotten")
@@ -62,6 +67,7 @@ class Straggler:
     """STRAGGLER on the rank; its GPUs are among the facts."""
 
     plugin: ClassVar[str] = "straggler"
+    LOOSE: ClassVar[float] = 0.3
     Settings = StragglerSettings
 
     def __init__(self, settings: StragglerSettings | None = None) -> None:
@@ -82,14 +88,19 @@ class Straggler:
         return (Fault.STRAGGLER,)
 
     @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
     def stated(self) -> StatedRate:
-        return StatedRate(
-            1.0,
-            RateBasis.STATISTICAL,
-            "benchmarks/detect_straggler.py: imbalance without a slow rank",
-            series=SubjectKind.RANK,
-            tail=calibrated(self.plugin),
-        )
+        source = "benchmarks/detect_straggler.py: imbalance without a slow rank"
+        return stated(self.plugin, 1.0, source, self.settings.strength, SubjectKind.RANK)
+
+    def _strength(self, e: Excess) -> float:
+        """The excess over what each of the three conditions asks for, by the one that it meets least."""
+        s = self.settings
+        often = (e.often - 0.5) / (s.often - 0.5)
+        return max(min((e.ratio - 1.0) / (s.ratio - 1.0), often, e.share / s.cost), 0.0)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         ranks = [s for s in tick.steps if s.subject.kind is SubjectKind.RANK and self._speaks(s)]
@@ -98,7 +109,7 @@ class Straggler:
         findings: list[Finding] = []
         if tick.at_s - self._judged_s >= self.settings.every_s or tick.at_s < self._judged_s:
             self._judged_s = tick.at_s
-            findings += self._judge(tick.at_s, inventory)
+            findings += self._judge(tick.frames.get(SubjectKind.GPU), tick.at_s, inventory)
         said = {f.subject for f in findings}
         return findings + self._rest(tick.at_s, said)
 
@@ -122,7 +133,7 @@ class Straggler:
             table["last_s"][slot] = max(float(table["last_s"][slot]), float(latest.max()))
         table.seen_s()[slot] = at_s
 
-    def _judge(self, at_s: float, inventory: Inventory) -> list[Finding]:
+    def _judge(self, gpus: Frame | None, at_s: float, inventory: Inventory) -> list[Finding]:
         groups: dict[tuple[Subject, str], list[int]] = {}
         fresh = at_s - self.settings.silent_after_s
         for slot, subject in enumerate(self._table.subjects):
@@ -132,10 +143,12 @@ class Straggler:
         findings: list[Finding] = []
         for slots in groups.values():
             if len(slots) > 1:
-                findings += self._compare(np.array(slots), at_s, inventory)
+                findings += self._compare(np.array(slots), gpus, at_s, inventory)
         return findings
 
-    def _compare(self, slots: NDArray[np.int64], at_s: float, inventory: Inventory) -> list[Finding]:
+    def _compare(
+        self, slots: NDArray[np.int64], gpus: Frame | None, at_s: float, inventory: Inventory
+    ) -> list[Finding]:
         table, s = self._table, self.settings
         step = table["step"][slots]
         newest = step.max(axis=0)
@@ -157,7 +170,9 @@ class Straggler:
             subject = table.subjects[int(slots[row])]
             name, e = worst[row]
             found: Finding | None = None
-            slow = e.ratio >= s.ratio and e.often >= s.often and e.share >= s.cost
+            slow = self._strength(e) >= s.strength
+            if slow and name == "compute_s":
+                slow = not _held_back(subject, [table.subjects[k] for k in slots], gpus, at_s, inventory)
             slot = int(slots[row])
             table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
             if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
@@ -192,8 +207,8 @@ class Straggler:
             at_s,
             Severity.WARNING,
             f"{work} takes {e.ratio:.2f} times as long as at {e.peers} peers ({100 * e.often:.0f} % of steps)",
-            score=e.ratio,
-            threshold=self.settings.ratio,
+            score=self._strength(e),
+            threshold=self.settings.strength,
             evidence=(exhibit,),
             facts={
                 "resource": "compute" if name == "compute_s" else "data",
@@ -236,6 +251,25 @@ class Straggler:
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._table, self._judged_s, self._episodes = fresh._table, fresh._judged_s, fresh._episodes
+
+
+def _held_back(
+    subject: Subject, ranks: list[Subject], gpus: Frame | None, at_s: float, inventory: Inventory
+) -> bool:
+    """Whether its GPUs may draw less power than those of its peers: who caps one GPU of a job, as we may ourselves,
+    has decided that its rank is slower."""
+    if gpus is None:
+        return False
+    limits = gpus.column("gpu_power_limit_w")
+
+    def limit(rank: Subject) -> float:
+        rows = [row for gpu in inventory.gpus(rank, at_s) if (row := gpus.index.rows.get(gpu)) is not None]
+        known = limits[rows][np.isfinite(limits[rows])]
+        return float(known.min()) if len(known) else np.nan
+
+    theirs = [limit(rank) for rank in ranks[:PEERS_ASKED] if rank != subject]
+    known = [one for one in theirs if np.isfinite(one)]
+    return bool(known) and limit(subject) < CAPPED * float(np.median(known))
 
 
 def excesses(took: Floats, typical_s: float, steps: int) -> list[Excess | None]:

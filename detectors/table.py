@@ -60,10 +60,18 @@ class Table:
         """
         if index is not self._index:
             self._forget(at_s)
-            self._rows = self.take(index.subjects, at_s)
+            self._rows = self._first(index, at_s) if not self.subjects else self.take(index.subjects, at_s)
             self._index = index
         self._seen_s[self._rows] = at_s
         return self._rows
+
+    def _first(self, index: SeriesIndex, at_s: float) -> Rows:
+        """The first subjects of an empty table, all at once, so that a fleet's first tick is no long one."""
+        if not len(index) or len(index.rows) != len(index):
+            return self.take(index.subjects, at_s)
+        self._slots, self.subjects = dict(index.rows), list(index.subjects)
+        self._grow(at_s)
+        return slice(0, len(index))
 
     def take(self, subjects: Sequence[Subject], at_s: float) -> Rows:
         """Slots of these subjects; new ones are added with the columns' fill values."""
@@ -97,7 +105,8 @@ class Table:
         self._seen_s = np.concatenate([self._seen_s, np.full(extra, at_s)])
         for name, c in self._columns.items():
             fresh = np.full((extra, *c.shape), c.fill, dtype=c.dtype)
-            self.arrays[name] = np.concatenate([self.arrays[name], fresh])
+            known = self.arrays[name]
+            self.arrays[name] = np.concatenate([known, fresh]) if len(known) else fresh
 
     def _forget(self, at_s: float) -> None:
         keep = self._seen_s >= at_s - self._forget_s

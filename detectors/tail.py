@@ -83,8 +83,22 @@ def fit(scores: NDArray[np.float64], series_days: float, threshold: float, sourc
 
 @cache
 def calibrated(detector: str) -> Tail | None:
-    """The tail in `calibration.json` of a detector, made by `fit` from healthy episodes; None where it has none, so
-    that its stated rate is a claim. None is shipped: no such detector has been watched for enough healthy days."""
-    path = Path(__file__).with_name("calibration.json")
-    entry = json.loads(path.read_text(encoding="utf-8")).get(detector)
-    return None if entry is None else Tail(**entry)
+    """The tail in `calibration.json` of a detector, made from healthy telemetry by `detectors.fitting`; None where
+    none is shipped (it has not been watched for enough healthy days), so that its stated rate is a claim."""
+    return read(Path(__file__).with_name("calibration.json")).get(detector)
+
+
+def read(path: Path) -> dict[str, Tail]:
+    """Tails by detector from a file that `detectors.fitting.save` wrote. Raises OSError and ValueError."""
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    found = {}
+    for name, entry in entries.items():
+        try:
+            tail = Tail(**entry)
+            numbers = [tail.threshold, tail.rate_per_1000, tail.scale, tail.shape, tail.series_days, tail.episodes]
+            if not all(np.isfinite(float(n)) for n in numbers) or not tail.scale > 0 or tail.rate_per_1000 < 0:
+                raise ValueError("a figure is not finite, or scale or rate_per_1000 is negative")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from error
+        found[name] = tail
+    return found

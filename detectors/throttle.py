@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.frame import Floats, Frame
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
+from detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from detectors.episodes import Alarm, Episodes
+from detectors.promise import stated
 from detectors.snapshot import pack, unpack
 from detectors.table import Column, Rows, Table
-from detectors.tail import calibrated
 
 VERSION = 1
 REASONS = {
@@ -48,6 +48,7 @@ class ThrottleSettings(BaseModel):
 
     busy_percent: float = Field(default=50.0, gt=0, le=100, description="A GPU at least this utilised has work")
     lost_share: float = Field(default=0.05, gt=0, lt=1, description="Share of its clock, and so of its work, lost")
+    strength: float = Field(default=1.0, gt=0, description="A loss this many times as large is an alarm")
     window_s: float = Field(default=120.0, gt=0, description="Time over which the loss is averaged (s)")
     persist_s: float = Field(default=60.0, ge=0, description="... and stays lost at every look for this long (s)")
     learn_s: float = Field(
@@ -61,6 +62,7 @@ class Throttle:
     """THROTTLE on the GPU whose clock is held down while it works."""
 
     plugin: ClassVar[str] = "throttle"
+    LOOSE: ClassVar[float] = 0.1
     Settings = ThrottleSettings
 
     def __init__(self, settings: ThrottleSettings | None = None) -> None:
@@ -94,8 +96,12 @@ class Throttle:
         return (Fault.THROTTLE,)
 
     @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
     def stated(self) -> StatedRate:
-        return StatedRate(1.0, RateBasis.STATISTICAL, "benchmarks/detect_budget.py", tail=calibrated(self.plugin))
+        return stated(self.plugin, 1.0, "benchmarks/budget.py", self.settings.strength)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         frame = tick.frames.get(SubjectKind.GPU)
@@ -103,11 +109,7 @@ class Throttle:
         seen: NDArray[np.bool_] | None = None
         if frame is not None and len(frame.index):
             seen = self._take(frame, tick.at_s, inventory)
-        findings: list[Finding] = []
-        for fault, subject in tuple(self._episodes):
-            found = self._word(fault, subject, frame, seen, tick.at_s)
-            findings += [found] if found else []
-        return findings
+        return self._episodes.report(lambda fault, subject: self._word(fault, subject, frame, seen, tick.at_s))
 
     def _take(self, frame: Frame, at_s: float, inventory: Inventory) -> NDArray[np.bool_]:
         """One look at every GPU; which of them were seen whole (clock, reasons and utilisation)."""
@@ -149,7 +151,7 @@ class Throttle:
                 peers = (free & ~capped, free & capped)
                 self._by_peers(frame, np.flatnonzero(blind), slots, clock, capped, peers, weight, at_s, inventory)
         lost = table["lost"][rows]
-        since_s = np.where(lost >= s.lost_share, np.minimum(table["since_s"][rows], at_s), np.inf)
+        since_s = np.where(lost >= s.strength * s.lost_share, np.minimum(table["since_s"][rows], at_s), np.inf)
         table["since_s"][rows] = since_s
         for row in np.flatnonzero(held & (at_s - since_s >= s.persist_s)).tolist():
             self._fire(int(_slots(rows, len(clock))[row]), float(clock[row]), frame, row, at_s, inventory)
@@ -245,8 +247,8 @@ class Throttle:
             float(table["since_s"][slot]),
             Severity.WARNING,
             f"Works at {clock:.0f} MHz, {100 * lost:.0f} % of its clock lost to {reasons}",
-            score=lost,
-            threshold=self.settings.lost_share,
+            score=lost / self.settings.lost_share,
+            threshold=self.settings.strength,
             evidence=(exhibit,),
             facts=facts,
         )

@@ -6,7 +6,7 @@ from collectors.frame import Instant, LogRecord, SourceStatus
 from collectors.subject import Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, LogExhibit, State
-from detectors.check import START_S, World
+from detectors.check_world import START_S, World
 from detectors.nccl_watchdog import NcclWatchdog
 from tests.detectors.gpus import told
 

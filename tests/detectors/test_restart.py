@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from detectors.base import State
-from detectors.check import World, faults, make, run
+from detectors.check import make, run
+from detectors.check_streams import faults
+from detectors.check_world import World
 from detectors.plugins import ALL
 
 

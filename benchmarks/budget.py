@@ -1,0 +1,270 @@
+"""Stated against realised false alarms on real telemetry: `NIGHTSHIFT_DATA=… python -m benchmarks.budget`.
+
+Every detector sees healthy telemetry that it was not fitted on. Behind each row stand independent series-days (a
+stretch counts once, however often it is replayed), the count that the stated rate expects, the count that came, and
+Garwood's interval. A rate is *measured* where the days are at least 16 / rate; below that a detector with a fitted
+tail is *extrapolated* (the tail is named) and one without is *not measurable*: the row says what to think of its
+promise, not that it is kept.
+
+Telemetry: Alibaba's GenAI serving trace (one-minute duty cycle, GPU memory, pod memory; unlabelled, so a true fault
+in it counts as a false alarm), the healthy phases of our own H200 recordings in real time, and two ByteDance traces
+of imbalance without a slow worker.
+
+Memory leaks: the tail is fitted on half of the pods by `detectors.fitting` (as `nightshift calibrate` does it) and
+the detector, at the strength that the tail asks for each granted rate, is counted on the other half; the same with
+the halves swapped, so that every series is once held out. *Later*: fitted on the first half of the time, counted in
+the second as well. The shapes that the detector looks for were chosen on this trace: others may differ by more
+than these pods do among themselves. `--write` fits all pods and writes `detectors/calibration.json`.
+
+Multivariate: trained on a third of the serving pods, calibrated on another, both in the first half of the trace,
+and counted on the last third in the second half (in turn, so that every third is once the test). Beside it a
+z-score at 5 sigma on the same pods and time, whose nominal rate is a normal's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import norm
+
+from benchmarks.budget_telemetry import DAY_S, GPU_METRICS, imbalance, recordings, serving
+from benchmarks.report import write
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Detector, RateBasis, State
+from detectors.evaluate import AlarmAt, Score, garwood, score
+from detectors.fitting import Heard, fitted, listen, loosened, save
+from detectors.learning import Plan, learn_from, looks
+from detectors.memory_leak import MemoryLeak
+from detectors.multivariate import Multivariate, MultivariateSettings
+from detectors.plugins import ALL
+from detectors.tail import Tail
+
+LADDER = (1000.0, 600.0, 300.0, 100.0, 10.0)
+LEAK_LADDER = (400.0, 250.0, 125.0, 50.0, 10.0)
+SIGNALS = {
+    "steps": ("divergence", "hang", "stall"),
+    "GPU counters and clocks": ("ecc", "throttle", "interconnect", "gpu_lost"),
+}
+PLAN = Plan("serving", GPU_METRICS, look_s=300.0, persist=2, settle=12, usual=0.95)
+SHIPPED = Path(__file__).parent.parent / "detectors" / "calibration.json"
+TRACE = "Alibaba clusterdata v2026-GenAI, GPU and pod memory of serving pods"
+
+
+def alarms(detector: Detector, ticks: Iterable[Tick], inventory: Inventory) -> list[tuple[Subject, float]]:
+    """(subject, when) of every episode's beginning."""
+    found: dict[str, tuple[Subject, float]] = {}
+    for tick in ticks:
+        for finding in detector.update(tick, inventory):
+            if finding.state is State.FIRING:
+                found.setdefault(finding.episode, (finding.subject, tick.at_s))
+    return list(found.values())
+
+
+def row(name: str, stated: float, count: int, days: float, where: str, tail: str = "") -> dict[str, Any]:
+    """One line of the table; a bootstrap or a replay adds no days."""
+    low, high = garwood(count, days)
+    held = _score(count, days).held(stated)
+    if held == "extrapolated":
+        held = f"extrapolated ({tail})" if tail else "not measurable"
+    return {
+        "detector": name,
+        "stated_per_1000_series_days": stated,
+        "healthy_series_days": days,
+        "days_needed_to_measure": 16000.0 / stated if stated > 0 else None,
+        "expected": stated * days / 1000.0,
+        "realised": count,
+        "realised_per_1000_series_days": 1000.0 * count / days if days > 0 else None,
+        "interval": [1000.0 * low, 1000.0 * high],
+        "verdict": held,
+        "telemetry": where,
+    }
+
+
+def _score(count: int, days: float) -> Score:
+    made = [AlarmAt("healthy", float(n)) for n in range(count)]
+    return score([], made, {"healthy": days * DAY_S})
+
+
+def half(subject: Subject) -> int:
+    """0 or 1 by the pod's name alone: its GPU memory and its own memory are on one side."""
+    name = subject.name.removeprefix("GPU-").removeprefix("serving/").removesuffix("/main")
+    return hashlib.sha256(name.encode()).digest()[0] % 2
+
+
+def third(subject: Subject, fold: int) -> int:
+    """0: fitted, 1: calibrates, 2: tests."""
+    return (hashlib.sha256(subject.name.encode()).digest()[0] + fold) % 3
+
+
+def leaks(ticks: list[Tick]) -> list[dict[str, Any]]:
+    """The ladder of granted rates on pods that the tail was not fitted on, in the same time and later."""
+    middle = len(ticks) // 2
+    middle_s = ticks[middle].at_s
+    parts = [listen(loosened([MemoryLeak]), part, Inventory()) for part in (ticks, ticks[:middle])]
+    after = listen(loosened([MemoryLeak]), ticks[middle:], Inventory())["memory_leak"].days
+    rows = []
+    for heard, from_s, days, when in (
+        (parts[0], -np.inf, parts[0]["memory_leak"].days, "other pods"),
+        (parts[1], middle_s, after, "other pods, later"),
+    ):
+        tails = [_leak_tail(heard["memory_leak"], side) for side in (0, 1)]
+        held = sum(days.values())
+        said = ", ".join(f"shape {t.shape:.2f} from {t.episodes} episodes" for t in tails)
+        for rate in LEAK_LADDER:
+            count, expected = 0, 0.0
+            for side, tail in enumerate(tails):
+                detector = MemoryLeak(MemoryLeak.Settings(strength=tail.score(rate)))
+                found = alarms(detector, ticks, Inventory())
+                count += sum(half(subject) != side and at_s >= from_s for subject, at_s in found)
+                expected += min(rate, tail.rate_per_1000) * sum(d for s, d in days.items() if half(s) != side)
+            rows.append(row("memory_leak", expected / held, count, held, f"memory of {when}", f"GPD: {said}"))
+        shipped = [tail.rate(1.0) for tail in tails]
+        found = alarms(MemoryLeak(), ticks, Inventory())
+        count = sum(at_s >= from_s for _, at_s in found)
+        name = "memory_leak, as it is shipped"
+        rows.append(row(name, float(np.mean(shipped)), count, held, f"memory of {when}", f"GPD: {said}"))
+    return rows
+
+
+def _leak_tail(heard: Heard, side: int) -> Tail:
+    own = Heard(heard.threshold)
+    own.peaks = {key: peak for key, peak in heard.peaks.items() if half(peak[0]) == side}
+    own.days = {subject: days for subject, days in heard.days.items() if half(subject) == side}
+    return fitted({"memory_leak": own}, TRACE)["memory_leak"]
+
+
+def multivariate(ticks: list[Tick]) -> list[dict[str, Any]]:
+    """The ladder of stated rates on pods and hours that the model has not seen: three models, each third of the
+    pods once the test of the model that the other two made, so that every held-out stretch counts once."""
+    half = len(ticks) // 2
+    series, later = looks(ticks[:half], PLAN), ticks[half:]
+    subjects = ticks[0].frames[SubjectKind.GPU].index.subjects
+    seen = np.stack([np.isfinite(t.frames[SubjectKind.GPU].values).all(axis=1) for t in later])
+    counts, expected, days, tails = dict.fromkeys(LADDER, 0), dict.fromkeys(LADDER, 0.0), 0.0, []
+    for fold in range(3):
+        parts = [[rows for gpu, rows in series.items() if third(gpu, fold) == n] for n in (0, 1)]
+        model = learn_from(*parts, PLAN, f"serving pods, first half, fold {fold}")
+        tails.append(model.tail)
+        inventory = Inventory()
+        for gpu in subjects:
+            inventory.describe(gpu, model="serving" if third(gpu, fold) == 2 else "")
+        test = np.array([third(gpu, fold) == 2 for gpu in subjects])
+        here = float(seen[:, test].sum()) * 60.0 / DAY_S
+        days += here
+        for rate in LADDER:
+            detector = Multivariate(MultivariateSettings(rate_per_1000=rate), model)
+            counts[rate] += len(alarms(detector, later, inventory))
+            expected[rate] += detector.stated.per_1000_series_days * here / 1000.0
+    said = ", ".join(f"shape {t.shape:.2f} from {t.episodes} episodes" for t in tails)
+    detector = Multivariate(MultivariateSettings(), model)
+    rows = [
+        row(
+            detector.name,
+            1000.0 * expected[rate] / days,
+            counts[rate],
+            days,
+            "serving pods held out",
+            f"GPD: {said}",
+        )
+        for rate in LADDER
+    ]
+    duty = np.stack([t.frames[SubjectKind.GPU].column("gpu_utilization_percent") for t in later])
+    return [*rows, gaussian(duty, days)]
+
+
+def gaussian(duty: np.ndarray, days: float) -> dict[str, Any]:
+    """The rival: a z-score over the last two hours, alarm above 5 sigma, half an hour apart."""
+    table = pd.DataFrame(duty)
+    mean = table.rolling(120, min_periods=60).mean().shift(1)
+    spread = table.rolling(120, min_periods=60).std().shift(1)
+    above = ((table - mean) > 5.0 * spread.clip(lower=0.1)).to_numpy()
+    count = 0
+    for series in above.T:
+        at = np.flatnonzero(series)
+        count += int(len(at) and 1 + (np.diff(at) > 30).sum())
+    nominal = 1000.0 * 1440.0 * float(norm.sf(5.0))
+    low, high = garwood(count, days)
+    return {
+        "detector": "rival: rolling z > 5 on the duty cycle",
+        "stated_per_1000_series_days": nominal,
+        "healthy_series_days": days,
+        "expected": nominal * days / 1000.0,
+        "realised": count,
+        "realised_per_1000_series_days": 1000.0 * count / days,
+        "interval": [1000.0 * low, 1000.0 * high],
+        "verdict": "broken" if 1000.0 * low > 2.0 * nominal else "not measurable",
+        "telemetry": "serving pods held out",
+    }
+
+
+def elsewhere(folder: Path) -> list[dict[str, Any]]:
+    """The detectors of training steps and hardware on what healthy recordings there are: minutes, not days."""
+    rows = []
+    jobs = recordings()
+    rank_days = sum(len(job) * job.tick_s * len(job.ranks) for job in jobs) / DAY_S
+    for kind in ALL:
+        if kind.plugin not in (name for names in SIGNALS.values() for name in names):
+            continue
+        count = sum(len(alarms(kind(), job.ticks(), job.inventory())) for job in jobs)
+        stated = kind().stated
+        tail = stated.source if stated.tail is not None else ""
+        name, rate = kind.plugin, stated.per_1000_series_days
+        rows.append(row(name, rate, count, rank_days, "healthy H200 recordings", tail))
+    kinds = {kind.plugin: kind for kind in ALL}
+    stated = kinds["serving"]().stated
+    none = "none: no healthy server telemetry with a queue is at hand"
+    rows.append(row("serving", stated.per_1000_series_days, 0, 0.0, none))
+    for name in ("SE", "ST"):
+        steps, inventory, days = imbalance(folder / f"readonly/straggler/bytedance_trace-{name}.parquet")
+        straggler = kinds["straggler"]()
+        count = len(alarms(straggler, steps, inventory))
+        rate = straggler.stated.per_1000_series_days
+        rows.append(row("straggler", rate, count, days, f"ByteDance {name}"))
+    return rows
+
+
+def events() -> list[dict[str, Any]]:
+    """What the detectors of events cite: the base rate of their event, and the precision that follows from it."""
+    stated = {kind.plugin: kind().stated for kind in ALL}
+    return [
+        {
+            "detector": name,
+            "base_rate_per_1000_series_days": rate.per_1000_series_days,
+            "precision": rate.precision,
+            "source": rate.source,
+        }
+        for name, rate in stated.items()
+        if rate.basis is RateBasis.EVENT
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="fit all pods and write detectors/calibration.json")
+    arguments = parser.parse_args()
+    folder = os.environ.get("NIGHTSHIFT_DATA")
+    if not folder:
+        parser.error("NIGHTSHIFT_DATA does not name the folder of measurements")
+    ticks, _ = serving(Path(folder))
+    if arguments.write:
+        # only what this trace shows for days: its pods print no training steps and no clocks
+        save(SHIPPED, fitted(listen(loosened([MemoryLeak]), ticks, Inventory()), TRACE))
+    results = {
+        "memory_leak": leaks(ticks),
+        "multivariate": multivariate(ticks),
+        "statistical": elsewhere(Path(folder)),
+        "events": events(),
+    }
+    write("budget", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""A slow worker is named, a worker that was told to be slow is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from collectors.subject import SubjectKind
+from collectors.tick import Tick
+from detectors.base import Finding
+from detectors.check_world import World
+from detectors.straggler import Straggler
+
+LIMIT = "gpu_power_limit_w"
+
+
+def ticks(signal: str, limit_w: float) -> Iterator[Tick]:
+    """Rank 2 takes a third longer in `signal` all the time; its GPU may draw limit_w, the others 700 W."""
+    world = World()
+    for tick in world.ticks(60):
+        steps = tuple(
+            replace(
+                s, columns={**s.columns, signal: s.column(signal) * (1.3 if s.subject == world.ranks[2] else 1)}
+            )
+            for s in tick.steps
+        )
+        frame = tick.frames[SubjectKind.GPU]
+        frame.values[2, frame.columns[LIMIT]] = limit_w
+        yield replace(tick, steps=steps)
+
+
+def accused(signal: str, limit_w: float) -> set[str]:
+    detector, inventory = Straggler(), World().inventory()
+    found: list[Finding] = []
+    for tick in ticks(signal, limit_w):
+        found += detector.update(tick, inventory)
+    return {finding.subject.name for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("signal", "limit_w", "named"),
+    [
+        ("compute_s", 700.0, {"ml/train#2"}),
+        ("compute_s", float("nan"), {"ml/train#2"}),
+        ("compute_s", 500.0, set()),
+        ("data_s", 500.0, set()),
+    ],
+)
+def test_a_rank_whose_gpu_is_capped_below_its_peers_is_not_accused_of_slow_compute(
+    signal: str, limit_w: float, named: set[str]
+) -> None:
+    """A cap is a decision, ours or another's; an unknown limit excuses nobody."""
+    assert accused(signal, limit_w) == named
+
+
+def test_a_cap_does_not_excuse_slow_data() -> None:
+    """Loading data costs a GPU no power: what is slow there is slow whatever the cap says."""
+    world = World()
+    detector, inventory, found = Straggler(), world.inventory(), set()
+    for tick in ticks("data_s", 500.0):
+        slow = tuple(
+            replace(s, columns={**s.columns, "data_s": s.column("data_s") * 10})
+            if s.subject == world.ranks[2]
+            else s
+            for s in tick.steps
+        )
+        found |= {finding.subject.name for finding in detector.update(replace(tick, steps=slow), inventory)}
+    assert found == {"ml/train#2"}
