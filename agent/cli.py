@@ -15,6 +15,7 @@ from agent import kernels_cli
 from agent.cli_history import COMMANDS
 from agent.cli_incidents import IncidentId, incidents, show
 from agent.drill_cli import drill
+from agent.policy_cli import app as policy_app
 from agent.silence_cli import app as silence_app
 from agent.terminal import AsJson, Config, operator, print_json, print_rich, stored, tell
 from kernels.cli import app as kernels_app
@@ -31,6 +32,7 @@ app.add_typer(audit_app, name="audit")
 kernels_cli.add_to(kernels_app)
 app.add_typer(kernels_app, name="kernels")
 app.add_typer(silence_app, name="silence")
+app.add_typer(policy_app, name="policy")
 for _command in (drill, incidents, show):
     app.command()(_command)
 for _command in COMMANDS:

@@ -2,7 +2,8 @@
 
 A promotion and a search are Actions, so the same hash binds what was shown, the same policy says how many people it
 needs, the same emergency stop holds them, and the same audit log keeps every click. They belong to no incident, so
-their proposals and approvals stand in rows of their own (`controls`, named `kernel/…`).
+their proposals and approvals stand in rows of their own (`controls`, named `kernel/…`). Steps of learned policies
+pass the same way, as another family (`agent.policy_gate`, rows named `policy/…`).
 """
 
 from __future__ import annotations
@@ -103,13 +104,15 @@ class KernelGate:
     gate: Gate
     store: Store
     clock: Clock
+    family: str = "kernel"
+    """What the plans' names begin with, and their records in the audit log."""
 
     def propose(self, action: Action, by: str = NIGHTSHIFT) -> KernelProposal:
         """Puts a plan before people. The same plan again changes nothing; another one for the same kernel takes the
         old one's place, and its approvals do not count."""
         now_s = self.clock.now_s()
         with self.store.database.write() as connection:
-            known = _get(connection, action.id)
+            known = _get(connection, action.id, self.family)
             if known is not None and known.action.plan_sha256 == action.plan_sha256:
                 return known
             unchanged = known is not None and replace(
@@ -121,12 +124,12 @@ class KernelGate:
             made = KernelProposal(action, by, now_s)
             _put(connection, made, now_s, by)
             body = {"plan": action.id, "plan_sha256": action.plan_sha256, "why": action.why}
-            audit.append(connection, at_s=now_s, kind="kernel_proposed", by=by, incident=None, body=body)
+            audit.append(connection, at_s=now_s, kind=f"{self.family}_proposed", by=by, incident=None, body=body)
         return made
 
     def proposals(self, of: Person | None = None) -> list[KernelProposal]:
         """Those that wait first, then the newest; all, or what a person may see."""
-        query = sa.select(controls.c.body).where(controls.c.name.like(f"{_PREFIX}%"))
+        query = sa.select(controls.c.body).where(controls.c.name.like(f"{self.family}/%"))
         with self.store.database.read() as connection:
             found = [load(KernelProposal, row.body) for row in connection.execute(query)]
         if of is not None:
@@ -135,7 +138,7 @@ class KernelGate:
 
     def proposal(self, plan_id: str) -> KernelProposal | None:
         with self.store.database.read() as connection:
-            return _get(connection, plan_id)
+            return _get(connection, plan_id, self.family)
 
     def approve(self, plan_id: str, plan_sha256: str, by: Person) -> GateAnswer:
         """One click. What was shown is what is approved: another hash is refused."""
@@ -206,11 +209,11 @@ class KernelGate:
         """Notes that a plan was carried out."""
         now_s = self.clock.now_s()
         with self.store.database.write() as connection:
-            known = _get(connection, action.id)
+            known = _get(connection, action.id, self.family)
             if known is not None:
                 _put(connection, replace(known, state=ProposalState.DONE, note=note), now_s, by)
             body = {"plan": action.id, "plan_sha256": action.plan_sha256, "note": note}
-            audit.append(connection, at_s=now_s, kind="kernel_done", by=by, incident=None, body=body)
+            audit.append(connection, at_s=now_s, kind=f"{self.family}_done", by=by, incident=None, body=body)
 
     def used_gpu_hours(self, since_s: float) -> float:
         """GPU-hours of searches approved or carried out since then: what counts against the week's cap."""
@@ -238,7 +241,7 @@ class KernelGate:
 
     def _shown(self, connection: Connection, plan_id: str, by: Person) -> KernelProposal | None:
         """The proposal, if this person may know of it; to anybody else there is none."""
-        known = _get(connection, plan_id)
+        known = _get(connection, plan_id, self.family)
         if known is None or (by.identity and sight(by, namespaces(known.action)) is not Sight.WHOLE):
             return None
         return known
@@ -256,10 +259,10 @@ def namespaces(action: Action) -> tuple[str, ...]:
     return tuple(namespaces_of([action.target]))
 
 
-def _get(connection: Connection, plan_id: str) -> KernelProposal | None:
+def _get(connection: Connection, plan_id: str, family: str) -> KernelProposal | None:
     query = sa.select(controls.c.body).where(controls.c.name == plan_id).with_for_update()
     body = connection.execute(query).scalar()
-    return None if body is None or not plan_id.startswith(_PREFIX) else load(KernelProposal, body)
+    return None if body is None or not plan_id.startswith(f"{family}/") else load(KernelProposal, body)
 
 
 def _put(connection: Connection, proposal: KernelProposal, now_s: float, by: str) -> None:

@@ -134,6 +134,26 @@ controls = Table(
     Column("body", Text, nullable=False),
 )
 
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False, doc="power or scheduling"),
+    Column("at_s", Float, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("unit", Text, nullable=False),
+    Column("job", Text, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("chance", Float, nullable=False, doc="that the executed action was the policy's"),
+    Column("treated", Integer, nullable=False, doc="1: it was"),
+    Column("fallback", Integer, nullable=False, doc="1: the baseline proposed, since the policy could not"),
+    Column("reward", Float, doc="what came of it; null: not known yet"),
+    Column("slowdown", Float),
+    Column("violated", Integer),
+    Column("body", Text, nullable=False, doc="the receipt"),
+    Index("decisions_by_kind", "kind", "mode", "at_s"),
+)
+
 leases = Table(
     "leases",
     metadata,

@@ -42,6 +42,8 @@ class ActionKind(StrEnum):
     """Take one free GPU, exclusively and preemptibly, for a kernel search."""
     PROMOTE_KERNEL = "promote_kernel"
     """Let jobs use a certified kernel: first a few (canary), then all."""
+    PROMOTE_POLICY = "promote_policy"
+    """Let a learned policy act a step further: shadow, trial, canary, active."""
 
 
 @dataclass(frozen=True, slots=True)
