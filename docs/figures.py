@@ -258,6 +258,18 @@ TABLES = (
         "On the API server of the tests, whose own work is part of the wall figures.",
     ),
     Table(
+        "The leader is killed with an action in its hands",
+        "failover",
+        "python -m benchmarks.failover --url postgresql://…",
+        (
+            Row("another leads, by the row: longest", "results/store/leads_s/max", number(" s", 1.0, 1), "≤ 15 s"),
+            Row("the action is done, once", "results/store/done_s/max", number(" s", 1.0, 1), "≤ 15 s"),
+            Row("by a Lease: longest", "results/kubernetes/leads_s/max", number(" s", 1.0, 1), "≤ 15 s"),
+            Row("the action is done, once", "results/kubernetes/done_s/max", number(" s", 1.0, 1), "≤ 15 s"),
+        ),
+        "Two replicas on one PostgreSQL; a Lease on the API server of the tests.",
+    ),
+    Table(
         "Telemetry at fleet scale",
         "collectors_speed",
         "python benchmarks/collectors_speed.py",
