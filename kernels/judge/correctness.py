@@ -26,7 +26,9 @@ from kernels.judge.verdict import Reason
 from kernels.problem import Inputs, Outputs, Problem, gradients_of
 
 POOL_ELEMENTS = 4096
-_POOL_VECTOR = 1 << 16  # all of a vector's elements may share one error, that of a sum over it
+_POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}
+"""All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck however
+long it is; up to what a device draws again in no time."""
 POOL_DRAWS = 8
 
 RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
@@ -112,8 +114,9 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     if problem.exact and not probe.backward:
         return Expected(truth, eager, (), rows, True, problem.signed_zero, False)
     draws = [(eager, truth)]
-    if not probe.rows and any(t.numel() < (_POOL_VECTOR if t.dim() <= 1 else POOL_ELEMENTS) for t in truth):
-        device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    few = (_POOL_VECTOR[device.type], POOL_ELEMENTS)
+    if not probe.rows and any(t.numel() <= few[t.dim() > 1] for t in truth):
         for i in range(1, POOL_DRAWS):
             other = mix(seed, i, 0x9001)
             again = laid_out(problem.inputs(probe.case, probe.distribution, other, device), probe.case.layout)
