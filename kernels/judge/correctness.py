@@ -27,8 +27,8 @@ from kernels.problem import Inputs, Outputs, Problem, gradients_of
 
 POOL_ELEMENTS = 4096
 _POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}
-"""All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck however
-long it is; up to what a device draws again in no time."""
+"""All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck
+however long it is; up to what a device draws again in no time."""
 POOL_DRAWS = 8
 
 RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
