@@ -20,7 +20,8 @@ from agent.collection import Collection
 from agent.config_file import ConfigError
 from agent.console.app import build_console
 from agent.console.server import Server
-from agent.console.sign_in import Account, Doorkeeper, console_key, operator_token
+from agent.console.sessions import Doorkeeper
+from agent.console.sign_in import accounts, console_key, operator_token
 from agent.console.site import Health, Parts
 from agent.construct import build_actuators, build_collectors, build_detectors
 from agent.detection import Detection
@@ -36,7 +37,7 @@ from agent.kernel_gate import KernelGate
 from agent.kernel_watch import KernelWatch
 from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
-from agent.policy import Role
+from agent.people import Directory
 from agent.proof import ResumedProgress
 from agent.rca.bundle import PastIncident
 from agent.rca.diagnosis import Diagnosis
@@ -361,11 +362,11 @@ class App:
 
     def _build_server(self) -> Server:
         console = self.settings.console
-        token = operator_token(self.settings.state_dir, console.secrets_dir)
         keeper = Doorkeeper(
             console_key(self.settings.state_dir, console.secrets_dir),
-            {token: Account(console.operator, (str(Role.ADMIN),))},
+            accounts(console.operator, self.settings.state_dir, console.secrets_dir, console.tokens),
             console.session_s,
+            self.store.database,
         )
         parts = Parts(
             store=self.store,
@@ -374,6 +375,7 @@ class App:
             inventory=self.inventory,
             clock=self.clock,
             doorkeeper=keeper,
+            directory=Directory(self.settings.people),
             health=self.health,
             metrics_page=self.metrics_page,
             cluster=self.settings.cluster,

@@ -92,6 +92,7 @@ class Doors:
             leads=self._parts.leads,
             wake=self._parts.wake,
             suppressor=self.suppressor,
+            inventory=self._parts.inventory,
             pager=outlets.pager if outlets is not None else lambda incident_id: "",
             count=lambda what, outcome: self._parts.metrics.chat_calls.labels(what, outcome).inc(),
         )

@@ -63,6 +63,7 @@ class Directory:
         tenants = any(owner.names_people for owner in settings.owners)
         anybody = settings.anybody or (NOBODY if tenants else Role.VIEWER)
         self._anybody: frozenset[Role] = frozenset() if anybody == NOBODY else frozenset({Role(anybody)})
+        self.has_tenants = tenants
         self._owners = settings.owners
         self._groups = settings.groups
         self._roles = {_identity(name): role for name, role in settings.roles.items()}

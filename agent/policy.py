@@ -172,11 +172,17 @@ def may_not_approve(
         return lacks(person, Role.APPROVER, "approving", namespaces)
     if rule is Rule.TWO and person.identity == Person(requester, frozenset(), "").identity:
         return "You asked for this plan, so two other people have to approve it."
-    if action.kind in policy.fresh_sign_in:
-        age_s = float("inf") if person.signed_in_s is None else now_s - person.signed_in_s
-        if not -SKEW_S <= age_s <= policy.fresh_sign_in_s:
-            return (
-                f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s: sign in again in the "
-                f"console{' (a click in a chat does not show who clicks)' if person.signed_in_s is None else ''}."
-            )
+    if must_sign_in_again(person, action, policy, now_s):
+        within = f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s"
+        if person.signed_in_s is None:
+            return f"{within}, which a click or a token does not show: approve it in the console."
+        return f"{within}: sign in again in the console."
     return ""
+
+
+def must_sign_in_again(person: Person, action: Action, policy: ApprovalSettings, now_s: float) -> bool:
+    """Whether a plan asks for a sign-in that is fresher than the person's, or than anybody can tell."""
+    if action.kind not in policy.fresh_sign_in:
+        return False
+    age_s = float("inf") if person.signed_in_s is None else now_s - person.signed_in_s
+    return not -SKEW_S <= age_s <= policy.fresh_sign_in_s

@@ -103,6 +103,10 @@ class Window:
         ]
         return frozenset(gpu for pod in pods for gpu in self.inventory.gpus(pod, self.now_s))
 
+    def may_name(self, subject: Subject) -> bool:
+        """Whether a subject is shared, as hardware is, or theirs."""
+        return not self.person.is_tenant or self._shared_or_mine(subject)
+
     def held_since_s(self, gpu: Subject) -> float:
         """Since when their pods hold a GPU (Unix s): of its values before, a tenant sees none."""
         if not self.person.is_tenant or self.inventory is None:

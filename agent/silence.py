@@ -48,8 +48,7 @@ class Silences:
     def add(self, matcher: str, for_s: float, by: Person, reason: str) -> Silence:
         """Raises Permanent, naming what is wrong, where the person, the matcher or the time does not do."""
         kind, colon, pattern = matcher.partition(":")
-        own = [pattern] if kind == "namespace" and not set(pattern) & set("*?[") else []
-        if not (allowed := may(by, Verb.SILENCE, own)):
+        if not (allowed := may(by, Verb.SILENCE, namespaces_of_matcher(matcher))):
             raise Permanent(allowed.reason)
         if not colon or kind not in _KINDS.replace(",", " ").split() or kind == "or" or not pattern:
             raise Permanent(f"matcher {matcher[:80]!r} is not KIND:PATTERN with KIND {_KINDS}")
@@ -68,7 +67,12 @@ class Silences:
 
     def end(self, number: int, by: Person) -> bool:
         """Ends a silence now; False where none of that number holds."""
-        if not (allowed := may(by, Verb.SILENCE)):
+        standing = next((s for s in self.standing() if s.number == number), None)
+        if standing is None:
+            return False
+        if not (allowed := may(by, Verb.SILENCE, namespaces_of_matcher(standing.matcher))):
+            if by.is_tenant and not may(by, Verb.SEE, namespaces_of_matcher(standing.matcher)):
+                return False  # of another team's silence nothing is said, not even that it is there
             raise Permanent(allowed.reason)
         now = self._clock.now_s()
         mine = (silences.c.number == number) & (silences.c.until_s > now)
@@ -92,6 +96,13 @@ def look_again(connection: Connection, now_s: float) -> None:
     for held in (chat_messages, outlet_rounds):
         waits = held.c.held_until_s > now_s
         connection.execute(sa.update(held).where(waits).values(held_until_s=now_s))
+
+
+def namespaces_of_matcher(matcher: str) -> tuple[str, ...]:
+    """The one namespace that a matcher names; none where it reaches further, so that a team silences its own
+    alone."""
+    kind, _, pattern = matcher.partition(":")
+    return (pattern,) if kind == "namespace" and pattern and not set(pattern) & set("*?[") else ()
 
 
 def silenced(incident: Incident | IncidentSummary, standing: Sequence[Silence]) -> Silence | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from agent.console.decisions import Decisions
 from agent.console.defence import defend
 from agent.console.entrance import Entrance
+from agent.console.oidc import Provider
 from agent.console.pages import Pages
 from agent.console.settings import Settings
 from agent.console.site import Parts, Site
@@ -32,31 +33,48 @@ def build_console(parts: Parts, settings: Settings) -> FastAPI:
     defend(app, settings)
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     site = Site(parts, settings)
+    oidc = settings.oidc
+    provider = (
+        None if oidc is None else Provider(oidc, settings.public_url, parts.doorkeeper.mac("key", "oidc").encode())
+    )
     for kind in (StarletteHTTPException, NoSuchIncident, Permanent, Temporary):
         app.add_exception_handler(kind, site.failed)
-    for room in (Pages(site), Decisions(site), Entrance(site), _Probes(parts)):
+    for room in (Pages(site), Decisions(site), Entrance(site, provider), _Probes(site)):
         room.add_to(app)
     return app
 
 
 class _Probes:
-    """What an orchestrator and Prometheus ask; open to everybody who reaches the port."""
+    """What an orchestrator and Prometheus ask; open to everybody who reaches the port, so it says why not only to
+    those who may read everything."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._parts = site.parts
 
     def add_to(self, app: FastAPI) -> None:
         app.get("/healthz", response_model=None)(self.healthz)
         app.get("/readyz", response_model=None)(self.readyz)
         app.get("/metrics", response_model=None)(self.metrics)
 
-    def healthz(self) -> Response:
+    def healthz(self, request: Request) -> Response:
         health = self._parts.health()
-        return JSONResponse({"alive": health.alive, "reasons": health.reasons}, 200 if health.alive else 503)
+        return JSONResponse(
+            {"alive": health.alive, "reasons": self._reasons(request)}, 200 if health.alive else 503
+        )
 
-    def readyz(self) -> Response:
+    def readyz(self, request: Request) -> Response:
         health = self._parts.health()
-        return JSONResponse({"ready": health.ready, "reasons": health.reasons}, 200 if health.ready else 503)
+        return JSONResponse(
+            {"ready": health.ready, "reasons": self._reasons(request)}, 200 if health.ready else 503
+        )
 
     def metrics(self) -> Response:
         return Response(self._parts.metrics_page(), media_type=CONTENT_TYPE)
+
+    def _reasons(self, request: Request) -> tuple[str, ...]:
+        try:
+            self._site.of_cluster(request)
+        except (HTTPException, Temporary, Permanent):
+            return ()
+        return self._parts.health().reasons

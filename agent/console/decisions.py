@@ -34,8 +34,8 @@ class Decisions:
     def approve(
         self, request: Request, incident_id: str, form: Annotated[str, Form()], plan: Annotated[str, Form()]
     ) -> Response:
-        session = self._site.may_write(request, form)
-        answer = self._parts.gate.approve(incident_id, plan, self._site.person(session))
+        person = self._site.may_write(request, form)
+        answer = self._parts.gate.approve(incident_id, plan, person)
         return self._answered(incident_id, answer)
 
     def reject(
@@ -46,8 +46,8 @@ class Decisions:
         plan: Annotated[str, Form()],
         reason: Annotated[str, Form(max_length=2000)] = "",
     ) -> Response:
-        session = self._site.may_write(request, form)
-        answer = self._parts.gate.reject(incident_id, plan, self._site.person(session), reason)
+        person = self._site.may_write(request, form)
+        answer = self._parts.gate.reject(incident_id, plan, person, reason)
         return self._answered(incident_id, answer)
 
     def decide_kernel(
@@ -59,19 +59,19 @@ class Decisions:
         word: Annotated[str, Form()] = "reject",
         reason: Annotated[str, Form(max_length=2000)] = "",
     ) -> Response:
-        session = self._site.may_write(request, form)
-        gate, person = self._kernel_gate, self._site.person(session)
+        person = self._site.may_write(request, form)
+        gate = self._kernel_gate
         approve = word == "approve"
         answer = gate.approve(id, plan, person) if approve else gate.reject(id, plan, person, reason)
         return self._site.said("/kernels", answer.message)
 
     def halt(self, request: Request, form: Annotated[str, Form()]) -> Response:
-        session = self._site.may_write(request, form)
-        return self._site.said("/", self._parts.gate.halt(self._site.person(session)).message)
+        person = self._site.may_write(request, form)
+        return self._site.said("/", self._parts.gate.halt(person).message)
 
     def resume(self, request: Request, form: Annotated[str, Form()]) -> Response:
-        session = self._site.may_write(request, form)
-        return self._site.said("/", self._parts.gate.resume(self._site.person(session)).message)
+        person = self._site.may_write(request, form)
+        return self._site.said("/", self._parts.gate.resume(person).message)
 
     def _answered(self, incident_id: str, answer: GateAnswer) -> Response:
         return self._site.said(f"/incidents/{quote(incident_id, safe='')}", answer.message)

@@ -54,11 +54,18 @@ _MARKS = {"ok": "", "no_data": "?", "info": "i", "touched": "·", "warning": "!"
 _RANK = {"ok": 0, "touched": 1, "info": 2, "no_data": 3, "warning": 4, "critical": 5}
 
 
-def fleet(history: History, inventory: Inventory, open_incidents: Iterable[IncidentSummary], now_s: float) -> Fleet:
-    """Every GPU that the inventory places on a node now or that the newest frame has."""
+def fleet(
+    history: History,
+    inventory: Inventory,
+    open_incidents: Iterable[IncidentSummary],
+    now_s: float,
+    only: frozenset[Subject] | None = None,
+) -> Fleet:
+    """Every GPU that the inventory places on a node now or that the newest frame has; of these, `only` some."""
     frame = history.latest(SubjectKind.GPU)
     known = set(frame.index.subjects) if frame is not None else set()
     known.update(inventory.subjects(SubjectKind.GPU, now_s))
+    known = known if only is None else known & only
     trouble = _trouble(open_incidents, inventory, now_s)
     by_node: dict[str, list[Cell]] = {}
     for gpu in known:

@@ -7,14 +7,17 @@ from urllib.parse import quote
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
+from agent.access import Decision, Sight, Verb, may
 from agent.console import incident_page
 from agent.console.chart import Chart
 from agent.console.fleet import fleet
 from agent.console.site import Site
-from agent.incident import IncidentState, taken_on
+from agent.incident import Incident, IncidentState, taken_on
 from agent.kernel_gate import KernelGate
+from agent.policy import must_sign_in_again
 from agent.rca.diagnosis import Evidence
 from agent.rca.summary import as_shown
+from agent.seen import Window
 from collectors.metrics import METRICS
 from collectors.subject import Subject, SubjectKind
 
@@ -45,23 +48,23 @@ class Pages:
 
     def fleet(self, request: Request) -> Response:
         """Every GPU, the open incidents and those resolved lately."""
-        self._site.may_read(request)
+        window = self._site.window(request)
         now_s = self._parts.clock.now_s()
-        opened = self._parts.store.open_incidents()
-        closed = self._parts.store.incidents([IncidentState.RESOLVED], limit=8)
-        view = fleet(self._parts.history, self._parts.inventory, opened, now_s)
+        opened = window.open_incidents()
+        closed = window.incidents([IncidentState.RESOLVED], limit=8)
+        view = fleet(self._parts.history, self._parts.inventory, opened, now_s, window.gpus())
         return self._site.page(
             request,
             "fleet.html",
             fleet=view,
             opened=opened,
             closed=closed,
-            suppressed=self._site.suppressed(opened),
+            suppressed=self._site.suppressed(window, opened),
         )
 
     def incidents(self, request: Request, state: str = "all", page: int = 1) -> Response:
         """The list, newest first."""
-        self._site.may_read(request)
+        window = self._site.window(request)
         states = {
             "all": None,
             "open": [s for s in IncidentState if s is not IncidentState.RESOLVED],
@@ -70,7 +73,7 @@ class Pages:
         }
         if state not in states or not 1 <= page <= 100_000:
             raise HTTPException(404, "there is no such list of incidents")
-        rows = self._parts.store.incidents(states[state], limit=_PAGE + 1, offset=(page - 1) * _PAGE)
+        rows = window.incidents(states[state], limit=_PAGE + 1, offset=(page - 1) * _PAGE)
         return self._site.page(
             request,
             "incidents.html",
@@ -79,13 +82,13 @@ class Pages:
             page=page,
             more=len(rows) > _PAGE,
             lists=states,
-            suppressed=self._site.suppressed(rows[:_PAGE]),
+            suppressed=self._site.suppressed(window, rows[:_PAGE]),
         )
 
     def incident(self, request: Request, incident_id: str, seen: int | None = None) -> Response:
         """One incident. `seen` is the version that a page shows: 204 while it is current, else it loads again."""
-        self._site.may_read(request)
-        incident = as_shown(self._parts.store.incident(incident_id))
+        window = self._site.window(request)
+        incident = as_shown(window.incident(incident_id))
         if seen is not None:
             headers = {} if seen == incident.version else {"HX-Refresh": "true"}
             return Response(status_code=204, headers=headers)
@@ -105,19 +108,40 @@ class Pages:
             "incident.html",
             incident=incident,
             taken=taken_on(incident.history),
-            suppressed=self._site.suppressed([incident]).get(incident.id, ""),
+            suppressed=self._site.suppressed(window, [incident]).get(incident.id, ""),
             onset_s=onset_s,
             charts=shown,
             cited=cited,
             others=others,
             plan=incident_page.plan(incident, now_s),
             signals=incident_page.signals(incident),
+            decides=self._decides(request, window, incident),
+            sign_in_again=self._sign_in_again(window, incident),
         )
+
+    def _decides(self, request: Request, window: Window, incident: Incident) -> dict[str, Decision]:
+        """What the visitor may do to an incident; nobody may who has not signed in."""
+        touched = self._parts.store.incident(incident.id).namespaces
+        signed_in = self._site.visitor(request) is not None
+        verbs = (Verb.APPROVE, Verb.REJECT, Verb.CLOSE)
+        return {
+            str(verb): may(window.person, verb, touched) if signed_in else Decision(False, "sign in first")
+            for verb in verbs
+        }
+
+    def _sign_in_again(self, window: Window, incident: Incident) -> str:
+        """Where to prove again who one is, for a plan that asks for it and a sign-in that is too old; else
+        empty."""
+        action, policy = incident.action, self._parts.gate.policy
+        if action is None or window.sight(incident) is not Sight.WHOLE or self._site.settings.oidc is None:
+            return ""
+        if not must_sign_in_again(window.person, action, policy, self._parts.clock.now_s()):
+            return ""
+        return f"/sign-in/oidc?fresh=true&next={quote(f'/incidents/{incident.id}', safe='')}"
 
     def evidence(self, request: Request, incident_id: str, evidence_id: str) -> Response:
         """An evidence item's bytes, as a download that no browser renders."""
-        self._site.may_read(request)
-        diagnosis = self._parts.store.incident(incident_id).diagnosis
+        diagnosis = self._site.window(request).incident(incident_id).diagnosis
         for item in diagnosis.evidence if diagnosis else ():
             if item.id == evidence_id:
                 headers = {"Content-Disposition": f'attachment; filename="{quote(incident_id)}-{quote(item.id)}"'}
@@ -126,21 +150,25 @@ class Pages:
 
     def gpu(self, request: Request, uuid: str) -> Response:
         """The last hour of one GPU's signals and its incidents."""
-        self._site.may_read(request)
+        window = self._site.window(request)
         gpu = Subject(SubjectKind.GPU, uuid)
         now_s = self._parts.clock.now_s()
+        mine = window.gpus()
+        if mine is not None and gpu not in mine:
+            raise HTTPException(404, f"no GPU {uuid} was seen")
+        start_s = max(now_s - _GPU_SPAN_S, window.held_since_s(gpu))
         charts = []
         for metric in METRICS:
             if metric.kind is SubjectKind.GPU:
-                t_s, values = self._parts.history.window(gpu, metric.name, now_s - _GPU_SPAN_S, now_s)
+                t_s, values = self._parts.history.window(gpu, metric.name, start_s, now_s)
                 if values.size and metric.name != "gpu_xid_last":
                     charts.append(Chart(metric.help, metric.unit, t_s, values))
-        above = [s for s in self._parts.inventory.ancestors(gpu, now_s) if s != gpu]
+        above = [s for s in self._parts.inventory.ancestors(gpu, now_s) if s != gpu and window.may_name(s)]
         if not charts and not above:
             raise HTTPException(404, f"no GPU {uuid} was seen")
         rows = [
             incident
-            for incident in self._parts.store.incidents(limit=500)
+            for incident in window.incidents(limit=500)
             if any(
                 gpu in self._parts.inventory.gpus(finding.subject, finding.since_s) for finding in incident.findings
             )
@@ -152,26 +180,23 @@ class Pages:
             charts=charts,
             above=above,
             rows=rows,
-            suppressed=self._site.suppressed(rows),
+            suppressed=self._site.suppressed(window, rows),
         )
 
     def sources(self, request: Request) -> Response:
         """What the newest look got from each source."""
-        self._site.may_read(request)
+        self._site.of_cluster(request)
         rows = sorted(self._parts.history.sources(), key=lambda status: (status.ok, status.source.name))
         return self._site.page(request, "sources.html", rows=rows)
 
     def kernels(self, request: Request) -> Response:
         """Searches and promotions of kernels: what waits, with its evidence, and what was decided."""
-        self._site.may_read(request)
-        return self._site.page(request, "kernels.html", rows=self._kernel_gate.proposals()[:_PAGE])
+        person = self._site.window(request).person
+        return self._site.page(request, "kernels.html", rows=self._kernel_gate.proposals(person)[:_PAGE])
 
     def audit(self, request: Request) -> Response:
         """The newest records of the audit log."""
-        self._site.may_read(request)
-        return self._site.page(
-            request, "audit.html", rows=self._parts.store.audit.records(limit=200, newest_first=True)
-        )
+        return self._site.page(request, "audit.html", rows=self._site.window(request).audit(200))
 
 
 def _text(content: bytes) -> str:

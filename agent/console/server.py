@@ -23,7 +23,15 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.port}"
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, server_header=False
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            server_header=False,
+            proxy_headers=False,  # who asks is who connects: X-Forwarded-For is anybody's word
+            h11_max_incomplete_event_size=32_768,
+            limit_concurrency=400,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -1,6 +1,8 @@
-"""What every page and form shares: who is at the browser, templates, messages shown once, errors as pages.
+"""What every page and form shares: who is asking, templates, messages shown once, errors as pages.
 
-All text from outside (labels, log lines, names) reaches HTML through Jinja's autoescape.
+A page reads incidents through its visitor's `window` alone, and what is the whole cluster's through `of_cluster`:
+both refuse whoever may not, so that no page decides that by itself. All text from outside (labels, log lines,
+names) reaches HTML through Jinja's autoescape.
 """
 
 from __future__ import annotations
@@ -13,25 +15,28 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from fastapi import HTTPException, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from agent.access import Verb, may
 from agent.clock import Clock
 from agent.console import words
 from agent.console.chart import draw
+from agent.console.sessions import Doorkeeper, Session, cookie_name
 from agent.console.settings import Settings
-from agent.console.sign_in import COOKIE, Doorkeeper, Session
 from agent.gate import Gate
 from agent.incident import Incident, IncidentSummary
+from agent.people import Directory
 from agent.policy import Person, Role
+from agent.seen import Window
 from agent.store import NoSuchIncident, Store
 from agent.suppression import Standing, Suppressor
 from collectors.base import Temporary
 from collectors.history import History
 from collectors.subject import Inventory
 
-_FLASH = "nightshift_said"
+_NOBODY = Person("somebody at this machine", frozenset({Role.VIEWER}), "console")
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Parts:
     inventory: Inventory
     clock: Clock
     doorkeeper: Doorkeeper
+    directory: Directory
     health: Callable[[], Health]
     metrics_page: Callable[[], bytes]
     cluster: str
@@ -60,6 +66,19 @@ class Parts:
     """Says what nobody is told of now; None: nothing is suppressed."""
     wall_s: Callable[[], float] = time.time
     """Sessions last in the browser's time, whatever clock the fleet is watched by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who is asking. `form`: the token that their forms carry; empty where they may write nothing."""
+
+    person: Person
+    session: Session | None
+    form: str
+
+    @property
+    def name(self) -> str:
+        return self.person.name
 
 
 def _is_loopback(host: str) -> bool:
@@ -75,7 +94,8 @@ class Site:
     def __init__(self, parts: Parts, settings: Settings) -> None:
         self.parts = parts
         self.settings = settings
-        self._open_reading = _is_loopback(settings.host) and not settings.behind_tls
+        alone = settings.oidc is None and settings.proxy is None and not parts.directory.has_tenants
+        self._open_reading = _is_loopback(settings.host) and not settings.behind_tls and alone
         self._templates = Environment(
             loader=PackageLoader("agent.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
@@ -89,72 +109,167 @@ class Site:
             draw=draw,
         )
 
-    def session(self, request: Request) -> Session | None:
-        return self.parts.doorkeeper.session(request.cookies.get(COOKIE), self.parts.wall_s())
+    # Who is asking ----------------------------------------------------------------------------------------------
 
-    def may_read(self, request: Request) -> None:
-        if not self._open_reading and self.session(request) is None:
-            raise HTTPException(401, "sign in first")
-
-    def may_write(self, request: Request, form: str) -> Session:
-        session = self.session(request)
+    def visitor(self, request: Request) -> Visitor | None:
+        """Who is signed in: by a session's cookie, a token (`Authorization: Bearer`), or a trusted proxy's word."""
+        bearer = request.headers.get("authorization")
+        if bearer is not None:
+            return self._by_token(bearer)
+        keeper, now_s = self.parts.doorkeeper, self.parts.wall_s()
+        session = keeper.session(request.cookies.get(cookie_name(self.settings.behind_tls)), now_s)
+        session = session or self._by_proxy(request)
         if session is None:
+            return None
+        account = keeper.account_named(session.name) if session.how == "token" else None
+        if account is not None and account.roles:
+            roles = frozenset(Role(role) for role in account.roles)
+            person = Person(session.name, roles, "console", self._signed_in_s(session))
+        else:
+            signed_in_s = self._signed_in_s(session)
+            person = self.parts.directory.person(session.name, "console", signed_in_s, session.groups)
+        return Visitor(person, session, keeper.form_token(session))
+
+    def _by_token(self, header: str) -> Visitor | None:
+        """A program's token. It is no sign-in of a person, so what needs a fresh one is not approved with it."""
+        scheme, _, token = header.partition(" ")
+        account = self.parts.doorkeeper.account_of(token) if scheme.lower() == "bearer" else None
+        if account is None:
+            raise HTTPException(401, "this token is not known here")
+        if account.roles:
+            return Visitor(Person(account.name, frozenset(Role(role) for role in account.roles), "api"), None, "")
+        return Visitor(self.parts.directory.person(account.name, "api"), None, "")
+
+    def _by_proxy(self, request: Request) -> Session | None:
+        """Somebody whom a trusted proxy names; its headers are nothing from any other address."""
+        proxy = self.settings.proxy
+        if proxy is None or request.client is None:
+            return None
+        try:
+            address = ipaddress.ip_address(request.client.host)
+        except ValueError:
+            return None
+        if not any(address in network for network in proxy.addresses):
+            return None
+        names = request.headers.getlist(proxy.user_header)
+        if len(names) != 1 or not names[0].strip() or len(names[0]) > 320 or not names[0].isprintable():
+            return None
+        groups = request.headers.get(proxy.groups_header, "") if proxy.groups_header else ""
+        named = tuple(group.strip() for group in groups.split(",") if group.strip())
+        name = names[0].strip()
+        return Session(name, "proxy", named, self.parts.doorkeeper.mac("proxy", name), 0.0, None, float("inf"))
+
+    def _signed_in_s(self, session: Session) -> float | None:
+        """When they last proved who they are, in the daemon's clock, which a demo runs faster."""
+        if session.proved_s is None:
+            return None
+        return self.parts.clock.now_s() - (self.parts.wall_s() - session.proved_s)
+
+    def window(self, request: Request) -> Window:
+        """What the visitor sees. Raises 401 where nobody is signed in, 403 where they have no role at all."""
+        return self._window(self._reader(request))
+
+    def of_cluster(self, request: Request) -> Window:
+        """The same for what belongs to no job. Raises 403 where the visitor's role is a team's."""
+        person = self._reader(request)
+        allowed = may(person, Verb.SEE_CLUSTER)
+        if not allowed:
+            raise HTTPException(403, allowed.reason)
+        return self._window(person)
+
+    def _reader(self, request: Request) -> Person:
+        visitor = self.visitor(request)
+        if visitor is None and not self._open_reading:
             raise HTTPException(401, "sign in first")
-        if not self.parts.doorkeeper.form_is_ours(session, form):
+        person = _NOBODY if visitor is None else visitor.person
+        if not self.parts.directory.knows(person):
+            raise HTTPException(403, f"you are signed in as {person.name}, and nobody gave you a role here yet")
+        return person
+
+    def _window(self, person: Person) -> Window:
+        return Window(self.parts.store, person, self.parts.inventory, self.parts.clock.now_s())
+
+    def may_write(self, request: Request, form: str) -> Person:
+        """Who sends a form of ours. Raises 401 or 403."""
+        visitor = self.visitor(request)
+        if visitor is None:
+            raise HTTPException(401, "sign in first")
+        session = visitor.session
+        if session is None or not self.parts.doorkeeper.form_is_ours(session, form):
             raise HTTPException(403, "this form is not ours or too old; load the page again")
-        return session
+        return visitor.person
 
-    def person(self, session: Session) -> Person:
-        """Whom the gate sees. The sign-in's age is told in the daemon's clock, which a demo runs faster."""
-        age_s = self.parts.wall_s() - session.since_s
-        roles = frozenset(Role(role) for role in session.roles)
-        return Person(session.name, roles, "console", self.parts.clock.now_s() - age_s)
+    # Answers ----------------------------------------------------------------------------------------------------
 
-    def suppressed(self, rows: Iterable[Incident | IncidentSummary]) -> dict[str, str]:
-        """By incident: why nobody is told of it now, and until when."""
+    def suppressed(self, window: Window, rows: Iterable[Incident | IncidentSummary]) -> dict[str, str]:
+        """By incident: why nobody is told of it now, and until when. A team is not told who silenced what else."""
         suppressor = self.parts.suppressor
         standing = Standing((), (), lambda subject: ()) if suppressor is None else suppressor.standing()
         found = {row.id: standing.of(row) for row in rows}
         return {
-            name: f"{held.sentence()}, until {words.clock_time(held.until_s)} UTC"
+            name: f"{'told to nobody' if window.person.is_tenant else held.sentence()}, until {words.clock_time(held.until_s)} UTC"
             for name, held in found.items()
             if held is not None
         }
 
     def page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
-        session = self.session(request)
-        said = request.cookies.get(_FLASH, "")
-        health = self.parts.health()
+        """A page. Its template has the visitor as `session` (none: nobody) and what they may do as `can`."""
+        visitor = self.visitor(request)
+        said = request.cookies.get(self._flash, "")
+        person = visitor.person if visitor is not None else None
+        sees_cluster = bool(may(person or _NOBODY, Verb.SEE_CLUSTER)) and (person is not None or self._open_reading)
+        halt = self.parts.gate.halted()
         html = self._templates.get_template(template).render(
-            session=session,
-            form=self.parts.doorkeeper.form_token(session) if session else "",
+            session=visitor,
+            can={str(verb): bool(person and may(person, verb)) for verb in Verb},
+            sees_cluster=sees_cluster,
+            form=visitor.form if visitor else "",
             path=request.url.path,
             now_s=self.parts.clock.now_s(),
             cluster=self.parts.cluster,
-            halted=self.parts.gate.halted().halted,
-            health=health,
+            halted=halt.halted,
+            stop=halt,
+            held=self.parts.gate.held() if halt.halted and sees_cluster else [],
+            health=self.parts.health(),
             said=unquote(said)[:500],
             **values,
         )
         response = HTMLResponse(html, status)
         if said:
-            response.delete_cookie(_FLASH)
+            self.forget_cookie(response, self._flash)
         return response
+
+    @property
+    def _flash(self) -> str:
+        return cookie_name(self.settings.behind_tls, "said")
 
     def said(self, where: str, message: str) -> Response:
         """Goes to a page that shows the message once, to this browser alone."""
         response = RedirectResponse(where, 303)
-        response.set_cookie(_FLASH, quote(message[:500]), max_age=60, httponly=True, samesite="strict")
+        self.set_cookie(response, self._flash, quote(message[:500]), 60.0)
         return response
 
+    def set_cookie(self, response: Response, name: str, value: str, lasts_s: float) -> None:
+        """One that no script reads and no other site's form sends. `lax`, since people come from links in a chat
+        and back from the identity provider; what writes is guarded by form token, Origin and Fetch Metadata."""
+        secure = self.settings.behind_tls
+        response.set_cookie(
+            name, value, max_age=round(lasts_s), path="/", httponly=True, samesite="lax", secure=secure
+        )
+
+    def forget_cookie(self, response: Response, name: str) -> None:
+        response.delete_cookie(name, path="/", httponly=True, samesite="lax", secure=self.settings.behind_tls)
+
     async def failed(self, request: Request, error: Exception) -> Response:
-        """An error as a page: what happened, and a way to go on."""
+        """An error as a page (of the API: as JSON): what happened, and a way to go on."""
         if isinstance(error, StarletteHTTPException):
             status, message = error.status_code, str(error.detail)
         else:
             status = 404 if isinstance(error, NoSuchIncident) else 503 if isinstance(error, Temporary) else 409
             message = str(error)
-        if status == 401 and request.method == "GET":
+        if request.url.path.startswith("/api/") or "authorization" in request.headers:
+            return JSONResponse({"detail": message}, status)
+        if status == 401 and request.method == "GET" and "authorization" not in request.headers:
             return RedirectResponse(f"/sign-in?next={quote(request.url.path)}", 303)
         html = self._templates.get_template("error.html").render(
             status=status, message=message, path=request.url.path, cluster=self.parts.cluster

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from agent.archive import NoSuchIncident, number_of
 from agent.console.words import clock_time, duration, sentence
 from agent.incident import Cause, Incident, IncidentState, IncidentSummary, Step
-from agent.policy import Role
 from agent.rca.summary import Line, as_shown, summarise
 from agent.slack.blocks import Block, Message, actions, button, fallback, line, link, mention, paragraph, text
 from detectors.base import State
@@ -25,7 +24,6 @@ _DECIDED_ELSEWHERE = frozenset({"Decide"})
 """Lines of the summary that are for a terminal; here the buttons stand for them."""
 _MAX_ITEMS = 20
 MAX_LISTED = 10
-MAY_SNOOZE = Role.RESPONDER
 SNOOZABLE = (_S.AWAITING_APPROVAL, _S.ESCALATED)
 TOLD = {
     Cause.APPROVED: "Approved",
@@ -224,6 +222,14 @@ def listing(
     if more > 0:
         lines.append(line(text(f"and {more} more")))
     return Message(fallback(f"{len(rows)} open incidents"), (paragraph(lines),))
+
+
+def elsewhere(sentence_: str, console_url: str, incident_id: str) -> Message:
+    """One sentence, and where to go instead."""
+    lines = [line(text(sentence_))]
+    if console_url:
+        lines.append(line(link(f"{console_url.rstrip('/')}/incidents/{incident_id}", "Approve it in the console")))
+    return Message(fallback(sentence_), (paragraph(lines),))
 
 
 def said(sentence_: str) -> Message:

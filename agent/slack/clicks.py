@@ -18,11 +18,14 @@ from typing import Any
 
 import structlog
 
+from agent.access import Verb, may
 from agent.clock import Clock
 from agent.console.words import clock_time
 from agent.gate import Gate
 from agent.people import Directory
-from agent.policy import Person
+from agent.policy import Person, must_sign_in_again
+from agent.seen import Window
+from agent.silence import Silence, namespaces_of_matcher
 from agent.slack import card as words
 from agent.slack.blocks import Message
 from agent.slack.card import Ticket, said
@@ -33,6 +36,7 @@ from agent.slack.web import Web
 from agent.store import Store
 from agent.suppression import Suppressor
 from collectors.base import Permanent, Temporary
+from collectors.subject import Inventory
 
 ACTIONS = ("approve", "reject", "snooze", "evidence")
 REASON_VIEW = "reject_reason"
@@ -71,6 +75,7 @@ class Parts:
     suppressor: Suppressor
     members: Members
     wake: Callable[[], None]
+    inventory: Inventory | None = None
 
 
 class Desk:
@@ -152,17 +157,31 @@ class Desk:
         except ValueError as error:
             return said(f"This is {error}.")
         if click.what == "approve":
-            return said(self._p.gate.approve(ticket.incident, ticket.plan_sha256, person).message)
+            return self._approve(ticket, person)
         if click.what == "reject":
             reason = click.value.partition("\n")[2]
             return said(self._p.gate.reject(ticket.incident, ticket.plan_sha256, person, reason).message)
         if click.what == "snooze":
             return self._snooze(ticket, person)
-        return words.evidence(self._p.store.incident(ticket.incident))
+        return words.evidence(self._window(person).incident(ticket.incident))
+
+    def _window(self, person: Person) -> Window:
+        return Window(self._p.store, person, self._p.inventory, self._p.clock.now_s())
+
+    def _approve(self, ticket: Ticket, person: Person) -> Message:
+        """A click proves no fresh sign-in: where the plan asks for one, its reader is told where to go."""
+        answer = self._p.gate.approve(ticket.incident, ticket.plan_sha256, person)
+        action = None if answer.ok else self._window(person).incident(ticket.incident).action
+        now_s = self._p.clock.now_s()
+        if action is None or not must_sign_in_again(person, action, self._p.gate.policy, now_s):
+            return said(answer.message)
+        return words.elsewhere(answer.message, self._p.settings.console_url, ticket.incident)
 
     def _snooze(self, ticket: Ticket, person: Person) -> Message:
-        if not person.identity or not person.may(words.MAY_SNOOZE):
-            return said(f"You are {person.role}; snoozing needs the role {words.MAY_SNOOZE}.")
+        self._window(person).incident(ticket.incident)  # raises where they may not know of it
+        touched = self._p.store.incident(ticket.incident).namespaces
+        if not (allowed := may(person, Verb.SNOOZE, touched)):
+            return said(allowed.reason)
         until_s = self._p.clock.now_s() + self._p.settings.snooze_s
         self._ledger.change(card_key(ticket.incident), snoozed_until_s=until_s)
         self._log.info("snoozed", incident=ticket.incident, by=person.identity, until_s=until_s)
@@ -174,20 +193,24 @@ class Desk:
         now_s = self._p.clock.now_s()
         match verb:
             case "status" | "":
-                return self._status()
+                return self._status(person)
             case "incidents":
-                opened = self._p.store.open_incidents()
+                opened = self._window(person).open_incidents()
                 standing = self._p.suppressor.standing()
-                why = {row.id: held.sentence() for row in opened if (held := standing.of(row)) is not None}
+                why = {
+                    row.id: "told to nobody now" if person.is_tenant else held.sentence()
+                    for row in opened
+                    if (held := standing.of(row)) is not None
+                }
                 return words.listing(opened, now_s, why)
             case "show" | "approve":
                 # approving needs the plan before one's eyes: the answer carries the button that binds its hash
-                incident = self._p.store.incident(rest.upper())
+                incident = self._window(person).incident(rest.upper())
                 return words.card(incident, now_s, self._p.settings.console_url, self._p.settings.snooze_s)
             case "silence":
                 return self._silence(rest, person)
             case "silences":
-                rows = self._p.suppressor.silences.standing()
+                rows = self._silences(person)
                 lines = [f"{s.number}: {s.matcher} until {clock_time(s.until_s)} UTC, {s.by}" for s in rows]
                 return said("; ".join(lines) or "No silences.")
             case "unsilence":
@@ -201,11 +224,20 @@ class Desk:
             case _:
                 return said(_USAGE)
 
-    def _status(self) -> Message:
+    def _silences(self, person: Person) -> list[Silence]:
+        """A team is told of silences of its own namespaces alone: others name nodes and jobs that are not
+        theirs."""
+        return [
+            silence
+            for silence in self._p.suppressor.silences.standing()
+            if not person.is_tenant or may(person, Verb.SEE, namespaces_of_matcher(silence.matcher))
+        ]
+
+    def _status(self, person: Person) -> Message:
         halt = self._p.gate.halted()
-        rows = self._p.store.open_incidents()
+        rows = self._window(person).open_incidents()
         waiting = sum(row.state == "awaiting_approval" for row in rows)
-        stop = f"HALTED by {halt.by}. " if halt.halted else ""
+        stop = f"HALTED{'' if person.is_tenant else f' by {halt.by}'}. " if halt.halted else ""
         return said(f"{stop}{len(rows)} open incidents, {waiting} of them wait for approval.")
 
     def _silence(self, rest: str, person: Person) -> Message:

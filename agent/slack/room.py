@@ -38,6 +38,7 @@ from agent.slack.web import Web
 from agent.store import Store
 from agent.suppression import Suppressor
 from collectors.base import Permanent, Temporary
+from collectors.subject import Inventory
 
 PATH = "/slack/events"
 MAX_BODY_BYTES = 1_000_000
@@ -60,6 +61,7 @@ class Slack:
         wake: Callable[[], None] = lambda: None,
         suppressor: Suppressor | None = None,
         pager: Callable[[str], str] = lambda incident_id: "",
+        inventory: Inventory | None = None,
     ) -> None:
         """`wake` is called after each click, so that what it approved starts at once; `pager` says which outlet
         paged for an incident. Raises Permanent where a token's file cannot be read."""
@@ -93,7 +95,9 @@ class Slack:
             self.courier.wake()
 
         members = Members(self.web, settings.workspace)
-        self.desk = Desk(DeskParts(store, gate, clock, self.web, settings, directory, suppressor, members, clicked))
+        self.desk = Desk(
+            DeskParts(store, gate, clock, self.web, settings, directory, suppressor, members, clicked, inventory)
+        )
         self._bot_user = ""
         self._bolt = self._build_bolt()
         self._socket: SocketModeHandler | None = None

@@ -9,9 +9,10 @@ import numpy as np
 import orjson
 
 from agent.clock import SteppedClock
-from agent.console.sign_in import Account, Doorkeeper
+from agent.console.sessions import Account, Doorkeeper
 from agent.console.site import Health, Parts
 from agent.gate import Gate
+from agent.people import Directory, Settings
 from agent.policy import ApprovalSettings
 from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
 from agent.store import Store
@@ -48,7 +49,8 @@ class Story:
             history=self.history,
             inventory=self.inventory,
             clock=self.clock,
-            doorkeeper=Doorkeeper(b"k" * 32, {TOKEN: Account("ada", ("approver",))}, 3600.0),
+            doorkeeper=Doorkeeper(b"k" * 32, {TOKEN: Account("ada", ("approver",))}, 3600.0, self.store.database),
+            directory=Directory(Settings()),
             health=lambda: Health(True, True),
             metrics_page=lambda: b"nightshift_ticks_total 1.0\n",
             cluster="prod-1",

@@ -14,8 +14,9 @@ from playwright.sync_api import Page, expect
 from agent.console.app import build_console
 from agent.console.defence import HEADERS
 from agent.console.server import Server
+from agent.console.sessions import cookie_name
 from agent.console.settings import Settings
-from agent.console.sign_in import COOKIE, console_key, operator_token
+from agent.console.sign_in import console_key, operator_token
 from agent.console.site import Health
 from agent.incident import IncidentState
 from agent.policy import Person, Role
@@ -23,6 +24,7 @@ from collectors.base import Permanent
 from detectors.base import Fault
 from tests.agent.story import TOKEN, Story
 
+COOKIE = cookie_name(secure=False)
 HOSTILE = "</pre><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"&{{7*7}}"
 
 
