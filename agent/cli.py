@@ -13,15 +13,17 @@ import typer
 
 from agent import kernels_cli
 from agent.cli_history import COMMANDS
-from agent.cli_incidents import IncidentId, incidents, show
+from agent.cli_incidents import incidents, show
+from agent.decide_cli import COMMANDS as DECISIONS
+from agent.decide_cli import IncidentId
 from agent.drill_cli import drill
 from agent.policy_cli import app as policy_app
 from agent.silence_cli import app as silence_app
-from agent.terminal import AsJson, Config, operator, print_json, print_rich, stored, tell
+from agent.terminal import AsJson, Config, print_json, print_rich, stored
 from kernels.cli import app as kernels_app
 
 if TYPE_CHECKING:
-    from agent.store import Store
+    pass
 
 _ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=_ABOUT)
@@ -33,9 +35,7 @@ kernels_cli.add_to(kernels_app)
 app.add_typer(kernels_app, name="kernels")
 app.add_typer(silence_app, name="silence")
 app.add_typer(policy_app, name="policy")
-for _command in (drill, incidents, show):
-    app.command()(_command)
-for _command in COMMANDS:
+for _command in (drill, incidents, show, *COMMANDS, *DECISIONS):
     app.command()(_command)
 
 
@@ -111,63 +111,6 @@ def report(
         typer.echo(text, nl=False)
     else:
         output.write_text(text, encoding="utf-8")
-
-
-@app.command()
-def approve(
-    incident_id: IncidentId,
-    config: Config = None,
-    plan: Annotated[str, typer.Option(help="Only if the plan's sha256 begins with this")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Approves an incident's present plan."""
-    with stored(config) as (store, gate, now_s):
-        sha256 = _plan_of(store, incident_id, plan)
-        tell(gate.approve(incident_id, sha256, operator(now_s)), as_json)
-
-
-@app.command()
-def reject(
-    incident_id: IncidentId,
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why not")],
-    config: Config = None,
-    plan: Annotated[str, typer.Option(help="Only if the plan's sha256 begins with this")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Declines an incident's present plan; the incident is watched."""
-    with stored(config) as (store, gate, now_s):
-        sha256 = _plan_of(store, incident_id, plan)
-        tell(gate.reject(incident_id, sha256, operator(now_s), reason), as_json)
-
-
-@app.command()
-def close(
-    incident_id: IncidentId,
-    note: Annotated[str, typer.Option("--note", "-n", help="What was done")],
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
-    """Says that an incident is over."""
-    with stored(config) as (_, gate, now_s):
-        tell(gate.close(incident_id, operator(now_s), note), as_json)
-
-
-@app.command()
-def halt(
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why")] = "",
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
-    """Emergency stop: no action starts until somebody resumes."""
-    with stored(config) as (_, gate, now_s):
-        tell(gate.halt(operator(now_s), reason), as_json)
-
-
-@app.command()
-def resume(config: Config = None, as_json: AsJson = False) -> None:
-    """Lifts the emergency stop."""
-    with stored(config) as (_, gate, now_s):
-        tell(gate.resume(operator(now_s)), as_json)
 
 
 @app.command()
@@ -299,17 +242,6 @@ def doctor(config: Config = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
-def token(config: Config = None) -> None:
-    """Prints the operator's sign-in token for the console."""
-    from agent.console.sign_in import operator_token
-    from agent.settings import load
-
-    settings = load(config)
-    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    typer.echo(operator_token(settings.state_dir, settings.console.secrets_dir))
-
-
 @config_app.command("check")
 def config_check(
     file: Annotated[Path, typer.Argument(help="YAML file")],
@@ -363,18 +295,6 @@ def audit_verify(
 
 
 # Shared -----------------------------------------------------------------------------------------------------------
-
-
-def _plan_of(store: Store, incident_id: str, prefix: str) -> str:
-    """The hash of the plan that is meant: the present one, if it begins as was said."""
-    from collectors.base import Permanent
-
-    action = store.incident(incident_id).action
-    if action is None:
-        return ""
-    if not action.plan_sha256.startswith(prefix):
-        raise Permanent(f"the plan of {incident_id} is {action.plan_sha256}, not {prefix}…: look at it again")
-    return action.plan_sha256
 
 
 def _moment(text: str, option: str) -> float:

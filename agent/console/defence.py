@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent.console.settings import Settings
 
@@ -22,14 +24,75 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
+PROBES = ("/healthz", "/readyz", "/metrics")
+MOST_BYTES = 65_536
+"""Of a form or a JSON body; ours have a few hundred."""
+MOST_BYTES_OF_CHAT = 1_048_576
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def defend(app: FastAPI, settings: Settings) -> None:
     """Puts the defences before an application's routes."""
-    hosts = [settings.host, *LOOPBACK_NAMES, *settings.allowed_hosts]
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*" if h in ("0.0.0.0", "::") else h for h in hosts])
     app.middleware("http")(_guarded)
+    app.add_middleware(_Bounded)
+    app.add_middleware(_OurHosts, hosts=_hosts(settings))
+
+
+def _hosts(settings: Settings) -> frozenset[str] | None:
+    """Names that we answer for; None: any, where it listens on all addresses and nobody has said under which
+    name."""
+    named = {*settings.allowed_hosts, urlsplit(settings.public_url).hostname or ""} - {""}
+    if settings.host in ("0.0.0.0", "::") and not named:
+        return None
+    return frozenset(name.lower() for name in (settings.host, *LOOPBACK_NAMES, *named))
+
+
+class _OurHosts:
+    """Refuses requests for another host's name: a site that points its name here (DNS rebinding) reads nothing.
+    Probes come to the pod's address."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._hosts is not None and scope["path"] not in PROBES:
+            host = Headers(scope=scope).get("host", "")
+            name = host.rpartition(":")[0] if re.search(r":\d*\Z", host) else host
+            if name.lower() not in self._hosts:
+                await PlainTextResponse("this host is not ours", 400, headers=HEADERS)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class _Bounded:
+    """Reads a request's body up to a limit before anything else sees it, however its length is announced."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        most = MOST_BYTES_OF_CHAT if scope["path"].startswith("/slack/") else MOST_BYTES
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            if len(body) > most:
+                await PlainTextResponse("the request is too large", 413, headers=HEADERS)(scope, receive, send)
+                return
+            if not message.get("more_body", False):
+                break
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, replay, send)
 
 
 async def _guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:

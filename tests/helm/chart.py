@@ -72,6 +72,17 @@ SETS: dict[str, Object] = {
     "three replicas": {"replicas": 3, **PG},
     "two replicas by a Lease": {"replicas": 2, "election": {"by": "kubernetes"}, **PG},
     "postgresql, one replica": {"store": {"postgresql": {"existingSecret": "db", "key": "dsn"}}},
+    "single sign-on": {
+        "console": {
+            "ingress": {"enabled": True, "host": "nightshift.example", "tlsSecret": "tls"},
+            "oidc": {
+                "issuer": "https://id.example/realms/main",
+                "existingSecret": "oidc",
+                "settings": {"groups_claim": "realm_access.roles"},
+            },
+        },
+        "config": {"people": {"groups": {"sre": "approver"}}},
+    },
     "no volume": {"store": {"persistence": {"enabled": False}}},
     "monitoring": {"monitoring": ALL_MONITORING},
     "node agent": {"node": {"enabled": True, "runtimeClassName": "nvidia"}, "monitoring": ALL_MONITORING},

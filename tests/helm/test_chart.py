@@ -102,6 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an election by nobody": ({"election": {"by": "coin"}}, "/election/by"),
     "act without actions": ({"mode": "act", "actions": []}, "actions"),
     "a repair without an image": ({"mode": "act", "actions": ["reset_gpu"]}, "repair.image.repository"),
+    "sign-on without an address": ({"console": {"oidc": {"issuer": "https://id.example"}}}, "console.publicUrl"),
     "TLS without a Secret": ({"node": {"enabled": True, "tls": {"mode": "secret"}}}, "existingSecret"),
     "TLS without a client": (
         {"node": {"enabled": True, "tls": {"mode": "secret", "existingSecret": "s"}}},

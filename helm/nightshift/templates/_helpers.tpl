@@ -88,6 +88,12 @@ seccompProfile: {type: RuntimeDefault}
 {{- $console := dict "host" "0.0.0.0" "port" (int .Values.console.port) -}}
 {{- if and .Values.console.ingress.enabled .Values.console.ingress.tlsSecret }}{{ $_ := set $console "behind_tls" true }}{{ end -}}
 {{- if .Values.console.existingSecret }}{{ $_ := set $console "secrets_dir" "/etc/nightshift/console" }}{{ end -}}
+{{- with include "nightshift.publicUrl" . }}{{ $_ := set $console "public_url" . }}{{ if hasPrefix "https:" . }}{{ $_ := set $console "behind_tls" true }}{{ end }}{{ end -}}
+{{- with .Values.console.oidc }}{{ if .issuer }}
+{{- $oidc := dict "issuer" .issuer "client_id" .clientId -}}
+{{- if .existingSecret }}{{ $_ := set $oidc "client_secret_file" (printf "/etc/nightshift/oidc/%s" .key) }}{{ end -}}
+{{- $_ := set $console "oidc" (mergeOverwrite $oidc .settings) -}}
+{{- end }}{{ end -}}
 {{- $config := dict "cluster" .Values.cluster "state_dir" "/var/lib/nightshift" "console" $console "log" .Values.log -}}
 {{- if $sources }}{{ $_ := set $config "sources" $sources }}{{ end -}}
 {{- if eq .Values.election.by "kubernetes" }}{{ $_ := set $config "election" (dict "by" "kubernetes" "name" (include "nightshift.name" .) "namespace" .Release.Namespace) }}{{ end -}}
@@ -106,6 +112,12 @@ seccompProfile: {type: RuntimeDefault}
 {{- $_ := set $config "actuators" $actuators -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
+{{- end }}
+
+{{/* Where browsers reach the console; empty where nobody has said. */}}
+{{- define "nightshift.publicUrl" -}}
+{{- $c := .Values.console -}}
+{{- if $c.publicUrl }}{{ $c.publicUrl }}{{ else if and $c.ingress.enabled $c.ingress.tlsSecret }}https://{{ $c.ingress.host }}{{ end -}}
 {{- end }}
 
 {{/* Mistakes that a schema cannot say. */}}
@@ -144,6 +156,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .enabled (ne .tls.mode "none") (not .tls.clientSecret) -}}
 {{- fail "node.tls.clientSecret: with mutual TLS the agent needs a client certificate" -}}
 {{- end -}}
+{{- end -}}
+{{- if and .Values.console.oidc.issuer (not (include "nightshift.publicUrl" .)) -}}
+{{- fail "console.publicUrl: the identity provider sends people back there; give it, or an ingress with a certificate" -}}
 {{- end -}}
 {{- if and .Values.console.ingress.enabled (not .Values.console.ingress.host) -}}
 {{- fail "console.ingress.host: an ingress needs the host name under which people reach the console" -}}
