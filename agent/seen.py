@@ -30,7 +30,7 @@ from controllers.action import Action, BlastRadius, Undo
 OTHERS = "other teams' work"
 WITHHELD = f"(withheld: it names {OTHERS})"
 _NAMED = (SubjectKind.POD, SubjectKind.JOB)
-_WORD = re.compile(r"[\w.-]+")
+_WORD = re.compile(r"\w(?:[\w.-]*\w)?")
 PAST_INCIDENTS = "incident store"
 """The source of evidence that tells of other incidents."""
 
@@ -174,7 +174,8 @@ class Window:
         )
 
     def _own_namespaces(self, namespaces: Collection[str]) -> tuple[str, ...]:
-        return tuple(name for name in namespaces if self._is_mine(name))
+        own = tuple(name for name in namespaces if self._is_mine(name))
+        return own if len(own) == len(namespaces) else (*own, OTHERS)  # so that what is seen in part stays in part
 
     def _own(self, incident: Incident) -> Incident:
         """A team's own incident, without what names others."""
@@ -214,10 +215,11 @@ class Window:
         """What several teams share, and what is this one's own."""
         diagnosis, action = incident.diagnosis, incident.action
         cause = str(diagnosis.cause if diagnosis is not None else _first_fault(incident))
+        shown = tuple(map(self._shared_finding, filter(self._finding_is_shown, incident.findings)))
         return replace(
             incident,
             title=_shared_title(cause),
-            findings=tuple(map(self._shared_finding, filter(self._finding_is_shown, incident.findings))),
+            findings=shown or tuple(map(_of_others, incident.findings[:1])),
             diagnosis=None,
             action=None if action is None else self._shared_action(action),
             plan_reason="",
@@ -261,6 +263,14 @@ class Window:
 
 def _first_fault(incident: Incident) -> str:
     return str(incident.findings[0].finding.fault) if incident.findings else "fault"
+
+
+def _of_others(stored: StoredFinding) -> StoredFinding:
+    """A finding on somebody else's work: that there is one, and of what kind."""
+    finding = stored.finding
+    hidden = Subject(finding.subject.kind, OTHERS)
+    said = f"{str(finding.fault).replace('_', ' ').capitalize()} on {OTHERS}"
+    return replace(stored, finding=replace(finding, subject=hidden, summary=said, evidence=(), facts={}))
 
 
 def _shared_title(cause: str) -> str:

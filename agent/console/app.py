@@ -9,10 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
+from agent.console.api import Api, mistaken
 from agent.console.decisions import Decisions
 from agent.console.defence import defend
 from agent.console.entrance import Entrance
@@ -39,7 +41,8 @@ def build_console(parts: Parts, settings: Settings) -> FastAPI:
     )
     for kind in (StarletteHTTPException, NoSuchIncident, Permanent, Temporary):
         app.add_exception_handler(kind, site.failed)
-    for room in (Pages(site), Decisions(site), Entrance(site, provider), _Probes(site)):
+    app.add_exception_handler(RequestValidationError, mistaken)
+    for room in (Pages(site), Decisions(site), Entrance(site, provider), Api(site), _Probes(site)):
         room.add_to(app)
     return app
 

@@ -121,13 +121,11 @@ class Pages:
 
     def _decides(self, request: Request, window: Window, incident: Incident) -> dict[str, Decision]:
         """What the visitor may do to an incident; nobody may who has not signed in."""
-        touched = self._parts.store.incident(incident.id).namespaces
         signed_in = self._site.visitor(request) is not None
         verbs = (Verb.APPROVE, Verb.REJECT, Verb.CLOSE)
-        return {
-            str(verb): may(window.person, verb, touched) if signed_in else Decision(False, "sign in first")
-            for verb in verbs
-        }
+        if not signed_in:
+            return {str(verb): Decision(False, "sign in first") for verb in verbs}
+        return {str(verb): may(window.person, verb, incident.namespaces) for verb in verbs}
 
     def _sign_in_again(self, window: Window, incident: Incident) -> str:
         """Where to prove again who one is, for a plan that asks for it and a sign-in that is too old; else

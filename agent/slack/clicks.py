@@ -178,8 +178,7 @@ class Desk:
         return words.elsewhere(answer.message, self._p.settings.console_url, ticket.incident)
 
     def _snooze(self, ticket: Ticket, person: Person) -> Message:
-        self._window(person).incident(ticket.incident)  # raises where they may not know of it
-        touched = self._p.store.incident(ticket.incident).namespaces
+        touched = self._window(person).incident(ticket.incident).namespaces
         if not (allowed := may(person, Verb.SNOOZE, touched)):
             return said(allowed.reason)
         until_s = self._p.clock.now_s() + self._p.settings.snooze_s

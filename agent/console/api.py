@@ -1,0 +1,230 @@
+"""The JSON API: the console's verbs for programs, through the same window and the same gate.
+
+A program sends a token (`Authorization: Bearer`); a script of our own pages sends the session's cookie and, to
+write, the form token in `X-Nightshift-Form`. Bodies have the stated fields and no other. `openapi.json` describes
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from agent.access import Verb, may
+from agent.console.site import Site, Visitor
+from agent.gate import GateAnswer
+from agent.incident import IncidentState
+from agent.kernel_gate import KernelGate
+from agent.policy import Person
+from agent.present import incident_json
+from agent.rca.summary import as_shown
+from agent.records import plain
+from agent.store import NoSuchIncident
+from collectors.base import Permanent, Temporary
+
+PREFIX = "/api/v1"
+FORM_HEADER = "X-Nightshift-Form"
+_PAGE = 100
+_NAMED = (*IncidentState,)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Approve(_Body):
+    """The plan that is approved, as it was shown."""
+
+    plan_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Reject(Approve):
+    """The plan that is declined, and why."""
+
+    reason: str = Field(min_length=1, max_length=2000)
+
+
+class Note(_Body):
+    """Why, in words."""
+
+    note: str = Field("", max_length=2000)
+
+
+class Answer(BaseModel):
+    """What the gate said. `changed` is false where the call did nothing."""
+
+    ok: bool
+    changed: bool
+    message: str
+
+
+class Problem(BaseModel):
+    """What went wrong, for a person."""
+
+    detail: str
+
+
+class Mistakes(BaseModel):
+    """What is wrong with the request, place by place; what was sent is not repeated."""
+
+    detail: list[dict[str, Any]]
+
+
+class Me(BaseModel):
+    """Who is asking, and what they may do to the cluster's own; `namespaces` are their teams'."""
+
+    name: str
+    role: str
+    can: list[str]
+    namespaces: list[str]
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    **{status: {"model": Problem} for status in (400, 401, 403, 404, 409, 413, 503)},
+    422: {"model": Mistakes},
+}
+_DECIDED: dict[int | str, dict[str, Any]] = _ERRORS | {409: {"model": Answer}}
+IncidentId = Annotated[str, Path(max_length=20, examples=["INC-7"])]
+
+
+class Api:
+    """One method per call."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._parts = site.parts
+        self._kernels = KernelGate(site.parts.gate, site.parts.store, site.parts.clock)
+
+    def add_to(self, app: FastAPI) -> None:
+        """Mounts the API as an application of its own, so that its description has no pages in it."""
+        own = FastAPI(title="Nightshift", version="1", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+        for kind in (StarletteHTTPException, NoSuchIncident, Permanent, Temporary):
+            own.add_exception_handler(kind, self._site.failed)
+        own.add_exception_handler(RequestValidationError, mistaken)
+        self._fill(own)
+        app.mount(PREFIX, own)
+
+    def _fill(self, own: FastAPI) -> None:
+        own.get("/me", response_model=Me, responses=_ERRORS)(self.me)
+        for path, call in (
+            ("/incidents", self.incidents),
+            ("/incidents/{incident_id}", self.incident),
+            ("/incidents/{incident_id}/approvals", self.approvals),
+            ("/audit", self.audit),
+            ("/kernels", self.kernels),
+            ("/halt", self.halted),
+        ):
+            own.get(path, responses=_ERRORS)(call)
+        content: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
+        path = "/incidents/{incident_id}/evidence/{evidence_id}"
+        own.get(path, response_class=Response, responses=_ERRORS | content)(self.evidence)
+        for path, decide in (
+            ("/incidents/{incident_id}/approve", self.approve),
+            ("/incidents/{incident_id}/reject", self.reject),
+            ("/incidents/{incident_id}/close", self.close),
+            ("/halt", self.halt),
+            ("/resume", self.resume),
+        ):
+            own.post(path, response_model=Answer, responses=_DECIDED)(decide)
+
+    # Reading ----------------------------------------------------------------------------------------------------
+
+    def me(self, request: Request) -> Me:
+        person = self._site.window(request).person
+        can = [str(verb) for verb in Verb if may(person, verb)]
+        spaces = sorted({name for grant in person.grants for name in grant.namespaces})
+        return Me(name=person.name, role=str(person.role), can=can, namespaces=spaces)
+
+    def incidents(
+        self,
+        request: Request,
+        state: Literal["all", "open", "waiting", "resolved"] = "open",
+        page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+    ) -> list[dict[str, Any]]:
+        """Summaries, newest first, a hundred a page."""
+        states: dict[str, Sequence[IncidentState] | None] = {
+            "all": None,
+            "open": [s for s in _NAMED if s is not IncidentState.RESOLVED],
+            "waiting": [IncidentState.AWAITING_APPROVAL],
+            "resolved": [IncidentState.RESOLVED],
+        }
+        rows = self._site.window(request).incidents(states[state], limit=_PAGE, offset=(page - 1) * _PAGE)
+        return [incident_json(row) for row in rows]
+
+    def incident(self, request: Request, incident_id: IncidentId) -> dict[str, Any]:
+        """Everything that the caller may see of one incident."""
+        found: dict[str, Any] = incident_json(as_shown(self._site.window(request).incident(incident_id)))
+        return found
+
+    def approvals(self, request: Request, incident_id: IncidentId) -> list[dict[str, Any]]:
+        window = self._site.window(request)
+        window.incident(incident_id)
+        return [plain(item) for item in window.approvals(self._parts.gate, incident_id)]
+
+    def evidence(self, request: Request, incident_id: IncidentId, evidence_id: str) -> Response:
+        """An evidence item's bytes."""
+        diagnosis = self._site.window(request).incident(incident_id).diagnosis
+        for item in diagnosis.evidence if diagnosis else ():
+            if item.id == evidence_id:
+                headers = {"Content-Disposition": "attachment"}
+                return Response(item.content, media_type="application/octet-stream", headers=headers)
+        raise HTTPException(404, "there is no such evidence")
+
+    def audit(self, request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> list[dict[str, Any]]:
+        """The newest records that the caller may see."""
+        return [plain(record) for record in self._site.window(request).audit(limit)]
+
+    def kernels(self, request: Request) -> list[dict[str, Any]]:
+        """Searches and promotions of kernels."""
+        return [plain(item) for item in self._kernels.proposals(self._site.window(request).person)[:_PAGE]]
+
+    def halted(self, request: Request) -> dict[str, Any]:
+        """The emergency stop as it stands; who and why is the cluster's."""
+        person = self._site.window(request).person
+        halt = self._parts.gate.halted()
+        return asdict(halt) if may(person, Verb.SEE_CLUSTER) else {"halted": halt.halted}
+
+    # Deciding ---------------------------------------------------------------------------------------------------
+
+    def approve(self, request: Request, incident_id: IncidentId, body: Approve) -> JSONResponse:
+        return _told(self._parts.gate.approve(incident_id, body.plan_sha256, self._writer(request)))
+
+    def reject(self, request: Request, incident_id: IncidentId, body: Reject) -> JSONResponse:
+        return _told(self._parts.gate.reject(incident_id, body.plan_sha256, self._writer(request), body.reason))
+
+    def close(self, request: Request, incident_id: IncidentId, body: Note) -> JSONResponse:
+        return _told(self._parts.gate.close(incident_id, self._writer(request), body.note))
+
+    def halt(self, request: Request, body: Note) -> JSONResponse:
+        return _told(self._parts.gate.halt(self._writer(request), body.note))
+
+    def resume(self, request: Request) -> JSONResponse:
+        return _told(self._parts.gate.resume(self._writer(request)))
+
+    def _writer(self, request: Request) -> Person:
+        """Who decides: a program by its token, or a page of ours with the form's token. A cookie alone is not
+        enough, since browsers send it for anybody."""
+        visitor: Visitor | None = self._site.visitor(request)
+        if visitor is None:
+            raise HTTPException(401, "sign in first")
+        if visitor.session is None:
+            return visitor.person
+        return self._site.may_write(request, request.headers.get(FORM_HEADER, ""))
+
+
+def _told(answer: GateAnswer) -> JSONResponse:
+    return JSONResponse(asdict(answer), 200 if answer.ok else 409)
+
+
+async def mistaken(request: Request, error: Exception) -> Response:
+    """Says where the mistake is, and repeats nothing of what was sent."""
+    assert isinstance(error, RequestValidationError)
+    places = [{"loc": [str(part)[:100] for part in e["loc"]], "msg": str(e["msg"])[:200]} for e in error.errors()]
+    return JSONResponse({"detail": places[:20]}, 422)
