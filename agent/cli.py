@@ -13,9 +13,8 @@ import typer
 
 from agent import kernels_cli
 from agent.cli_history import COMMANDS
-from agent.cli_incidents import incidents, show
+from agent.cli_incidents import IncidentId, incidents, show
 from agent.decide_cli import COMMANDS as DECISIONS
-from agent.decide_cli import IncidentId
 from agent.drill_cli import drill
 from agent.policy_cli import app as policy_app
 from agent.silence_cli import app as silence_app

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agent.cli_incidents import IncidentId
 from agent.terminal import AsJson, Config, operator, print_json, stored, tell
 
 if TYPE_CHECKING:
     from agent.store import Store
-
-IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
 
 
 def approve(

@@ -206,8 +206,9 @@ class Site:
         suppressor = self.parts.suppressor
         standing = Standing((), (), lambda subject: ()) if suppressor is None else suppressor.standing()
         found = {row.id: standing.of(row) for row in rows}
+        tenant = window.person.is_tenant
         return {
-            name: f"{'told to nobody' if window.person.is_tenant else held.sentence()}, until {words.clock_time(held.until_s)} UTC"
+            name: f"{'told to nobody' if tenant else held.sentence()}, until {words.clock_time(held.until_s)} UTC"
             for name, held in found.items()
             if held is not None
         }

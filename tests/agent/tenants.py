@@ -19,8 +19,8 @@ from agent.kernel_gate import KernelGate, promotion, search
 from agent.people import Directory, Owner, Settings
 from agent.policy import ApprovalSettings, Person, Role
 from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
-from agent.silence import Silences
 from agent.store import Store
+from agent.suppression import Suppressor
 from collectors.frame import Frame, Instant, SeriesIndex
 from collectors.history import History
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -84,7 +84,7 @@ class Cluster:
         self.store = Store(f"sqlite:///{folder / 'tenants.db'}", self.clock, inventory=self.inventory)
         self.gate = Gate(self.store, ApprovalSettings(), self.clock)
         self.directory = Directory(PEOPLE)
-        self.silences = Silences(self.store, self.clock)
+        self.suppressor = Suppressor(self.store, self.clock, inventory=self.inventory)
         self.history = History()
         self._place()
         self.ids = {which: self._incident(which) for which in ("red", "blue", "both", "nobody")}
@@ -101,6 +101,7 @@ class Cluster:
             doorkeeper=keeper,
             directory=self.directory,
             health=lambda: Health(True, False, ("walrus is away",)),
+            suppressor=self.suppressor,
             metrics_page=lambda: b"nightshift_ticks_total 1.0\n",
             cluster="prod",
         )
@@ -140,7 +141,7 @@ class Cluster:
             kernels.propose(search("prod", job.name, f"{WORD[team]}_gelu", WORD[team], 1.0, "low", NOW_S))
         kernels.propose(promotion("prod", "c" * 64, "walrus_norm", "canary", {"verdict": "walrus"}, NOW_S))
         for matcher, team in (("namespace:red", "red"), ("namespace:blue", "blue"), ("node:walrus*", "nobody")):
-            self.silences.add(matcher, 3600.0, ADMIN, WORD[team])
+            self.suppressor.silences.add(matcher, 3600.0, ADMIN, WORD[team])
 
     def person(self, name: str, channel: str = "console") -> Person:
         return self.directory.person(name, channel, NOW_S)

@@ -111,7 +111,7 @@ def _leaks(name: str, answer: httpx.Response, url: str) -> set[str]:
     return {word for word in forbidden(name) if word in told and word not in url}
 
 
-@pytest.mark.parametrize("name", (*TENANTS, WIDE[0], NOBODY))
+@pytest.mark.parametrize("name", [*TENANTS, WIDE[0], NOBODY])
 def test_no_route_shows_anybody_what_is_not_theirs(site: Any, cluster: Cluster, name: str) -> None:
     """Every page and every call, with every id there is: no word of another team's, by session and by token."""
     browser, _ = _signed_in(site, name)
@@ -265,7 +265,7 @@ def _desk(cluster: Cluster) -> Desk:
             web=None,  # type: ignore[arg-type]
             settings=settings,
             directory=cluster.directory,
-            silences=cluster.silences,
+            suppressor=cluster.suppressor,
             members=_Workspace(),  # type: ignore[arg-type]
             wake=lambda: None,
             inventory=cluster.inventory,
