@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.incidents import written as w
-from benchmarks.incidents.world import JOBS
+from benchmarks.incidents.parts import JOBS
 
 WITH_FAULTS, WITHOUT, TWO_FAULTS = 40, 14, 0.35
 LASTS_S = 1500.0

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.incidents.parts import GPUS, JOBS, Trouble, gpu_name
 from benchmarks.incidents.play import Entry, Played
-from benchmarks.incidents.world import GPUS, JOBS, Trouble, gpu_name
 from controllers.action import ActionKind
 from detectors.base import Fault
 
