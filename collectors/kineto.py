@@ -17,8 +17,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from collectors.frame import Instant, LogRecord, Reason, SourceStatus, StepSeries
-from collectors.kineto_reader import Trace, TraceError, TraceReader
+from collectors.kineto_reader import TraceReader
 from collectors.kineto_steps import StepTimes, activities_of, step_times
+from collectors.kineto_trace import Trace, TraceError
 from collectors.pages import source_subject
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch

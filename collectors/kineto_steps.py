@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectors.frame import Floats, Ints
-from collectors.kineto_reader import Trace
+from collectors.kineto_trace import Trace
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 _MARK = re.compile(r"ProfilerStep\s*#(\d+)")

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collectors.kineto_reader import Trace, read_trace
+from collectors.kineto_reader import read_trace
 from collectors.kineto_steps import activities_of
+from collectors.kineto_trace import Trace
 from kernels.profile.match import Found, cost, dims, segments
 from kernels.profile.operators import Operators, Unit, operators_of
 from kernels.profile.roofline import Peaks, peaks_of

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectors.frame import Floats, Ints
-from collectors.kineto_reader import Signature, Trace
 from collectors.kineto_steps import COMMUNICATION, COPY, Activities, activities_of
+from collectors.kineto_trace import Signature, Trace
 
 _OPERATOR = re.compile(r"(?!autograd::|torch::autograd)\w+::\w+")
 _BACKWARD = "autograd::engine::evaluate_function: "

@@ -23,8 +23,9 @@ from collectors.check import check_collect
 from collectors.dynolog import request_trace
 from collectors.frame import Reason
 from collectors.kineto import KinetoCollector
-from collectors.kineto_reader import CATEGORIES, TraceError, TraceReader, read_trace
+from collectors.kineto_reader import TraceReader, read_trace
 from collectors.kineto_steps import activities_of, exclusive_ns, step_times
+from collectors.kineto_trace import CATEGORIES, TraceError
 from collectors.subject import Inventory
 from kernels.cli import app
 

@@ -13,7 +13,8 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from collectors.kineto_reader import Signature, read_trace
+from collectors.kineto_reader import read_trace
+from collectors.kineto_trace import Signature
 from kernels.candidate import Candidate
 from kernels.judge import inputs
 from kernels.problem import Case, ProblemError
