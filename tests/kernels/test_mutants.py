@@ -1,7 +1,8 @@
-"""Ten plausible kernels with a hidden defect, written after the judge was frozen: what it made of them is measured.
+"""Twice ten plausible kernels with a hidden defect, written after a freeze: what the judge made of them is measured.
 
-`python -m benchmarks.kernels_exploits --parts mutants` shows them to the judge. Those it missed when it was frozen
-were answered afterwards, and the fixtures stay.
+`python -m benchmarks.kernels_exploits --parts mutants mutants_later` shows them to the judge. The first ten were
+written against the judge at 9675821, the later ten against it at 8b8f0ae. Those it missed when it was frozen were
+answered afterwards where that could be done, and the fixtures stay.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge
 
 HERE = Path(__file__).parent / "mutants"
+LATER = Path(__file__).parent / "mutants_later"
 MUTANTS = read_gallery(HERE, "cpu")
 
 
@@ -24,6 +26,12 @@ def test_there_are_ten_and_the_static_read_has_nothing_against_nine_of_them() ->
     found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(HERE, "cuda")}
     assert len(found) == 10
     assert [name for name, seen in found.items() if seen] == ["quantise_by_the_last_scale"]
+
+
+def test_the_later_ten_read_like_honest_kernels() -> None:
+    found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(LATER, "cuda")}
+    assert len(found) == 10
+    assert [name for name, seen in found.items() if seen] == []
 
 
 @pytest.mark.full
