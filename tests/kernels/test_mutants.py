@@ -1,4 +1,4 @@
-"""Twice ten plausible kernels with a hidden defect, written after a freeze: what the judge made of them is measured.
+"""Twice ten plausible kernels with a hidden defect, written after a freeze: what the judge made of them is told.
 
 `python -m benchmarks.kernels_exploits --parts mutants mutants_later` shows them to the judge. The first ten were
 written against the judge at 9675821, the later ten against it at 8b8f0ae. Those it missed when it was frozen were
