@@ -34,6 +34,7 @@ from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Under
 from controllers.actuators import kube_nodes, kube_rights
 from controllers.actuators.kube_client import KubeClient, Object
 from controllers.actuators.kube_marks import MARKER
+from controllers.actuators.kube_probe import ProbeJob, Probes
 from controllers.actuators.kube_workloads import POLL_S
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 
@@ -74,6 +75,10 @@ class RepairSettings(KubernetesSettings):
         default=("nvidia-smi",),
         min_length=1,
         description="Has to succeed before the node takes work again, such as dcgmi, diag, -r, 2",
+    )
+    probes: Probes = Field(
+        default_factory=Probes,
+        description="Probes of what failed, run in place of the check where their image is set",
     )
     job_timeout_s: int = Field(default=900, gt=0, description="A Job is given up after this (s)")
 
@@ -212,10 +217,26 @@ class KubernetesRepairActuator:
     def _check(self, action: Action, node_name: str) -> str | None:
         """None where the check passed, else what it said."""
         container = self._container(action, "", {"GPU": action.target.name})
-        container |= {"command": list(self._settings.check_command)}
-        container |= {"image": self._settings.check_image or self._settings.image}
+        probe = self._probe(action)
+        command = probe.command if probe else self._settings.check_command
+        image = probe.image if probe else self._settings.check_image or self._settings.image
+        container |= {"command": list(command), "image": image}
         failure = self._run(action, node_name, "-check", container)
         return None if failure is None else f"the check failed: {failure}"
+
+    def _probe(self, action: Action) -> ProbeJob | None:
+        """The probe that the plan names; None where no image is set for it."""
+        probe = self._settings.probes.named(str(action.params.get("probe", "")))
+        return probe if probe is not None and probe.image else None
+
+    def _checked_by(self, action: Action) -> str:
+        """Which check passed, and what it said; or which probe was not run, and why."""
+        named = str(action.params.get("probe", ""))
+        if self._probe(action) is None:
+            ran = f"checked by {self._settings.check_command[0]}"
+            return f"{ran}; the {named} probe was not run: no image is set for it" if named else ran
+        said = self._said(job_name(action) + "-check")
+        return f"the {named} probe passed" + (f": {said}" if said else "")
 
     def _run(self, action: Action, node_name: str, suffix: str, container: Object) -> str | None:
         """The Job of a step: made once, waited for; None once it succeeded, else what it said."""
@@ -258,7 +279,7 @@ class KubernetesRepairActuator:
                 _O.FAILED, f"{action.kind} of {action.target}: {failure}; {node_name} stays cordoned"
             )
         back = f"; {node_name} stays cordoned, as somebody else had it" if mark["theirs"] else ""
-        return self._outcome(_O.DONE, f"{action.kind} of {action.target} done{back}")
+        return self._outcome(_O.DONE, f"{action.kind} of {action.target} done; {self._checked_by(action)}{back}")
 
     # reading back
 

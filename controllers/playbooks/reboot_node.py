@@ -13,6 +13,7 @@ from controllers.playbooks.plan import (
     place_of,
     restart_gpu_hours,
 )
+from controllers.playbooks.probes import probe_for
 
 
 class RebootNode:
@@ -44,7 +45,7 @@ class RebootNode:
             gpus=reach.gpus,
             cost_gpu_hours=cost + len(reach.gpus) * self._economy.reboot_s / 3600.0,
             waiting_gpu_hours=crash_gpu_hours(situation, self._economy, reach.jobs),
-            params={"drain_first": True}
+            params={"drain_first": True, "probe": probe_for(situation.cause)}
             | ({"gpu": str(for_gpu)} if (for_gpu := situation.facts.get("gpu")) else {}),
         )
         return Proposal(action, why)

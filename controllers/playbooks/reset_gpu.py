@@ -13,6 +13,7 @@ from controllers.playbooks.plan import (
     place_of,
     restart_gpu_hours,
 )
+from controllers.playbooks.probes import probe_for
 
 
 class ResetGpu:
@@ -49,6 +50,6 @@ class ResetGpu:
             note="its job restarts from the newest checkpoint once the GPU is back"
             if jobs
             else "no job runs on it",
-            params={"node": node.name},
+            params={"node": node.name, "probe": probe_for(situation.cause)},
         )
         return Proposal(action, why)

@@ -167,10 +167,12 @@ def repair_jobs(cluster: Cluster) -> dict[str, Any]:
     return {item.metadata.name: item for item in found.items}
 
 
-def repair_job_ends(cluster: Cluster, how: str = "Complete", *, suffix: str = "", said: str = "") -> None:
-    """What the Job controller and a kubelet say of the newest repair Job whose name ends so."""
+def repair_job_ends(
+    cluster: Cluster, how: str = "Complete", *, suffix: str = "", said: str = "", name: str = ""
+) -> None:
+    """What the Job controller and a kubelet say of a repair Job; unnamed, of the one whose name ends so."""
     names = [n for n in repair_jobs(cluster) if n.endswith("-check") == (suffix == "-check")]
-    name = names[-1]
+    name = name or names[-1]
     now = "2026-11-21T12:00:00Z"
     batch = client.BatchV1Api(cluster.api)
     if cluster.controlled:
@@ -185,7 +187,7 @@ def repair_job_ends(cluster: Cluster, how: str = "Complete", *, suffix: str = ""
         return
     if said:
         pod = cluster.pod(f"{name}-p", labels={"batch.kubernetes.io/job-name": name}, ready=False)
-        _pod_ends(cluster, pod, "Failed", said)
+        _pod_ends(cluster, pod, {"Complete": "Succeeded", "Failed": "Failed"}[how], said)
     before = [{"type": {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[how], "status": "True"}]
     conditions = [{**c, "lastTransitionTime": now} for c in [*before, {"type": how, "status": "True"}]]
     status = {"conditions": conditions, "startTime": now}

@@ -15,7 +15,14 @@ from collectors.base import Permanent
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, Actuator, BlastRadius, Outcome, OutcomeStatus, UnderWay, Undo
 from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_repair import AGENT_PAUSED, PAUSED, KubernetesRepairActuator, RepairSettings
+from controllers.actuators.kube_probe import ProbeJob, Probes
+from controllers.actuators.kube_repair import (
+    AGENT_PAUSED,
+    PAUSED,
+    KubernetesRepairActuator,
+    RepairSettings,
+    job_name,
+)
 from controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
 from controllers.actuators.kubernetes import KubernetesSettings
 from tests.controllers.kube_scenes import (
@@ -158,6 +165,35 @@ def test_a_failed_check_keeps_the_node_out_of_use(cluster: Cluster, actuator: Ku
     outcome = actuator.execute(action)
     assert (outcome.status, "the check failed" in outcome.detail) == (S.FAILED, True)
     assert cluster.core.read_node(node).spec.unschedulable
+
+
+def test_the_probe_of_the_fault_runs_in_its_image_and_its_last_words_are_told(
+    cluster: Cluster, clock: Clock
+) -> None:
+    """A link fault is proved mended by NCCL's test; a probe without an image is said, not skipped in silence."""
+    probe = ProbeJob(image="registry.invalid/nccl-tests:1", command=("run",))
+    settings = RepairSettings(
+        image="tools:1", namespace=cluster.namespace, drain_grace_s=0, probes=Probes(nccl=probe)
+    )
+    actuator = PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
+    for name, told in (
+        ("nccl", "the nccl probe passed: Avg bus bandwidth : 352.1"),
+        ("dcgm", "checked by nvidia-smi; the dcgm probe was not run: no image is set for it"),
+    ):
+        action = reset(cluster.node())
+        action = replace(action, params={**action.params, "probe": name})
+        waits(actuator, action, "works on")
+        made = job_name(action)
+        repair_job_ends(cluster, name=made)
+        waits(actuator, action, "-check works on")
+        check = repair_jobs(cluster)[f"{made}-check"].spec.template.spec.containers[0]
+        assert (check.image, check.command) == (
+            (probe.image, ["run"]) if name == "nccl" else ("tools:1", ["nvidia-smi"])
+        )
+        repair_job_ends(cluster, name=f"{made}-check", said="Avg bus bandwidth : 352.1")
+        outcome = actuator.execute(action)
+        assert outcome.status is S.DONE
+        assert told in outcome.detail
 
 
 def test_a_node_is_drained_rebooted_once_and_proved_by_its_boot_id(
