@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 import structlog
 
 from agent.advisor import Advisor, resembling
+from agent.by_hand import ByHand
 from agent.clock import Clock, WallClock
 from agent.collection import Collection
 from agent.config_file import ConfigError
@@ -102,6 +103,7 @@ class App:
         self.actuators = build_actuators(settings.actuators, self.clock)
         self.inventory = Inventory(settings.cluster)
         self.store = Store(settings.store_url, self.clock, inventory=self.inventory)
+        self.by_hand = ByHand(self.store, self.inventory)
         self.keeping = Keeping(self.store.database, settings.keeping)
         self.gate = Gate(self.store, settings.approval, self.clock)
         self.history = History(settings.history)
@@ -160,6 +162,7 @@ class App:
         if abs(now_s - time.time()) > _WALL_S and not look.problem:
             tell_time(self.store, now_s)
         self.kernels.look(look.tick.logs)
+        self.by_hand.look(look.tick.logs)
         if not look.problem:
             self.keeping.turn(now_s)
         if look.decisions:

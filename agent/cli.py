@@ -14,6 +14,8 @@ import typer
 from agent import kernels_cli
 from agent.cli_history import COMMANDS
 from agent.cli_incidents import IncidentId, incidents, show
+from agent.cli_keeping import COMMANDS as KEEPING
+from agent.cli_keeping import store_app
 from agent.decide_cli import COMMANDS as DECISIONS
 from agent.drill_cli import drill
 from agent.policy_cli import app as policy_app
@@ -34,7 +36,8 @@ kernels_cli.add_to(kernels_app)
 app.add_typer(kernels_app, name="kernels")
 app.add_typer(silence_app, name="silence")
 app.add_typer(policy_app, name="policy")
-for _command in (drill, incidents, show, *COMMANDS, *DECISIONS):
+app.add_typer(store_app, name="store")
+for _command in (drill, incidents, show, *COMMANDS, *DECISIONS, *KEEPING):
     app.command()(_command)
 
 
@@ -110,45 +113,6 @@ def report(
         typer.echo(text, nl=False)
     else:
         output.write_text(text, encoding="utf-8")
-
-
-@app.command()
-def rma(
-    gpu: Annotated[str, typer.Argument(help="UUID of the GPU")],
-    output: Annotated[Path, typer.Option(help="File to write, such as GPU.tar.gz")],
-    config: Config = None,
-) -> None:
-    """Writes one archive for a return to the vendor: logs, counters and history of a GPU."""
-    from agent.rma import bundle
-
-    with stored(config) as (store, _, now_s):
-        output.write_bytes(bundle(store, gpu, now_s))
-    typer.echo(f"{output}: {output.stat().st_size} bytes")
-
-
-@app.command()
-def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
-    """Says of each kind of action and namespace what people made of its plans, and what that has earned."""
-    from dataclasses import asdict
-
-    from rich.table import Table
-
-    from agent.scoreboard import Scoreboard
-    from agent.settings import load
-
-    with stored(config) as (store, _, now_s):
-        ratings = Scoreboard(store.database, load(config).autonomy).ratings(now_s)
-    if as_json:
-        print_json([asdict(rating) for rating in ratings])
-        return
-    table = Table(
-        "action", "namespace", "plans", "agreed", "declined", "worked", "did not", "earned", "why not more"
-    )
-    for rating in ratings:
-        s = rating.score
-        counts = (s.proposed, s.agreed, s.disagreed, s.confirmed, s.failed)
-        table.add_row(str(s.kind), s.namespace, *map(str, counts), str(rating.level), rating.reason)
-    print_rich(table)
 
 
 @app.command()

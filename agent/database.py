@@ -65,13 +65,15 @@ def parse_url(url: str) -> URL:
 class Database:
     """An engine with the two kinds of transaction that the house uses. Thread-safe."""
 
-    def __init__(self, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
+    def __init__(self, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S, migrate: bool = True) -> None:
+        """`migrate`: brings the schema to this program's; without it the schema is left as it is."""
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.where = self.url.render_as_string(hide_password=True)
         self.engine = self._engine(busy_timeout_s)
-        with self._said_clearly():
-            self._migrate()
+        if migrate:
+            with self._said_clearly():
+                self._migrate()
 
     def _engine(self, busy_timeout_s: float) -> Engine:
         if not self.is_sqlite:
@@ -157,22 +159,58 @@ class Database:
             return StoreBusy(f"{self.where}: {text}", 1.0)
         return StoreUnusable(f"{self.where}: {text}")
 
+    def schema(self) -> str | None:
+        """The schema that the database has; None for an empty one."""
+        with self._said_clearly(), self.engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
+
+    def downgrade(self, to: str) -> str | None:
+        """Takes the schema back to an earlier one; returns what it was. Tables and columns that came later are
+        dropped with what they hold; everything else stays. Raises StoreUnusable where there is no way back."""
+        with self._said_clearly(), self._migrating() as (connection, script, config):
+            current = MigrationContext.configure(connection).get_current_revision()
+            known = [entry.revision for entry in script.walk_revisions()]
+            if current not in known or to not in known or known.index(to) < known.index(str(current)):
+                raise StoreUnusable(
+                    f"{self.where}: no way from schema {current} back to {to}; this program knows "
+                    f"{', '.join(sorted(known))}"
+                )
+            config.attributes["connection"] = connection
+            command.downgrade(config, to)
+            return current
+
     def _migrate(self) -> None:
         """Brings the schema to the newest version; one process at a time. A newer schema than ours is refused."""
-        config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS))
-        script = ScriptDirectory.from_config(config)
+        with self._migrating() as (connection, script, config):
+            current = MigrationContext.configure(connection).get_current_revision()
+            if current == script.get_current_head():
+                return
+            if current is not None and current not in {entry.revision for entry in script.walk_revisions()}:
+                raise StoreUnusable(
+                    f"{self.where}: its schema ({current}) is newer than this program; upgrade nightshift, or take "
+                    f"the schema back with the newer one: nightshift store downgrade {script.get_current_head()}"
+                )
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    @contextmanager
+    def _migrating(self) -> Iterator[tuple[Connection, ScriptDirectory, Config]]:
+        """One process at a time, all of it or nothing."""
+        config = _alembic()
         with self.engine.connect() as bare:
             connection = bare.execution_options(writes=True)
             with connection.begin():
                 if not self.is_sqlite:
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-                current = MigrationContext.configure(connection).get_current_revision()
-                if current == script.get_current_head():
-                    return
-                if current is not None and current not in {entry.revision for entry in script.walk_revisions()}:
-                    raise StoreUnusable(
-                        f"{self.where}: its schema ({current}) is newer than this program; upgrade nightshift"
-                    )
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
+                yield connection, ScriptDirectory.from_config(config), config
+
+
+def schemas() -> list[str]:
+    """The schemas that this program knows, oldest first."""
+    return sorted(entry.revision for entry in ScriptDirectory.from_config(_alembic()).walk_revisions())
+
+
+def _alembic() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    return config

@@ -4,10 +4,11 @@
     propose   people decide; they have agreed often enough to be asked, not often enough to be left out
     act       they agreed so often, and what was done worked so often, that policy may say `automatic`
 
-The level follows from stored decisions alone: a person's approval or rejection of each plan, and whether what was
-done was confirmed. The share of agreement counts by its lower confidence bound (E. B. Wilson, "Probable inference,
-the law of succession, and statistical inference", JASA 22, 1927), so that few decisions never earn much. It only
-ever narrows: a kind that has earned it still acts without a person only where the approval policy says so.
+The level follows from stored decisions alone: a person's approval or rejection of each plan, what people did by
+hand while it stood undecided (`agent.by_hand`), and whether what was done was confirmed. The share of agreement
+counts by its lower confidence bound (E. B. Wilson, "Probable inference, the law of succession, and statistical
+inference", JASA 22, 1927), so that few decisions never earn much. It only ever narrows: a kind that has earned it
+still acts without a person only where the approval policy says so.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.by_hand import noted
 from agent.database import Database
 from agent.incident import Cause
 from agent.records import load
@@ -70,6 +72,8 @@ class Score:
     agreed: int = 0
     disagreed: int = 0
     open: int = 0
+    by_hand: int = 0
+    """Of those agreed and disagreed: plans that nobody decided, while people did the same, or something else."""
     automatic: int = 0
     confirmed: int = 0
     failed: int = 0
@@ -145,6 +149,7 @@ class Scoreboard:
             made = connection.execute(sa.select(plans).where(plans.c.at_s >= since_s)).all()
             numbers = sorted({row.incident for row in made})
             moves: dict[int, list[Any]] = defaultdict(list)
+            hands: dict[tuple[int, int], str] = {}
             for start in range(0, len(numbers), 5000):
                 some = numbers[start : start + 5000]
                 query = (
@@ -152,15 +157,20 @@ class Scoreboard:
                 )
                 for row in connection.execute(query):
                     moves[row.incident].append(row)
+                for fix in noted(connection, some):
+                    key = fix["incident"], fix["body"]["attempt"]
+                    hands.setdefault(key, "agreed" if fix["body"]["same"] else "disagreed")
         counted: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
         kinds: dict[tuple[str, str], ActionKind] = {}
         for row in made:
             action = load(Action, row.body)
-            key = (str(action.kind), place_of(action))
-            kinds[key] = action.kind
-            counted[key]["proposed"] += 1
+            place = (str(action.kind), place_of(action))
+            kinds[place] = action.kind
+            counted[place]["proposed"] += 1
             for what in _became(moves[row.incident], row.attempt):
-                counted[key][what] += 1
+                by_hand = hands.get((row.incident, row.attempt)) if what == "open" else None
+                counted[place][by_hand or what] += 1
+                counted[place]["by_hand"] += by_hand is not None
         return {key: Score(kinds[key], key[1], **counts) for key, counts in counted.items()}
 
 

@@ -33,6 +33,9 @@ class RebootNode:
         reach = Reach.of(situation, node)
         why = str(situation.facts.get("recovery_reason", "its Xid calls for a node reboot"))
         cost = restart_gpu_hours(situation, self._economy, reach.jobs, number(situation, "checkpoint_s"))
+        params: dict[str, str | int | float | bool] = {"drain_first": True, "probe": probe_for(situation.cause)}
+        if for_gpu := situation.facts.get("gpu"):
+            params["gpu"] = str(for_gpu)
         action = draw_up(
             situation,
             self._economy,
@@ -45,7 +48,6 @@ class RebootNode:
             gpus=reach.gpus,
             cost_gpu_hours=cost + len(reach.gpus) * self._economy.reboot_s / 3600.0,
             waiting_gpu_hours=crash_gpu_hours(situation, self._economy, reach.jobs),
-            params={"drain_first": True, "probe": probe_for(situation.cause)}
-            | ({"gpu": str(for_gpu)} if (for_gpu := situation.facts.get("gpu")) else {}),
+            params=params,
         )
         return Proposal(action, why)

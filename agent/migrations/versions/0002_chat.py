@@ -47,3 +47,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("number"),
         sqlite_autoincrement=True,
     )
+
+
+def downgrade() -> None:
+    op.drop_table("silences")
+    op.drop_table("chat_messages")

@@ -53,3 +53,8 @@ def _attribute_what_is_stored() -> None:
         connection.execute(
             sa.text("INSERT INTO tenancies (incident, namespace) VALUES (:n, :s)"), {"n": number, "s": namespace}
         )
+
+
+def downgrade() -> None:
+    op.drop_table("sessions")
+    op.drop_table("tenancies")

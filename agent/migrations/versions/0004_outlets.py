@@ -38,3 +38,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("incident", "outlet", "form"),
     )
     op.create_index("outlet_alerts_by_outlet", "outlet_alerts", ["outlet", "told", "told_s"], unique=False)
+
+
+def downgrade() -> None:
+    op.drop_table("outlet_alerts")
+    op.drop_table("outlet_rounds")

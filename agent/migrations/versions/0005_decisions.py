@@ -31,3 +31,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("decisions_by_kind", "decisions", ["kind", "mode", "at_s"], unique=False)
+
+
+def downgrade() -> None:
+    op.drop_table("decisions")

@@ -1,0 +1,93 @@
+"""Commands on what is kept: what plans have earned, the archive for a vendor, and the store's schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent.terminal import AsJson, Config, print_json, print_rich, stored
+
+store_app = typer.Typer(no_args_is_help=True, help="The database's schema.")
+
+
+def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
+    """Says of each kind of action and namespace what people made of its plans, and what that has earned."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from agent.scoreboard import Scoreboard
+    from agent.settings import load
+
+    with stored(config) as (store, _, now_s):
+        ratings = Scoreboard(store.database, load(config).autonomy).ratings(now_s)
+    if as_json:
+        print_json([asdict(rating) for rating in ratings])
+        return
+    table = Table(
+        "action",
+        "namespace",
+        "plans",
+        "agreed",
+        "declined",
+        "by hand",
+        "worked",
+        "did not",
+        "earned",
+        "why not more",
+    )
+    for rating in ratings:
+        s = rating.score
+        counts = (s.proposed, s.agreed, s.disagreed, s.by_hand, s.confirmed, s.failed)
+        table.add_row(str(s.kind), s.namespace, *map(str, counts), str(rating.level), rating.reason)
+    print_rich(table)
+
+
+def rma(
+    gpu: Annotated[str, typer.Argument(help="UUID of the GPU")],
+    output: Annotated[Path, typer.Option(help="File to write, such as GPU.tar.gz")],
+    config: Config = None,
+) -> None:
+    """Writes one archive for a return to the vendor: logs, counters and history of a GPU."""
+    from agent.rma import bundle
+
+    with stored(config) as (store, _, now_s):
+        output.write_bytes(bundle(store, gpu, now_s))
+    typer.echo(f"{output}: {output.stat().st_size} bytes")
+
+
+@store_app.command()
+def version(config: Config = None, as_json: AsJson = False) -> None:
+    """Says which schema the database has and which ones this program can make of it."""
+    from agent.database import Database, schemas
+    from agent.settings import load
+
+    database = Database(load(config).store_url, migrate=False)
+    found = {"schema": database.schema(), "program": schemas()}
+    database.close()
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(f"schema {found['schema'] or 'none'}; this program makes {', '.join(schemas())}")
+
+
+@store_app.command()
+def downgrade(
+    to: Annotated[str, typer.Argument(help="Schema that an earlier program needs, such as 0002")],
+    config: Config = None,
+) -> None:
+    """Takes the schema back for an earlier program. Stop every replica first; what newer tables hold is dropped."""
+    from agent.database import Database
+    from agent.settings import load
+
+    database = Database(load(config).store_url, migrate=False)
+    try:
+        before = database.downgrade(to)
+    finally:
+        database.close()
+    typer.echo(f"schema {before} -> {to}; start the earlier program now: this one would upgrade it again")
+
+
+COMMANDS = (scoreboard, rma)
