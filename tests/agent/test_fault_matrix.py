@@ -93,6 +93,7 @@ class Cell:
                 return incident
             if incident.state in (S.APPROVED, S.ACTING):
                 upset(next(acting))
+            self.lifecycle._stand()  # the lead is renewed, as the daemon's loop does
             self.lifecycle.advance(self.clock.now_s())
             if incident.state is S.CONFIRMING and incident.clear_since_s is None:
                 self.world.store.update_finding(name, a_finding(state=State.CLEAR, at_s=self.clock.now_s()))

@@ -203,6 +203,7 @@ class GuardedCluster(RuleBasedStateMachine):
     def the_daemon_looks(self) -> None:
         """One tick: the inventory as the watch gives it, then what is due, each with its own look at the limits."""
         for _ in range(4):
+            self._attempt(self.lifecycle._stand)  # the lead is renewed, as the daemon's loop does
             self._see()
             self._attempt(lambda: self.lifecycle.advance(self.clock.now_s()))
             self._limits_hold()
