@@ -81,7 +81,7 @@ def node(
 
 
 def _nvml_power() -> Any:
-    from controllers.actuators.power_leases import NvmlPower
+    from controllers.actuators.nvml_power import NvmlPower
 
     return NvmlPower()
 

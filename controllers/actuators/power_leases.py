@@ -2,18 +2,22 @@
 
 The agent grants a lease and renews it. When it is away, or the network between them, the lease ends here by a clock
 that does not jump, and every GPU goes to its fallback limit, which the operator chose so that all nodes together
-stay within the budget. A lease of an earlier leader's term is refused (C. Gray, D. Cheriton, SOSP 1989). Within a
-lease limits are lowered before others are raised, so that the sum is never above both the old and the new one.
+stay within the budget; its clock is free again. A lease of an earlier leader's term is refused (C. Gray, D.
+Cheriton, SOSP 1989). Within a lease limits are lowered before others are raised, so that the sum is never above
+both the old and the new one.
+
+A limit that is not the one that was set here was set by a person: it is left as it is, by leases and fallback
+alike, and told. At the start, when nothing was set here yet, that is any limit below the fallback that no lease
+explains.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
-import pynvml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from collectors.base import Permanent, Temporary
@@ -28,14 +32,16 @@ class Range:
     min_mw: int
     max_mw: int
     default_mw: int
-    now_mw: int
+    now_mw: int  # enforced
+    max_clock_mhz: int
 
 
 class Device(Protocol):
-    """The GPUs' limits. Both raise Temporary or Permanent."""
+    """The GPUs' limits. All raise Temporary or Permanent. `clock_mhz` None: the clock is free."""
 
     def ranges(self) -> Mapping[str, Range]: ...
     def set_limit(self, uuid: str, limit_mw: int) -> None: ...
+    def lock_clock(self, uuid: str, clock_mhz: int | None) -> None: ...
 
 
 class Lease(BaseModel):
@@ -47,6 +53,10 @@ class Lease(BaseModel):
     term: int = Field(ge=0, description="Rises with every change of leader")
     ttl_s: float = Field(gt=0, le=MAX_LEASE_S)
     limits_mw: dict[str, int] = Field(min_length=1)
+    clocks_mhz: dict[str, int] = Field(default_factory=dict, description="SM clock at most, of GPUs that are named")
+    held_mw: dict[str, int] = Field(
+        default_factory=dict, description="What the agent had ordered before; this machine may have forgotten it"
+    )
 
 
 class Refused(Permanent):
@@ -63,11 +73,14 @@ class PowerLeases:
         self._ends_s = float("-inf")
         self._term = 0
         self._owed = False
+        self._set: dict[str, int] = {}
+        self._locked: set[str] = set()
         ranges = device.ranges()
         for uuid, found in ranges.items():
             if fallback_mw is not None and not found.min_mw <= fallback_mw <= found.max_mw:
                 raise Refused(f"fallback of {fallback_mw} mW: {uuid} takes {found.min_mw} to {found.max_mw} mW")
         self._fallback = {u: r.default_mw if fallback_mw is None else fallback_mw for u, r in ranges.items()}
+        self._set = {u: r.now_mw for u, r in ranges.items() if r.now_mw >= self._fallback[u]}
         self._apply(self._fallback)
 
     def grant(self, body: bytes, now_s: float) -> Lease:
@@ -92,9 +105,18 @@ class PowerLeases:
                 if not ranges[uuid].min_mw <= limit_mw <= ranges[uuid].max_mw:
                     bounds = f"{ranges[uuid].min_mw} to {ranges[uuid].max_mw} mW"
                     raise Refused(f"{limit_mw} mW: {uuid} takes {bounds}")
+            for uuid, clock_mhz in lease.clocks_mhz.items():
+                if uuid not in ranges:
+                    raise Refused(f"{uuid} is no GPU of this machine")
+                if not 0 < clock_mhz <= ranges[uuid].max_clock_mhz:
+                    raise Refused(f"{clock_mhz} MHz: {uuid} takes up to {ranges[uuid].max_clock_mhz} MHz")
+            for uuid, held_mw in lease.held_mw.items():
+                if uuid in ranges and uuid not in self._set and ranges[uuid].now_mw == held_mw:
+                    self._set[uuid] = held_mw
             self._term, self._lease, self._ends_s = lease.term, lease, now_s + lease.ttl_s
             try:
                 self._apply({**self._fallback, **lease.limits_mw})
+                self._clocks(lease.clocks_mhz)
             except (Temporary, Permanent):
                 self._end()
                 raise
@@ -113,59 +135,49 @@ class PowerLeases:
         with self._lock:
             self._end()
 
-    def status(self, now_s: float) -> dict[str, object]:
-        """The lease, how long it still holds, and the limits as they are read."""
+    def status(self, now_s: float) -> dict[str, Any]:
+        """The lease, how long it still holds, and of each GPU its range, its fallback and the limit as it is
+        read."""
         with self._lock:
-            limits = {uuid: found.now_mw for uuid, found in self._device.ranges().items()}
+            ranges = self._device.ranges()
             left_s = max(0.0, self._ends_s - now_s) if self._lease else 0.0
-            return {"lease": self._lease.id if self._lease else None, "left_s": left_s, "limits_mw": limits}
+            gpus = {
+                uuid: {**asdict(found), "fallback_mw": self._fallback.get(uuid, found.default_mw)}
+                for uuid, found in ranges.items()
+            }
+            by_hand = sorted(uuid for uuid, found in ranges.items() if self._by_hand(uuid, found.now_mw))
+            lease = self._lease.id if self._lease else None
+            return {"lease": lease, "left_s": left_s, "term": self._term, "gpus": gpus, "by_hand": by_hand}
+
+    def _by_hand(self, uuid: str, now_mw: int) -> bool:
+        return self._set.get(uuid) != now_mw
+
+    def _clocks(self, clocks_mhz: Mapping[str, int]) -> None:
+        for uuid in sorted(self._locked - set(clocks_mhz)):
+            self._device.lock_clock(uuid, None)
+            self._locked.discard(uuid)
+        for uuid, clock_mhz in clocks_mhz.items():
+            self._locked.add(uuid)
+            self._device.lock_clock(uuid, clock_mhz)
 
     def _end(self) -> None:
         self._lease, self._owed = None, True
         self._apply(self._fallback)
+        self._clocks({})
         self._owed = False
 
     def _apply(self, limits_mw: Mapping[str, int]) -> None:
         now = {uuid: found.now_mw for uuid, found in self._device.ranges().items()}
-        wanted = {u: mw for u, mw in limits_mw.items() if u in now and now[u] != mw}
+        mine = {u: mw for u, mw in limits_mw.items() if u in now and not self._by_hand(u, now[u])}
+        wanted = {u: mw for u, mw in mine.items() if now[u] != mw}
         failed: list[str] = []
         for uuid, limit_mw in sorted(wanted.items(), key=lambda item: item[1] > now[item[0]]):
             if failed and limit_mw > now[uuid]:
                 continue  # what was not lowered must not be added to
             try:
                 self._device.set_limit(uuid, limit_mw)
+                self._set[uuid] = limit_mw
             except (Temporary, Permanent) as error:
                 failed.append(f"{uuid}: {error}")
         if failed:
             raise Temporary("power limits not set: " + "; ".join(failed))
-
-
-class NvmlPower:
-    """This machine's GPUs through NVML. Setting a limit needs root (nvmlDeviceSetPowerManagementLimit)."""
-
-    def __init__(self) -> None:
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise Permanent(f"NVML: {error}") from error
-
-    def ranges(self) -> Mapping[str, Range]:
-        found = {}
-        try:
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                low, high = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-                default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
-                now = pynvml.nvmlDeviceGetPowerManagementLimit(handle)
-                found[str(pynvml.nvmlDeviceGetUUID(handle))] = Range(low, high, default, now)
-        except pynvml.NVMLError as error:
-            raise Temporary(f"NVML: {error}") from error
-        return found
-
-    def set_limit(self, uuid: str, limit_mw: int) -> None:
-        try:
-            pynvml.nvmlDeviceSetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByUUID(uuid), limit_mw)
-        except pynvml.NVMLError_NoPermission as error:
-            raise Permanent(f"NVML: {error}: setting power limits needs root and CAP_SYS_ADMIN") from error
-        except pynvml.NVMLError as error:
-            raise Temporary(f"NVML: {error}") from error

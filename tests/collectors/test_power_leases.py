@@ -11,7 +11,8 @@ import pytest
 from agent.node import Power, answer_lease, run
 from collectors.base import Permanent, Temporary
 from collectors.exporter import Settings
-from controllers.actuators.power_leases import NvmlPower, PowerLeases, Refused
+from controllers.actuators.nvml_power import NvmlPower
+from controllers.actuators.power_leases import PowerLeases, Refused
 
 GPUS = [f"GPU-0000000{i}-0000-0000-0000-000000000000" for i in range(8)]
 FALLBACK_MW = 400_000
@@ -33,10 +34,12 @@ def limits(device: NvmlPower) -> set[int]:
     return {found.now_mw for found in device.ranges().values()}
 
 
-def test_without_a_lease_gpus_are_at_their_fallback(device: NvmlPower) -> None:
+def test_without_a_lease_gpus_are_at_their_fallback(device: NvmlPower, nvml_library: ctypes.CDLL) -> None:
     """From the start on, and at their default where none is named."""
     PowerLeases(device, FALLBACK_MW)
     assert limits(device) == {FALLBACK_MW}
+    nvml_library.stub_reset()
+    NvmlPower()
     PowerLeases(device, None)
     assert limits(device) == {700_000}
 
@@ -124,3 +127,62 @@ def test_leases_are_taken_by_mutual_tls_alone(device: NvmlPower) -> None:
     with pytest.raises(Permanent, match="mutual TLS alone"):
         run(Settings(host="127.0.0.1", port=0), "n1", Power(device, FALLBACK_MW))
     assert limits(device) == {700_000}, "nothing was touched"
+
+
+def test_a_persons_limit_is_never_corrected(device: NvmlPower, nvml_library: ctypes.CDLL) -> None:
+    """Neither by a lease, nor by its end, nor by leaving; and it is told."""
+    leases = PowerLeases(device, FALLBACK_MW)
+    leases.grant(lease(), 100.0)
+    nvml_library.stub_by_hand(2, 450_000)
+    leases.grant(lease(), 110.0)
+    assert leases.status(110.0)["by_hand"] == [GPUS[2]]
+    leases.turn(500.0)
+    leases.close()
+    assert device.ranges()[GPUS[2]].now_mw == 450_000
+    assert limits(device) == {FALLBACK_MW, 450_000}
+
+
+def test_at_the_start_a_lower_limit_is_a_persons_unless_the_agent_had_ordered_it(
+    device: NvmlPower, nvml_library: ctypes.CDLL
+) -> None:
+    """A higher one is taken to the fallback, whoever set it: the budget counts on that."""
+    nvml_library.stub_by_hand(0, 300_000)
+    nvml_library.stub_by_hand(1, 250_000)
+    nvml_library.stub_by_hand(2, 650_000)
+    leases = PowerLeases(device, FALLBACK_MW)
+    now = [found.now_mw for found in device.ranges().values()]
+    assert now[:4] == [300_000, 250_000, FALLBACK_MW, FALLBACK_MW]
+    body = json.loads(lease())
+    leases.grant(json.dumps({**body, "held_mw": {GPUS[1]: 250_000}}).encode(), 1.0)
+    now = [found.now_mw for found in device.ranges().values()]
+    assert now[:4] == [300_000, 500_000, 500_000, 500_000]
+
+
+def test_clocks_are_locked_with_a_lease_and_free_without(device: NvmlPower, nvml_library: ctypes.CDLL) -> None:
+    leases = PowerLeases(device, FALLBACK_MW)
+    body = {**json.loads(lease()), "clocks_mhz": {GPUS[0]: 1200, GPUS[1]: 1300}}
+    leases.grant(json.dumps(body).encode(), 0.0)
+    assert [nvml_library.stub_clock(i) for i in range(3)] == [1200, 1300, 0]
+    leases.grant(json.dumps({**body, "clocks_mhz": {GPUS[1]: 1100}}).encode(), 1.0)
+    assert [nvml_library.stub_clock(i) for i in range(3)] == [0, 1100, 0]
+    leases.turn(100.0)
+    assert nvml_library.stub_clock(1) == 0
+    for wrong in ({GPUS[0]: 5000}, {"GPU-of-another-node": 1000}):
+        with pytest.raises(Refused):
+            leases.grant(json.dumps({**body, "clocks_mhz": wrong}).encode(), 2.0)
+
+
+def test_without_the_right_the_lease_is_refused_and_says_why(device: NvmlPower, nvml_library: ctypes.CDLL) -> None:
+    leases = PowerLeases(device, FALLBACK_MW)
+    nvml_library.stub_deny(1)
+    status, said = answer_lease(leases, lease(), lambda: 1.0)
+    assert status == 503
+    assert b"needs root and CAP_SYS_ADMIN" in said
+
+
+def test_a_gpu_that_only_says_that_it_was_set_is_read_back(device: NvmlPower, nvml_library: ctypes.CDLL) -> None:
+    """What is told is what NVML enforces, not what was asked for."""
+    leases = PowerLeases(device, FALLBACK_MW)
+    nvml_library.stub_lie(5, 1)
+    leases.grant(lease(), 0.0)
+    assert leases.status(0.0)["gpus"][GPUS[5]]["now_mw"] == FALLBACK_MW

@@ -8,6 +8,7 @@
 #define UNINITIALIZED 1
 #define INVALID 2
 #define NOT_SUPPORTED 3
+#define NO_PERMISSION 4
 #define DRIVER_NOT_LOADED 9
 #define GPU_IS_LOST 15
 #define MAX 16
@@ -36,7 +37,9 @@ static int count = 8, loaded = 1, started = 0, hang_us = 0;
 static int lost[MAX], unsupported[MAX], generation[MAX];
 static unsigned long long ecc[MAX], energy[MAX];
 static unsigned int limit_mw[MAX];
-static int stuck[MAX];
+static unsigned int clock_mhz[MAX];
+static int stuck[MAX], lying[MAX];
+static int denied = 0;
 static int samples = 0, calls = 0;
 
 void stub_reset(void) {
@@ -44,8 +47,13 @@ void stub_reset(void) {
   memset(lost, 0, sizeof lost); memset(unsupported, 0, sizeof unsupported);
   memset(generation, 0, sizeof generation); memset(ecc, 0, sizeof ecc); memset(energy, 0, sizeof energy);
   memset(limit_mw, 0, sizeof limit_mw); memset(stuck, 0, sizeof stuck);
+  memset(clock_mhz, 0, sizeof clock_mhz); memset(lying, 0, sizeof lying); denied = 0;
 }
 void stub_stuck(int i, int is) { stuck[i] = is; }
+void stub_lie(int i, int is) { lying[i] = is; }
+void stub_deny(int is) { denied = is; }
+void stub_by_hand(int i, unsigned int mw) { limit_mw[i] = mw; }
+unsigned int stub_clock(int i) { return clock_mhz[i]; }
 void stub_lose(int i, int is) { lost[i] = is; }
 void stub_old(int i, int is) { unsupported[i] = is; }
 void stub_swap(int i) { generation[i]++; ecc[i] = 0; }
@@ -106,9 +114,24 @@ int nvmlDeviceGetHandleByUUID(const char *s, device_t **d) {
 int nvmlDeviceGetPowerManagementLimitConstraints(device_t *d, unsigned int *low, unsigned int *high) { GUARD(d); *low = 200000; *high = 700000; return OK; }
 int nvmlDeviceGetPowerManagementDefaultLimit(device_t *d, unsigned int *v) { GUARD(d); *v = 700000; return OK; }
 int nvmlDeviceGetPowerManagementLimit(device_t *d, unsigned int *v) { GUARD(d); *v = limit_mw[d->index] ? limit_mw[d->index] : 700000; return OK; }
-int nvmlDeviceSetPowerManagementLimit(device_t *d, unsigned int v) { GUARD(d); if (stuck[d->index]) return GPU_IS_LOST; limit_mw[d->index] = v; return OK; }
+int nvmlDeviceSetPowerManagementLimit(device_t *d, unsigned int v) {
+  GUARD(d);
+  if (denied) return NO_PERMISSION;
+  if (stuck[d->index]) return GPU_IS_LOST;
+  if (v < 200000 || v > 700000) return INVALID;
+  if (!lying[d->index]) limit_mw[d->index] = v;
+  return OK;
+}
 int nvmlDeviceGetPowerUsage(device_t *d, unsigned int *v) { GUARD(d); *v = 612345; return OK; }
-int nvmlDeviceGetEnforcedPowerLimit(device_t *d, unsigned int *v) { GUARD(d); *v = 700000; return OK; }
+int nvmlDeviceGetEnforcedPowerLimit(device_t *d, unsigned int *v) { return nvmlDeviceGetPowerManagementLimit(d, v); }
+int nvmlDeviceGetMaxClockInfo(device_t *d, int t, unsigned int *v) { GUARD(d); *v = t == 1 ? 1980 : 3201; return OK; }
+int nvmlDeviceSetGpuLockedClocks(device_t *d, unsigned int low, unsigned int high) {
+  GUARD(d);
+  if (denied) return NO_PERMISSION;
+  if (low > high || high > 1980) return INVALID;
+  clock_mhz[d->index] = high; return OK;
+}
+int nvmlDeviceResetGpuLockedClocks(device_t *d) { GUARD(d); if (denied) return NO_PERMISSION; clock_mhz[d->index] = 0; return OK; }
 int nvmlDeviceGetTotalEnergyConsumption(device_t *d, unsigned long long *v) { GUARD(d); *v = energy[d->index] += 612; return OK; }
 int nvmlDeviceGetTemperature(device_t *d, int s, unsigned int *v) { (void)s; GUARD(d); *v = 60 + d->index; return OK; }
 int nvmlDeviceGetClockInfo(device_t *d, int t, unsigned int *v) { GUARD(d); *v = t == 1 ? 1980 : 3201; return OK; }
