@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -40,6 +41,7 @@ def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
             NvmlCollector(NvmlCollector.Settings(**named)),
             LocalKernelLogCollector(LocalKernelLogCollector.Settings(**named)),
             takes=None if leases is None else ("/power-lease", lambda body: answer_lease(leases, body)),
+            tells=None if leases is None else lambda: tell_lease(leases),
             each_period=lambda: None if leases is None else end_in_time(leases, log),
         )
     except OSError as error:
@@ -76,6 +78,14 @@ def answer_lease(
     except (Temporary, Permanent) as error:
         return 503, f"{error}\n".encode()
     return 200, f"{lease.id} for {lease.ttl_s:g} s\n".encode()
+
+
+def tell_lease(leases: PowerLeases, now_s: Callable[[], float] = time.monotonic) -> bytes:
+    """JSON of `PowerLeases.status`, or of why it cannot be told."""
+    try:
+        return json.dumps(leases.status(now_s())).encode()
+    except (Temporary, Permanent) as error:
+        return json.dumps({"error": str(error)}).encode()
 
 
 def end_in_time(leases: PowerLeases, log: structlog.typing.FilteringBoundLogger) -> None:

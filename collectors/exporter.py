@@ -100,12 +100,14 @@ class NodeExporter:
         *,
         now_s: Callable[[], float] = time.time,
         takes: tuple[str, Callable[[bytes], tuple[int, bytes]]] | None = None,
+        tells: Callable[[], bytes] | None = None,
         each_period: Callable[[], None] = lambda: None,
     ) -> None:
-        """Binds the port. `takes` is a path that answers POST; `each_period` is called beside each sample.
-        Raises OSError where that is taken or a certificate cannot be read."""
+        """Binds the port. `takes` is a path that answers POST, and GET with the JSON that `tells` gives;
+        `each_period` is called beside each sample. Raises OSError where that is taken or a certificate cannot be
+        read."""
         self._settings = settings
-        self._takes, self._each_period = takes, each_period
+        self._takes, self._tells, self._each_period = takes, tells, each_period
         self._gpus = gpus
         self._kernel_log = kernel_log
         self._now_s = now_s
@@ -165,6 +167,8 @@ class NodeExporter:
                 if age_s > _STALE_PERIODS * self._settings.period_s:
                     return 503, "text/plain", f"no sample for {age_s:.0f} s\n".encode()
                 return 200, "text/plain", b"ok\n"
+        if self._takes is not None and self._tells is not None and parts.path == self._takes[0]:
+            return 200, "application/json", self._tells()
         return 404, "text/plain", b"not found\n"
 
     def _sample_on(self) -> None:
