@@ -1,6 +1,11 @@
-"""`nightshift policy`: learned control of power and scheduling."""
+"""`nightshift policy …`: learned policies for power and scheduling. Which kinds there are:
+`controllers.learnable`."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -10,3 +15,76 @@ app = typer.Typer(
     no_args_is_help=True, help="Learned control of power and scheduling: how far it is trusted, and why."
 )
 policy_steps_cli.add_to(app)
+
+Kind = Annotated[str, typer.Argument(help="power or scheduling")]
+Keys = Annotated[list[Path] | None, typer.Option("--key", help="Trusted public key (repeatable)")]
+
+
+@app.command()
+def train(
+    kind: Kind,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Policy file to write")],
+    key: Annotated[Path, typer.Option(help="Private key that signs it, as `nightshift kernels keygen` makes")],
+    seed: Annotated[int, typer.Option(help="The same seed gives the same policy")] = 1,
+    steps: Annotated[int, typer.Option(min=0, help="Steps of the environment; 0: the full number")] = 0,
+    data: Annotated[list[Path] | None, typer.Option(help="Measurements to evaluate on (repeatable)")] = None,
+    seeds: Annotated[int, typer.Option(min=0, help="Seeds of the evaluation; 0: none")] = 5,
+) -> None:
+    """Trains a policy from scratch, evaluates it and writes it, signed."""
+    from dataclasses import replace
+
+    from collectors.base import Permanent
+    from collectors.seal import SealError, Signer
+    from controllers.learnable import learnable
+    from controllers.policy_file import write
+
+    part = learnable(kind)
+    try:
+        signer = Signer.from_file(key)
+    except SealError as error:
+        raise Permanent(str(error)) from error
+    policy = part.train(seed, steps or None, lambda text: typer.echo(text, err=True))
+    found = part.evaluate(policy, data or (), range(seeds)) if seeds else {}
+    written = write(output, replace(policy, evaluation=json.loads(json.dumps(found))), signer)
+    typer.echo(f"{output}: {kind} policy {written[:16]}")
+
+
+@app.command()
+def evaluate(
+    kind: Kind,
+    policy: Annotated[Path | None, typer.Option(help="Policy file; without: baselines and heuristics")] = None,
+    key: Keys = None,
+    data: Annotated[list[Path] | None, typer.Option(help="Measurements (repeatable); without: synthetic")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
+) -> None:
+    """Compares a policy with every baseline and heuristic, on the same jobs and seeds."""
+    from rich.table import Table
+
+    from agent.terminal import print_json, print_rich
+    from collectors.base import Permanent
+    from collectors.seal import SealError, trusted_keys
+    from controllers.learnable import learnable
+    from controllers.policy_file import read
+
+    part = learnable(kind)
+    try:
+        trusted = trusted_keys(key or [])
+    except SealError as error:
+        raise Permanent(str(error)) from error
+    loaded = read(policy, part.interface, trusted) if policy is not None else None
+    found = part.evaluate(loaded, data or (), range(seeds))
+    if as_json:
+        print_json(found)
+        return
+    rows = found["rows"]
+    table = Table(*rows[0]) if rows else Table()
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    print_rich(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return " to ".join(_cell(item) for item in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
