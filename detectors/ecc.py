@@ -27,7 +27,7 @@ from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
-from detectors.ecc_clusters import Cell, Pattern, pattern, together
+from detectors.ecc_clusters import Cell, pattern, together
 from detectors.ecc_counters import (
     CORRECTED,
     COUNTERS,
@@ -39,7 +39,8 @@ from detectors.ecc_counters import (
     Counters,
     CusumSettings,
 )
-from detectors.ecc_hazard import DAY_S, IMMINENT_FROM, History, Moment
+from detectors.ecc_hazard import CONSUMED_XIDS, DAY_S, FAILED_XID, HARD_XIDS, IMMINENT_FROM, SOFT_XIDS, History
+from detectors.ecc_saved import cells_of, from_1, histories_of, told_by_lines
 from detectors.episodes import Alarm, Episodes
 from detectors.promise import told
 from detectors.quiet import Quiet, deaf, exhibits, node_of
@@ -50,10 +51,6 @@ from detectors.xid_catalogue import CATALOGUE
 VERSION = 2
 """1: bins of ten minutes, rows without columns, imminent on every hard sign. Its test starts anew; its open
 imminent episodes stay until they are quiet, beside a degraded one of the same onset."""
-CONSUMED_XIDS = frozenset({48, 94, 95, 140})
-HARD_XIDS = CONSUMED_XIDS | {63, 64, 171, 172}
-SOFT_XIDS = frozenset({92})
-FAILED_XID = 64
 CERTAIN = 1e6
 KEEP_CELLS = 4096
 KEEP_SIGNS = 4
@@ -343,7 +340,8 @@ class Ecc:
         said = list(dict.fromkeys([*grave, *said]))
         where = pattern(tuple(self._cells.get(subject, ())))
         facts: dict[str, float | str] = {"tier": "imminent" if imminent else "hard" if hard else "soft"}
-        facts |= self._hazard(subject, at_s) | _where(where) | {"newest_s": newest_s}
+        stratum = self._history.get(subject, History()).stratum(at_s, self.settings.settle_s)
+        facts |= stratum.facts() | where.facts() | {"newest_s": newest_s}
         facts |= {"hard_signs": "; ".join(grave)} if grave else {}
         strength = 0.0
         if slot is not None:
@@ -369,26 +367,12 @@ class Ecc:
         if not imminent:
             self._quiet.event(fault, subject, at_s)
 
-    def _hazard(self, subject: Subject, at_s: float) -> dict[str, float | str]:
-        """How often another uncorrected error followed within a day, where a GPU stands now, and on what data."""
-        stratum = self._history.get(subject, History()).stratum(at_s, self.settings.settle_s)
-        low, high = stratum.interval
-        return {
-            "hazard_of": stratum.name,
-            "next_error_24h": stratum.share,
-            "next_error_low": low,
-            "next_error_high": high,
-            "next_error_6h": stratum.within_6h / stratum.moments,
-            "hazard_devices": float(stratum.devices),
-        }
-
     def snapshot(self) -> bytes:
         subjects, arrays = self._counters.saved()
         meta = {
             "subjects": subjects,
             "bin": self._counters.bin,
-            "cells": {str(s): sorted(map(_cell_json, cells)) for s, cells in self._cells.items()},
-            "history": {str(s): [[m.t_s, m.consumed] for m in h.moments] for s, h in self._history.items()},
+            **told_by_lines(self._cells, self._history),
             "logged": sorted(map(str, self._logged)),
             "together": {str(place): since_s for place, since_s in self._together.items()},
             "last": self._quiet.saved(),
@@ -401,17 +385,10 @@ class Ecc:
         fresh = Ecc(self.settings)
         try:
             if version == 1:
-                meta, arrays = _from_1(meta, arrays)
+                meta, arrays = from_1(meta, arrays)
             fresh._counters.table.load(meta["subjects"], arrays)
             fresh._counters.bin = int(meta["bin"])
-            fresh._cells = {
-                Subject.parse(name): {Cell(*(c or None for c in cell)) for cell in cells}
-                for name, cells in meta["cells"].items()
-            }
-            fresh._history = {
-                Subject.parse(name): History(Moment(float(t_s), bool(consumed)) for t_s, consumed in moments)
-                for name, moments in meta["history"].items()
-            }
+            fresh._cells, fresh._history = cells_of(meta), histories_of(meta)
             fresh._logged = {Subject.parse(name) for name in meta["logged"]}
             fresh._together = {Subject.parse(name): float(t_s) for name, t_s in meta["together"].items()}
             fresh._quiet.load(meta["last"])
@@ -421,34 +398,3 @@ class Ecc:
         self._counters, self._cells, self._history = fresh._counters, fresh._cells, fresh._history
         self._logged, self._together = fresh._logged, fresh._together
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
-
-
-def _from_1(meta: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Version 1's state as this version's: see VERSION."""
-    twins = [
-        {**e, "fault": Fault.HBM_DEGRADED.value} for e in meta["episodes"] if e["fault"] == Fault.HBM_IMMINENT.value
-    ]
-    last = [[Fault.HBM_DEGRADED.value, s, t] for fault, s, t in meta["last"] if fault == Fault.HBM_IMMINENT.value]
-    degraded = {e["subject"] for e in meta["episodes"] if e["fault"] == Fault.HBM_DEGRADED.value}
-    twins = [e for e in twins if e["subject"] not in degraded]
-    cells = {
-        name: [[bank if bank != "?" else "", row, ""] for bank, rows in banks.items() for row in rows]
-        for name, banks in meta["rows"].items()
-    }
-    test = ("table.cusum", "table.active", "table.active_bins", "table.cusum_since_s")
-    kept = {name: array for name, array in arrays.items() if name not in test}
-    known = {**meta, "bin": -1, "cells": cells, "history": {}, "logged": [], "together": {}}
-    return {**known, "episodes": [*meta["episodes"], *twins], "last": [*last, *meta["last"]]}, kept
-
-
-def _cell_json(cell: Cell) -> list[str]:
-    return [cell.bank or "", cell.row or "", cell.column or ""]
-
-
-def _where(where: Pattern) -> dict[str, float | str]:
-    return {
-        "cells": where.name,
-        "rows_named": float(where.rows),
-        "rows_in_bank": float(where.rows_in_bank),
-        "row_groups": float(where.row_groups),
-    }

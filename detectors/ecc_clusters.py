@@ -44,6 +44,14 @@ class Pattern:
     row_groups: int
     """Groups of neighbouring rows in that bank."""
 
+    def facts(self) -> dict[str, float | str]:
+        return {
+            "cells": self.name,
+            "rows_named": float(self.rows),
+            "rows_in_bank": float(self.rows_in_bank),
+            "row_groups": float(self.row_groups),
+        }
+
 
 def pattern(cells: Sequence[Cell]) -> Pattern:
     """The shape of the distinct cells of one GPU."""

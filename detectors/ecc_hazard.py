@@ -18,6 +18,10 @@ from dataclasses import dataclass
 
 from detectors.evaluate import exact_interval
 
+CONSUMED_XIDS = frozenset({48, 94, 95, 140})
+HARD_XIDS = CONSUMED_XIDS | {63, 64, 171, 172}
+SOFT_XIDS = frozenset({92})
+FAILED_XID = 64
 DAY_S = 86400.0
 BURST_S = 300.0
 """Uncorrected errors closer than this are one moment."""
@@ -45,6 +49,18 @@ class Stratum:
     def interval(self) -> tuple[float, float]:
         """Exact 95 % interval of `share`, as if moments were independent."""
         return exact_interval(self.within_24h, self.moments)
+
+    def facts(self) -> dict[str, float | str]:
+        """How often another uncorrected error followed within a day, and on what data."""
+        low, high = self.interval
+        return {
+            "hazard_of": self.name,
+            "next_error_24h": self.share,
+            "next_error_low": low,
+            "next_error_high": high,
+            "next_error_6h": self.within_6h / self.moments,
+            "hazard_devices": float(self.devices),
+        }
 
 
 CORRECTED = Stratum("corrected errors only", 1083, 6, 0, 0, 0)

@@ -64,7 +64,7 @@ class LossSettings(BaseModel):
         default=9, ge=4, description="Steps of a watch before a loss far above is called diverged"
     )
     far_level: float = Field(
-        default=0.6, gt=0, description="Far: this share of the baseline, but no more than all progress lost"
+        default=0.75, gt=0, description="Far: this share of the baseline, but no more than all progress lost"
     )
     far_sigma: float = Field(default=5.0, gt=0, description="... and this many noise deviations")
     far_level_lr: float = Field(default=0.25, gt=0, description="The same where the learning rate had jumped up")
