@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,8 +19,21 @@ from collectors.subject import Subject
 from controllers.action import Action, ActionKind
 from detectors.base import Fault, Finding, Severity, State
 
+_MOST_WORDS = 8
 _MANY = 5_000
 """Numbers in one query: SQLite takes 32,766 variables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which incidents a list is of: all words of `text` in the number, title, fault or a subject; any of the
+    severities."""
+
+    text: str = ""
+    severities: tuple[Severity, ...] = ()
+
+
+EVERYTHING = Wanted()
 
 
 class NoSuchIncident(Permanent):
@@ -103,8 +117,10 @@ class Archive:
         limit: int | None = None,
         offset: int = 0,
         touching: Callable[[str], bool] | None = None,
+        wanted: Wanted = EVERYTHING,
     ) -> list[IncidentSummary]:
-        """Summaries, newest first; of some states, or all; of those that touch a chosen namespace, or all."""
+        """Summaries, newest first; of some states, or all; of those that touch a chosen namespace, or all; of what
+        somebody looks for, or all."""
         query = sa.select(incidents).order_by(incidents.c.number.desc()).limit(limit).offset(offset)
         if touching is not None:
             chosen = [name for name in self.namespaces() if touching(name)]
@@ -115,7 +131,7 @@ class Archive:
             query = query.where(incidents.c.state.in_([str(state) for state in states]))
         if opened_after_s is not None:
             query = query.where(incidents.c.opened_s > opened_after_s)
-        return self._summaries(query)
+        return self._summaries(query.where(*_conditions(wanted)))
 
     def namespaces(self) -> list[str]:
         """Every namespace whose jobs an incident has touched."""
@@ -166,6 +182,23 @@ def _namespaces(connection: Connection, which: sa.ColumnElement[bool]) -> dict[i
     found: dict[int, list[str]] = {}
     for row in connection.execute(sa.select(tenancies).where(which).order_by(tenancies.c.namespace)):
         found.setdefault(row.incident, []).append(row.namespace)
+    return found
+
+
+def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
+    """Every word has to be found; what the words stand in may differ. `%` and `_` are words' own characters."""
+    found: list[sa.ColumnElement[bool]] = []
+    if wanted.severities:
+        found.append(incidents.c.severity.in_([str(level) for level in wanted.severities]))
+    for word in wanted.text.split()[:_MOST_WORDS]:
+        number = word.upper().removeprefix("INC-")
+        if number.isascii() and number.isdecimal() and len(number) <= 9 and word.upper().startswith("INC-"):
+            found.append(incidents.c.number == int(number))
+            continue
+        of = findings.c.subject.icontains(word, autoescape=True) | findings.c.fault.icontains(word, autoescape=True)
+        about = sa.select(findings.c.incident).where(of)
+        titled = incidents.c.title.icontains(word, autoescape=True)
+        found.append(titled | incidents.c.number.in_(about))
     return found
 
 

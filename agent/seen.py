@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from agent.access import Sight, sight
-from agent.archive import NoSuchIncident, name_of, number_of
+from agent.archive import EVERYTHING, NoSuchIncident, Wanted, name_of, number_of
 from agent.audit import AuditRecord
 from agent.gate import Approval, Gate
 from agent.incident import Incident, IncidentState, IncidentSummary, Step, StoredFinding
@@ -31,6 +31,8 @@ OTHERS = "other teams' work"
 WITHHELD = f"(withheld: it names {OTHERS})"
 _NAMED = (SubjectKind.POD, SubjectKind.JOB)
 _WORD = re.compile(r"\w(?:[\w.-]*\w)?")
+_SEARCHED = 5_000
+"""A team's newest incidents among which its words are looked for."""
 PAST_INCIDENTS = "incident store"
 """The source of evidence that tells of other incidents."""
 
@@ -57,14 +59,25 @@ class Window:
         return self._in_part(incident) if seen is Sight.PART else self._own(incident)
 
     def incidents(
-        self, states: Iterable[IncidentState] | None = None, *, limit: int | None = None, offset: int = 0
+        self,
+        states: Iterable[IncidentState] | None = None,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        wanted: Wanted = EVERYTHING,
     ) -> list[IncidentSummary]:
-        """Summaries, newest first. Pages and counts are of what the person sees, so they tell of nothing else."""
-        touching = self._is_mine if self.person.is_tenant else None
+        """Summaries, newest first. Pages, counts and what a search finds are of what the person sees, so they tell of
+        nothing else."""
         if self._blind:
             return []
-        rows = self.store.incidents(states, limit=limit, offset=offset, touching=touching)
-        return [self._summary(row) for row in rows]
+        if not self.person.is_tenant:
+            return self.store.incidents(states, limit=limit, offset=offset, wanted=wanted)
+        if not wanted.text:
+            rows = self.store.incidents(states, limit=limit, offset=offset, touching=self._is_mine, wanted=wanted)
+            return [self._summary(row) for row in rows]
+        rows = self.store.incidents(states, touching=self._is_mine, wanted=replace(wanted, text=""), limit=_SEARCHED)
+        found = [row for row in map(self._summary, rows) if _says(row, wanted.text)]
+        return found[offset : None if limit is None else offset + limit]
 
     def open_incidents(self) -> list[IncidentSummary]:
         return self.incidents([state for state in IncidentState if state is not IncidentState.RESOLVED])
@@ -259,6 +272,12 @@ class Window:
 
     def _mine_of(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if self._is_mine(name.partition("/")[0]))
+
+
+def _says(row: IncidentSummary, words: str) -> bool:
+    """Whether each word stands in what is shown of an incident."""
+    shown = " ".join([row.id, row.title, *(f"{f.fault} {f.subject}" for f in row.findings)]).lower()
+    return all(word in shown for word in words.lower().split())
 
 
 def _first_fault(incident: Incident) -> str:

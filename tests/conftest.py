@@ -176,7 +176,7 @@ def chromium_path() -> str:
 
 
 @pytest.fixture(scope="module")
-def _chromium() -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     """One browser per module: Playwright's event loop runs in the test's thread as long as it lives, and code that
     brings an event loop of its own cannot run beside it. As root, Chromium has no sandbox to offer."""
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
@@ -188,9 +188,9 @@ def _chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(_chromium: Browser) -> Iterator[Page]:
+def page(chromium: Browser) -> Iterator[Page]:
     """A page in a fresh context of the system's Chromium."""
-    context = _chromium.new_context()
+    context = chromium.new_context()
     context.set_default_timeout(60_000)
     yield context.new_page()
     context.close()

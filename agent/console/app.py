@@ -18,6 +18,7 @@ from agent.console.api import Api, mistaken
 from agent.console.decisions import Decisions
 from agent.console.defence import defend
 from agent.console.entrance import Entrance
+from agent.console.fleet_pages import FleetPages
 from agent.console.oidc import Provider
 from agent.console.pages import Pages
 from agent.console.settings import Settings
@@ -42,7 +43,7 @@ def build_console(parts: Parts, settings: Settings) -> FastAPI:
     for kind in (StarletteHTTPException, NoSuchIncident, Permanent, Temporary):
         app.add_exception_handler(kind, site.failed)
     app.add_exception_handler(RequestValidationError, mistaken)
-    for room in (Pages(site), Decisions(site), Entrance(site, provider), Api(site), _Probes(site)):
+    for room in (FleetPages(site), Pages(site), Decisions(site), Entrance(site, provider), Api(site), _Probes(site)):
         room.add_to(app)
     return app
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent.console.settings import Settings
@@ -34,6 +35,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 def defend(app: FastAPI, settings: Settings) -> None:
     """Puts the defences before an application's routes."""
     app.middleware("http")(_guarded)
+    app.add_middleware(_Compressed)
     app.add_middleware(_Bounded)
     app.add_middleware(_OurHosts, hosts=_hosts(settings))
 
@@ -65,6 +67,19 @@ class _OurHosts:
         await self._app(scope, receive, send)
 
 
+class _Compressed:
+    """Compresses answers to requests without a query. A page that echoes what was asked beside a form's token would
+    tell of the token by its compressed length (BREACH), to whoever can see lengths and send people links."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._compressing = GZipMiddleware(app, minimum_size=1000, compresslevel=5)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plain = scope["type"] != "http" or scope.get("query_string")
+        await (self._app if plain else self._compressing)(scope, receive, send)
+
+
 class _Bounded:
     """Reads a request's body up to a limit before anything else sees it, however its length is announced."""
 
@@ -75,7 +90,7 @@ class _Bounded:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        most = MOST_BYTES_OF_CHAT if scope["path"].startswith("/slack/") else MOST_BYTES
+        most = MOST_BYTES_OF_CHAT if scope["path"].startswith(("/slack/", "/outlets/")) else MOST_BYTES
         body = bytearray()
         while True:
             message = await receive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from agent.console.words import quantity
 from agent.incident import IncidentSummary
@@ -51,7 +52,7 @@ class Fleet:
 
 
 _MARKS = {"ok": "", "no_data": "?", "info": "i", "touched": "·", "warning": "!", "critical": "✕"}
-_RANK = {"ok": 0, "touched": 1, "info": 2, "no_data": 3, "warning": 4, "critical": 5}
+RANK = {"ok": 0, "touched": 1, "info": 2, "no_data": 3, "warning": 4, "critical": 5}
 
 
 def fleet(
@@ -64,29 +65,30 @@ def fleet(
     """Every GPU that the inventory places on a node now or that the newest frame has; of these, `only` some."""
     frame = history.latest(SubjectKind.GPU)
     known = set(frame.index.subjects) if frame is not None else set()
-    known.update(inventory.subjects(SubjectKind.GPU, now_s))
+    if only is None or not only <= known:
+        known.update(inventory.subjects(SubjectKind.GPU, now_s))
     known = known if only is None else known & only
-    trouble = _trouble(open_incidents, inventory, now_s)
+    told = trouble(open_incidents, inventory, now_s)
     by_node: dict[str, list[Cell]] = {}
     for gpu in known:
         node = inventory.above(gpu, SubjectKind.NODE, now_s)
         by_node.setdefault(node.name if node else "node not known", []).append(
-            _cell(gpu, frame, inventory, trouble.get(gpu, []), now_s)
+            _cell(gpu, frame, inventory, told.get(gpu, []), now_s)
         )
     nodes = []
     counts: dict[str, int] = {}
-    for name in sorted(by_node, key=_natural):
-        cells = sorted(by_node[name], key=lambda cell: (_natural(cell.label), cell.gpu.name))
+    for name in sorted(by_node, key=natural):
+        cells = sorted(by_node[name], key=lambda cell: (natural(cell.label), cell.gpu.name))
         for cell in cells:
             counts[cell.state] = counts.get(cell.state, 0) + 1
-        nodes.append(Node(name, tuple(cells), max((c.state for c in cells), key=_RANK.__getitem__)))
+        nodes.append(Node(name, tuple(cells), max((c.state for c in cells), key=RANK.__getitem__)))
     return Fleet(tuple(nodes), counts)
 
 
-def _trouble(
+def trouble(
     incidents: Iterable[IncidentSummary], inventory: Inventory, now_s: float
 ) -> dict[Subject, list[tuple[str, IncidentSummary]]]:
-    """The states that open incidents give to each GPU."""
+    """The states that open incidents give to each GPU, by GPU."""
     found: dict[Subject, list[tuple[str, IncidentSummary]]] = {}
     for incident in incidents:
         for finding in incident.findings:
@@ -120,7 +122,7 @@ def _cell(
     power_w = _value(frame, gpu, "gpu_power_w", now_s)
     state = "no_data" if math.isnan(used) and math.isnan(power_w) else "ok"
     for candidate, _ in trouble:
-        state = max(state, candidate, key=_RANK.__getitem__)
+        state = max(state, candidate, key=RANK.__getitem__)
     index = inventory.fact(gpu, "index") or inventory.fact(gpu, "gpu")
     pods = inventory.parents(gpu, now_s, SubjectKind.POD)
     total = used + free
@@ -150,7 +152,8 @@ def _value(frame: Frame | None, gpu: Subject, metric: str, now_s: float) -> floa
     return frame.value(gpu, metric)
 
 
-def _natural(text: str) -> tuple[tuple[int, int | str], ...]:
+@lru_cache(maxsize=100_000)
+def natural(text: str) -> tuple[tuple[int, int | str], ...]:
     """Sorts n2 before n10."""
     parts: list[tuple[int, int | str]] = []
     digits = ""

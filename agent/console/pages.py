@@ -10,9 +10,8 @@ from fastapi.responses import Response
 from agent.access import Decision, Sight, Verb, may
 from agent.console import incident_page
 from agent.console.chart import Chart
-from agent.console.fleet import fleet
 from agent.console.site import Site
-from agent.incident import Incident, IncidentState, taken_on
+from agent.incident import Incident, taken_on
 from agent.kernel_gate import KernelGate
 from agent.policy import must_sign_in_again
 from agent.rca.diagnosis import Evidence
@@ -35,8 +34,6 @@ class Pages:
 
     def add_to(self, app: FastAPI) -> None:
         for path, page in (
-            ("/", self.fleet),
-            ("/incidents", self.incidents),
             ("/incidents/{incident_id}", self.incident),
             ("/incidents/{incident_id}/evidence/{evidence_id}", self.evidence),
             ("/gpus/{uuid}", self.gpu),
@@ -45,45 +42,6 @@ class Pages:
             ("/audit", self.audit),
         ):
             app.get(path, response_model=None)(page)
-
-    def fleet(self, request: Request) -> Response:
-        """Every GPU, the open incidents and those resolved lately."""
-        window = self._site.window(request)
-        now_s = self._parts.clock.now_s()
-        opened = window.open_incidents()
-        closed = window.incidents([IncidentState.RESOLVED], limit=8)
-        view = fleet(self._parts.history, self._parts.inventory, opened, now_s, window.gpus())
-        return self._site.page(
-            request,
-            "fleet.html",
-            fleet=view,
-            opened=opened,
-            closed=closed,
-            suppressed=self._site.suppressed(window, opened),
-        )
-
-    def incidents(self, request: Request, state: str = "all", page: int = 1) -> Response:
-        """The list, newest first."""
-        window = self._site.window(request)
-        states = {
-            "all": None,
-            "open": [s for s in IncidentState if s is not IncidentState.RESOLVED],
-            "waiting": [IncidentState.AWAITING_APPROVAL],
-            "resolved": [IncidentState.RESOLVED],
-        }
-        if state not in states or not 1 <= page <= 100_000:
-            raise HTTPException(404, "there is no such list of incidents")
-        rows = window.incidents(states[state], limit=_PAGE + 1, offset=(page - 1) * _PAGE)
-        return self._site.page(
-            request,
-            "incidents.html",
-            rows=rows[:_PAGE],
-            chosen=state,
-            page=page,
-            more=len(rows) > _PAGE,
-            lists=states,
-            suppressed=self._site.suppressed(window, rows[:_PAGE]),
-        )
 
     def incident(self, request: Request, incident_id: str, seen: int | None = None) -> Response:
         """One incident. `seen` is the version that a page shows: 204 while it is current, else it loads again."""

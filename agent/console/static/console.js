@@ -1,4 +1,4 @@
-// The theme button, sign-in by a link, and keys: "/" lists, "g" the fleet, "a" moves to Approve (Enter then presses it).
+// The theme button, sign-in by a link, and keys: "/" the list and its search, "g" the fleet, "a" moves to Approve (Enter then presses it).
 (() => {
   const root = document.documentElement;
   document.getElementById("theme")?.addEventListener("click", () => {
@@ -21,7 +21,11 @@
   document.addEventListener("keydown", (event) => {
     if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "g") location.assign("/");
-    if (event.key === "/") { event.preventDefault(); location.assign("/incidents"); }
+    if (event.key === "/") {
+      event.preventDefault();
+      const search = document.querySelector('[data-key="/"]');
+      if (search) search.focus(); else location.assign("/incidents");
+    }
     if (event.key === "a") document.querySelector('[data-key="a"]')?.focus();
   });
 

@@ -1,0 +1,106 @@
+"""The front page, a rack, and the list of incidents: what has to stay quick however large the fleet is."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import Response
+
+from agent.archive import Wanted
+from agent.console.fleet import fleet
+from agent.console.overview import AT_ONCE, Fresh, View, overview
+from agent.console.site import Site
+from agent.incident import IncidentState
+from agent.seen import Window
+from detectors.base import Severity
+
+_PAGE = 50
+_MOST_TEXT = 100
+LISTS: dict[str, tuple[IncidentState, ...] | None] = {
+    "all": None,
+    "open": tuple(state for state in IncidentState if state is not IncidentState.RESOLVED),
+    "waiting": (IncidentState.AWAITING_APPROVAL,),
+    "escalated": (IncidentState.ESCALATED,),
+    "resolved": (IncidentState.RESOLVED,),
+}
+
+
+class FleetPages:
+    """One method per page."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._parts = site.parts
+        self._fresh: Fresh[View] = Fresh()
+
+    def add_to(self, app: FastAPI) -> None:
+        for path, page in (("/", self.fleet), ("/racks/{name:path}", self.rack), ("/incidents", self.incidents)):
+            app.get(path, response_model=None)(page)
+
+    def fleet(self, request: Request) -> Response:
+        """Every GPU at a glance, the incidents that want a person first, and those resolved lately."""
+        window = self._site.window(request)
+        now_s = self._parts.clock.now_s()
+        view = self._view(window)
+        small = view.front.gpus <= AT_ONCE
+        only = window.gpus()
+        nodes = fleet(self._parts.history, self._parts.inventory, view.opened, now_s, only).nodes if small else ()
+        closed = window.incidents([IncidentState.RESOLVED], limit=8)
+        return self._site.page(
+            request,
+            "fleet.html",
+            fleet=view.front,
+            nodes=nodes,
+            closed=closed,
+            suppressed=self._site.suppressed(window, view.front.urgent),
+        )
+
+    def _view(self, window: Window) -> View:
+        """The whole fleet's is kept for moments; a team's is made for it."""
+        if window.person.is_tenant:
+            return self._make(window)
+        return self._fresh.get("", lambda: self._make(window))
+
+    def _make(self, window: Window) -> View:
+        opened = window.open_incidents()
+        now_s = self._parts.clock.now_s()
+        return overview(self._parts.history, self._parts.inventory, opened, now_s, window.gpus())
+
+    def rack(self, request: Request, name: str) -> Response:
+        """The nodes of a rack, each with a cell per GPU, and the open incidents there."""
+        window = self._site.window(request)
+        now_s = self._parts.clock.now_s()
+        view = self._view(window)
+        if name not in view.racks:
+            raise HTTPException(404, f"no rack {name[:_MOST_TEXT]} was seen")
+        mine = frozenset(gpu for _, gpus in view.racks[name] for gpu in gpus)
+        rows = view.of_rack(name)
+        nodes = fleet(self._parts.history, self._parts.inventory, rows, now_s, mine).nodes
+        shown = rows[:_PAGE]
+        return self._site.page(
+            request, "rack.html", name=name, nodes=nodes, rows=shown, suppressed=self._site.suppressed(window, shown)
+        )
+
+    def incidents(
+        self, request: Request, state: str = "all", severity: str = "", q: str = "", page: int = 1
+    ) -> Response:
+        """The list, newest first: by state, severity, and words in its number, title, fault or subjects."""
+        window = self._site.window(request)
+        known_severity = severity in ("", *Severity)
+        if state not in LISTS or not known_severity or not 1 <= page <= 100_000 or len(q) > _MOST_TEXT:
+            raise HTTPException(404, "there is no such list of incidents")
+        wanted = Wanted(q.strip(), (Severity(severity),) if severity else ())
+        states = LISTS[state]
+        rows = window.incidents(states, wanted=wanted, limit=_PAGE + 1, offset=(page - 1) * _PAGE)
+        return self._site.page(
+            request,
+            "incidents.html",
+            rows=rows[:_PAGE],
+            chosen=state,
+            severity=severity,
+            q=wanted.text,
+            page=page,
+            more=len(rows) > _PAGE,
+            lists=LISTS,
+            severities=tuple(Severity),
+            suppressed=self._site.suppressed(window, rows[:_PAGE]),
+        )

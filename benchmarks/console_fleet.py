@@ -1,0 +1,101 @@
+"""A store and a history of a large fleet, for the console's benchmark and its tests."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from agent.clock import SteppedClock
+from agent.console.sign_in import Account, Doorkeeper
+from agent.console.site import Health, Parts
+from agent.gate import Gate
+from agent.incident import Cause
+from agent.people import Directory, Settings
+from agent.policy import ApprovalSettings
+from agent.store import Store
+from agent.suppression import Suppressor
+from collectors.frame import Frame, Instant, SeriesIndex, SourceStatus
+from collectors.history import History
+from collectors.subject import Inventory, Membership, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Fault, Finding, Severity, State
+
+NOW_S = 1_790_000_000.0
+PER_NODE, NODES_PER_RACK = 8, 8
+_FAULTS = (Fault.XID, Fault.GPU_MEMORY_LEAK, Fault.ANOMALY, Fault.STRAGGLER)
+
+
+class LargeFleet:
+    """`gpus` GPUs in racks of 64, each seen a moment ago, and `incidents` open incidents (and a tenth as many that
+    are over) spread over them."""
+
+    def __init__(self, folder: Path, gpus: int, incidents: int) -> None:
+        self.clock = SteppedClock(NOW_S)
+        self.store = Store(f"sqlite:///{folder / 'fleet.db'}", self.clock)
+        self.history = History()
+        self.inventory = Inventory("prod-1")
+        self.gpus = [Subject(SubjectKind.GPU, f"GPU-{i:08x}-5a1f-4c2b-9e0d-{i:012x}") for i in range(gpus)]
+        self._place()
+        self._observe()
+        for number in range(incidents + incidents // 10):
+            self._open(number, over=number >= incidents)
+
+    def parts(self) -> Parts:
+        """A console's parts over it."""
+        return Parts(
+            store=self.store,
+            gate=Gate(self.store, ApprovalSettings(), self.clock),
+            history=self.history,
+            inventory=self.inventory,
+            clock=self.clock,
+            doorkeeper=Doorkeeper(b"k" * 32, {"token": Account("ada", ("approver",))}, 3600.0, self.store.database),
+            directory=Directory(Settings()),
+            health=lambda: Health(True, True),
+            metrics_page=lambda: b"",
+            cluster="prod-1",
+            suppressor=Suppressor(self.store, self.clock, inventory=self.inventory),
+        )
+
+    def _place(self) -> None:
+        cluster = self.inventory.cluster
+        links: list[Membership] = []
+        for number, gpu in enumerate(self.gpus):
+            node = Subject(SubjectKind.NODE, f"gpu-n{number // PER_NODE + 1}")
+            rack = Subject(SubjectKind.RACK, f"r{number // (PER_NODE * NODES_PER_RACK) + 1}")
+            job = Subject(SubjectKind.JOB, f"team-{number // 512}/train")
+            pod = Subject(SubjectKind.POD, f"team-{number // 512}/train-{number // PER_NODE}")
+            pairs = [(gpu, node), (gpu, pod)]
+            if not number % PER_NODE:
+                pairs += [(node, rack), (pod, job), (pod, node)]
+            if not number % (PER_NODE * NODES_PER_RACK):
+                pairs.append((rack, cluster))
+            links += [Membership(child, parent, NOW_S - 9_999.0, math.inf) for child, parent in pairs]
+            self.inventory.describe(gpu, index=str(number % PER_NODE), model="NVIDIA H200")
+        self.inventory.load(links)
+
+    def _observe(self) -> None:
+        names = ("gpu_memory_used_bytes", "gpu_memory_free_bytes", "gpu_power_w")
+        draw = np.random.default_rng(3)
+        index = SeriesIndex(SubjectKind.GPU, tuple(self.gpus))
+        for at_s in (NOW_S - 10.0, NOW_S - 5.0, NOW_S):
+            used = draw.uniform(0.1, 0.95, len(self.gpus)) * 141e9
+            values = np.stack([used, 141e9 - used, draw.normal(500, 60, len(self.gpus))], axis=1)
+            values[:: max(1, len(self.gpus) // 20)] = math.nan
+            epoch = np.zeros(len(self.gpus), dtype=np.int64)
+            frame = Frame(at_s, index, names, values, np.full((1, 3), at_s), epoch)
+            source = SourceStatus(Subject(SubjectKind.SOURCE, "prometheus"), at_s, ok=True, samples=values.size)
+            self.history.add(Tick(at_s, {frame.kind: frame}, sources=[source]))
+
+    def _open(self, number: int, over: bool) -> None:
+        gpu = self.gpus[(number * 7919) % len(self.gpus)]
+        fault = _FAULTS[number % len(_FAULTS)]
+        severity = (Severity.WARNING, Severity.CRITICAL, Severity.INFO)[number % 3]
+        finding = Finding(
+            "benchmark", fault, gpu, State.FIRING, Instant(NOW_S - number), Instant(NOW_S), severity,
+            f"{fault} on {gpu.name}", 5.0, 4.0,
+        )  # fmt: skip
+        name = self.store.open_incident(f"{fault} on {gpu.name} of gpu-n{number % 1250}", [finding])
+        if over:
+            self.store.move(name, Cause.CLOSED_BY_PERSON, "benchmark", "", 1)
