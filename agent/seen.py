@@ -66,8 +66,8 @@ class Window:
         offset: int = 0,
         wanted: Wanted = EVERYTHING,
     ) -> list[IncidentSummary]:
-        """Summaries, newest first. Pages, counts and what a search finds are of what the person sees, so they tell of
-        nothing else."""
+        """Summaries, newest first. Pages, counts and what a search finds are of what the person sees, so they tell
+        of nothing else."""
         if self._blind:
             return []
         if not self.person.is_tenant:
@@ -75,7 +75,9 @@ class Window:
         if not wanted.text:
             rows = self.store.incidents(states, limit=limit, offset=offset, touching=self._is_mine, wanted=wanted)
             return [self._summary(row) for row in rows]
-        rows = self.store.incidents(states, touching=self._is_mine, wanted=replace(wanted, text=""), limit=_SEARCHED)
+        rows = self.store.incidents(
+            states, touching=self._is_mine, wanted=replace(wanted, text=""), limit=_SEARCHED
+        )
         found = [row for row in map(self._summary, rows) if _says(row, wanted.text)]
         return found[offset : None if limit is None else offset + limit]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.clock import SteppedClock
-from agent.console.sign_in import Account, Doorkeeper
+from agent.console.sessions import Account, Doorkeeper
 from agent.console.site import Health, Parts
 from agent.gate import Gate
 from agent.incident import Cause

@@ -43,7 +43,14 @@ def build_console(parts: Parts, settings: Settings) -> FastAPI:
     for kind in (StarletteHTTPException, NoSuchIncident, Permanent, Temporary):
         app.add_exception_handler(kind, site.failed)
     app.add_exception_handler(RequestValidationError, mistaken)
-    for room in (FleetPages(site), Pages(site), Decisions(site), Entrance(site, provider), Api(site), _Probes(site)):
+    for room in (
+        FleetPages(site),
+        Pages(site),
+        Decisions(site),
+        Entrance(site, provider),
+        Api(site),
+        _Probes(site),
+    ):
         room.add_to(app)
     return app
 

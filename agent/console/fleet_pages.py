@@ -33,7 +33,7 @@ class FleetPages:
         self._fresh: Fresh[View] = Fresh()
 
     def add_to(self, app: FastAPI) -> None:
-        for path, page in (("/", self.fleet), ("/racks/{name:path}", self.rack), ("/incidents", self.incidents)):
+        for path, page in (("/", self.fleet), ("/racks/{rack}", self.rack), ("/incidents", self.incidents)):
             app.get(path, response_model=None)(page)
 
     def fleet(self, request: Request) -> Response:
@@ -65,19 +65,24 @@ class FleetPages:
         now_s = self._parts.clock.now_s()
         return overview(self._parts.history, self._parts.inventory, opened, now_s, window.gpus())
 
-    def rack(self, request: Request, name: str) -> Response:
+    def rack(self, request: Request, rack: str) -> Response:
         """The nodes of a rack, each with a cell per GPU, and the open incidents there."""
         window = self._site.window(request)
         now_s = self._parts.clock.now_s()
         view = self._view(window)
-        if name not in view.racks:
-            raise HTTPException(404, f"no rack {name[:_MOST_TEXT]} was seen")
-        mine = frozenset(gpu for _, gpus in view.racks[name] for gpu in gpus)
-        rows = view.of_rack(name)
+        if rack not in view.racks:
+            raise HTTPException(404, f"no rack {rack[:_MOST_TEXT]} was seen")
+        mine = frozenset(gpu for _, gpus in view.racks[rack] for gpu in gpus)
+        rows = view.of_rack(rack)
         nodes = fleet(self._parts.history, self._parts.inventory, rows, now_s, mine).nodes
         shown = rows[:_PAGE]
         return self._site.page(
-            request, "rack.html", name=name, nodes=nodes, rows=shown, suppressed=self._site.suppressed(window, shown)
+            request,
+            "rack.html",
+            name=rack,
+            nodes=nodes,
+            rows=shown,
+            suppressed=self._site.suppressed(window, shown),
         )
 
     def incidents(

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from agent.access import Sight, Verb, may, sight
 from agent.console.api import PREFIX
 from agent.console.app import build_console
+from agent.console.overview import by_rack
 from agent.console.sessions import cookie_name
 from agent.console.settings import Settings
 from agent.seen import OTHERS, WITHHELD, Window
@@ -26,6 +27,7 @@ from agent.slack.clicks import Click, Desk
 from agent.slack.clicks import Parts as DeskParts
 from agent.slack.settings import Settings as SlackSettings
 from agent.store import NoSuchIncident
+from collectors.subject import SubjectKind
 from controllers.action import ActionKind
 from tests.agent.tenants import (
     EVERYBODY,
@@ -89,8 +91,17 @@ def _fillings(cluster: Cluster) -> dict[str, list[str]]:
     return {
         "incident_id": [*cluster.ids.values(), NOT_THERE],
         "evidence_id": ["E1", "E2", "E3", "E9"],
+        "rack": [*_racks(cluster), "r-none"],
         "uuid": [*(gpu.name for gpu in GPUS.values()), "GPU-none"],
     }
+
+
+def _racks(cluster: Cluster) -> list[str]:
+    """Every stretch of nodes that the front page could name."""
+    inventory = cluster.inventory
+    return list(
+        by_rack(inventory.subjects(SubjectKind.GPU, cluster.clock.now_s()), inventory, cluster.clock.now_s())
+    )
 
 
 def _urls(cluster: Cluster, path: str) -> list[str]:
@@ -100,7 +111,9 @@ def _urls(cluster: Cluster, path: str) -> list[str]:
     assert not unknown, f"{path}: say in _fillings what {unknown} can be, so that the test reaches it"
     urls = [path.format(**dict(zip(names, v, strict=True))) for v in itertools.product(*(known[n] for n in names))]
     queries = (
-        ["", "?state=all", "?state=resolved", "?state=waiting&page=2"] if path.endswith("/incidents") else [""]
+        ["", "?state=all", "?state=resolved", "?state=waiting&page=2", "?q=memory", "?q=leak&severity=warning"]
+        if path.endswith("/incidents")
+        else [""]
     )
     return [url + query for url in urls for query in queries]
 
