@@ -104,6 +104,8 @@ _READERS: tuple[Callable[[Any], Values], ...] = (
     _spares,
     _fields,
     _ecc,
+    lambda h: {"gpu_pcie_link_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth(h)},
+    lambda h: {"gpu_pcie_link_generation": pynvml.nvmlDeviceGetCurrPcieLinkGeneration(h)},
     lambda h: {"gpu_power_w": pynvml.nvmlDeviceGetPowerUsage(h) / 1000},
     lambda h: {"gpu_power_limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(h) / 1000},
     lambda h: {"gpu_energy_j": pynvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1000},

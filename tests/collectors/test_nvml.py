@@ -65,6 +65,8 @@ def test_values_arrive_in_our_units_and_gpm_from_the_second_look_on(collector: N
         "gpu_remapped_rows_uncorrectable": 2,
         "gpu_row_remap_pending": 1,
         "gpu_pcie_replay_total": 7,
+        "gpu_pcie_link_width": 16,
+        "gpu_pcie_link_generation": 5,
     }
     assert {name: first.value(gpu(3), name) for name in expected} == pytest.approx(expected)
     for missing in ("gpu_nvlink_crc_errors_total", "gpu_throttle_reasons", "gpu_sm_active_ratio", "gpu_xid_last"):

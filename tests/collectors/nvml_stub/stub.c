@@ -122,6 +122,8 @@ int nvmlDeviceSetPowerManagementLimit(device_t *d, unsigned int v) {
   if (!lying[d->index]) limit_mw[d->index] = v;
   return OK;
 }
+int nvmlDeviceGetCurrPcieLinkWidth(device_t *d, unsigned int *v) { GUARD(d); *v = 16; return OK; }
+int nvmlDeviceGetCurrPcieLinkGeneration(device_t *d, unsigned int *v) { GUARD(d); *v = 5; return OK; }
 int nvmlDeviceGetPowerUsage(device_t *d, unsigned int *v) { GUARD(d); *v = 612345; return OK; }
 int nvmlDeviceGetEnforcedPowerLimit(device_t *d, unsigned int *v) { return nvmlDeviceGetPowerManagementLimit(d, v); }
 int nvmlDeviceGetMaxClockInfo(device_t *d, int t, unsigned int *v) { GUARD(d); *v = t == 1 ? 1980 : 3201; return OK; }

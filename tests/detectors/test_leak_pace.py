@@ -1,0 +1,57 @@
+"""Leaks are found at any scrape interval: buckets are as wide as the looks are apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collectors.subject import SubjectKind
+from detectors.base import Fault, State
+from detectors.check_world import START_S, World
+from detectors.memory_leak import MemoryLeak
+
+USED, FREE = "gpu_memory_used_bytes", "gpu_memory_free_bytes"
+
+
+def leaking(every_s: float, minutes: float, seed: int = 0) -> tuple[MemoryLeak, list[tuple[float, str, str]]]:
+    """One GPU of eight ranks fills by 1 GiB in ten minutes, looked at every `every_s`, a second early or late."""
+    world, detector = World(), MemoryLeak()
+    inventory, rng, found = world.inventory(), np.random.default_rng(seed), []
+    for number in range(int(60.0 * minutes / every_s)):
+        at_s = START_S + number * every_s + float(rng.uniform(-1.0, 1.0))
+        frame = world.frame(SubjectKind.GPU, number, at_s)
+        used = 2.0**30 * max(at_s - START_S - 300.0, 0.0) / 600.0
+        frame.values[0, frame.columns[USED]] += used
+        frame.values[0, frame.columns[FREE]] -= used
+        tick = replace(world.tick(number), at_s=at_s, frames={SubjectKind.GPU: frame}, steps=())
+        for finding in detector.update(tick, inventory):
+            if finding.state is State.FIRING:
+                found.append((at_s - START_S, finding.subject.name, str(finding.facts["test"])))
+                assert finding.fault is Fault.GPU_MEMORY_LEAK
+    return detector, found
+
+
+@pytest.mark.parametrize("every_s", [5.0, 15.0, 30.0, 60.0])
+def test_the_test_against_peers_names_the_leak_within_the_hour(every_s: float) -> None:
+    """At a minute between looks it takes longer than at five seconds, and is found all the same."""
+    detector, found = leaking(every_s, 60.0)
+    assert found
+    assert {(name, test) for _, name, test in found} == {("GPU-0", "contrast")}
+    assert found[0][0] < 900.0 + 15.0 * max(every_s, 20.0)
+    signal = detector._signals[0]
+    window = signal.contrast.window(signal.table)
+    assert np.isfinite(window[:, -8:]).all()
+
+
+def test_a_change_of_pace_forgets_buckets_of_another_width_and_survives_a_snapshot() -> None:
+    """The width is part of the state: restored, the detector goes on in the same buckets."""
+    detector, _ = leaking(60.0, 30.0)
+    resumed = MemoryLeak()
+    resumed.restore(detector.snapshot())
+    for before, after in zip(detector._signals, resumed._signals, strict=True):
+        assert after.contrast.width_s == before.contrast.width_s
+        assert after.looked_s == before.looked_s
+    assert detector._signals[0].contrast.width_s == 80.0
+    assert detector._signals[0].patience.width_s == 300.0
