@@ -166,9 +166,10 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--main-only", action="store_true", help="only the non-preemptive table")
     parser.add_argument("--name", default="scheduling")
+    parser.add_argument("--drawn", action="store_true", help="the drawn trace only")
     given = parser.parse_args()
     root = os.environ.get("NIGHTSHIFT_DATA")
-    paths = given.trace or ([Path(root) / PHILLY] if root else [])
+    paths = given.trace or ([Path(root) / PHILLY] if root and not given.drawn else [])
     traces = {path.stem: trace.read(path) for path in paths}
     if not given.trace:
         traces["drawn"] = trace.draw(1000, 11)
