@@ -24,7 +24,7 @@ class Receipts:
 
     def keep(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
         """`chance`: that the executed action was the policy's, as designed and after the shield; `treated`: whether
-        it was. The same receipt again changes nothing."""
+        it was. The same receipt again only adds what was read back."""
         row = {
             "id": decision.id,
             "kind": decision.kind,
@@ -42,6 +42,9 @@ class Receipts:
             known = connection.execute(sa.select(decisions.c.id).where(decisions.c.id == decision.id)).scalar()
             if known is None:
                 connection.execute(sa.insert(decisions).values(**row))
+            else:
+                mine = decisions.c.id == decision.id
+                connection.execute(sa.update(decisions).where(mine).values(body=row["body"]))
 
     def settle(self, decision_id: str, *, reward: float, slowdown: float, violated: bool = False) -> None:
         """What came of a decision. Raises Permanent for an id that is not known."""

@@ -146,7 +146,7 @@ class Cluster:
 
         eventually(is_gone, f"pod {name} gone")
 
-    def define(self, group: str, version: str, kind: str) -> None:
+    def define(self, group: str, version: str, kind: str, *, scope: str = "Namespaced") -> None:
         """A custom resource as an operator would define it, without that operator. Where the cluster has it already
         its operator would take part: the test is skipped, and says so."""
         plural = f"{kind.lower()}s"
@@ -161,7 +161,7 @@ class Cluster:
             "schema": schema,
             "subresources": {"status": {}},
         }
-        spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [served]}
+        spec = {"group": group, "scope": scope, "names": names, "versions": [served]}
         meta = {"name": name, "labels": {MARK: "definition"}}
         try:
             extensions.create_custom_resource_definition({"metadata": meta, "spec": spec})
@@ -176,7 +176,10 @@ class Cluster:
 
         def is_served() -> bool:
             try:
-                custom.list_namespaced_custom_object(group, version, self.namespace, plural)
+                if scope == "Cluster":
+                    custom.list_cluster_custom_object(group, version, plural)
+                else:
+                    custom.list_namespaced_custom_object(group, version, self.namespace, plural)
             except ApiException as error:
                 if error.status in (404, 429, 503):
                     return False

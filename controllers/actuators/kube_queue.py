@@ -1,0 +1,253 @@
+"""Steers waiting jobs through what Kueue and Kubernetes offer for it; stops nothing that runs.
+
+Three gates, each put there by the job's owner or the queue's, and each only ever opened by us:
+
+    AdmissionCheck      of Kueue, whose `spec.controllerName` is ours: its state on a Workload goes from Pending to
+                        Ready. Never Retry or Rejected: Kueue evicts an admitted Workload for those.
+    admission-gated-by  annotation `kueue.x-k8s.io/admission-gated-by` on the job: our name is taken off the list.
+                        It can be put there at creation only (KEP-6915), so it is always the owner's own doing.
+    scheduling gates    of a pod, those whose name begins with ours; gates of others are left alone.
+
+A *hold* writes nothing but its end (`nightshift.dev/hold-until`) on the gated object, so that whoever looks can
+see until when. `overdue` finds what is gated past that, or past `longest_hold_s` since creation, by the objects
+alone: a process that knows nothing of the one that died opens them. *Boosts* are the annotation
+`kueue.x-k8s.io/priority-boost` of a Workload without quota (KEP-7990: effective priority = priority + boost); a
+boost that is not ours is never touched, and none is set in a ClusterQueue that evicts for priority.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from collectors.base import Permanent
+from controllers.actuators.kube_client import KubeClient, NotFound, Object
+from controllers.actuators.kube_jobs import KINDS
+from controllers.scheduling.steer import Steer, Verb
+
+CONTROLLER = "nightshift.dev/scheduling"
+"""Our controllerName, our name in admission-gated-by, and what our pod gates begin with."""
+HOLD_UNTIL = "nightshift.dev/hold-until"
+BOOSTED = "nightshift.dev/boosted"
+GATED_BY = "kueue.x-k8s.io/admission-gated-by"
+BOOST = "kueue.x-k8s.io/priority-boost"
+_GROUP = "/apis/kueue.x-k8s.io"
+
+
+class QueueSettings(BaseModel):
+    """Opens gates of waiting jobs and moves them in Kueue's queues."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kueue_version: Literal["v1beta1", "v1beta2"] = Field(
+        default="v1beta1", description="Version of Kueue's API to speak; none is asked for where Kueue is not."
+    )
+    longest_hold_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="No gate of ours stays shut longer than this after its job's creation (s).",
+    )
+    field_manager: str = Field(
+        default="nightshift", description="Name that the API server notes beside our writes."
+    )
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One shut gate of ours. `kind`: check, annotation or pod; `path` of the object that carries it."""
+
+    kind: Literal["check", "annotation", "pod"]
+    path: str
+    name: str
+    since_s: float
+    until_s: float
+    """End of its hold as written on it; 0 where nothing is."""
+
+
+class KubernetesQueue:
+    """Reads gates, opens them, writes holds and boosts. Every write holds only for the version that was read."""
+
+    Settings = QueueSettings
+
+    def __init__(
+        self, kube: KubeClient, settings: QueueSettings | None = None, *, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._kube, self.settings, self._now_s = kube, settings or QueueSettings(), now_s
+        self._kueue = f"{_GROUP}/{self.settings.kueue_version}"
+
+    # what is gated
+
+    def gates(self) -> list[Gate]:
+        """Every shut gate of ours in the cluster. Kinds that the cluster lacks have none."""
+        return [*self._checked(), *self._annotated(), *self._gated_pods()]
+
+    def overdue(self) -> list[Gate]:
+        """Gates that nobody holds any more: past their hold's end, or past the longest hold altogether."""
+        now_s, longest_s = self._now_s(), self.settings.longest_hold_s
+        return [
+            gate
+            for gate in self.gates()
+            if now_s >= gate.since_s + longest_s or (gate.until_s and now_s >= gate.until_s)
+        ]
+
+    def release_overdue(self) -> list[Gate]:
+        """Opens them: at every start, and on every turn. What changed meanwhile is left for the next turn."""
+        opened = self.overdue()
+        for gate in opened:
+            self.open(gate)
+        return opened
+
+    def _checked(self) -> Iterator[Gate]:
+        ours = self._our_checks()
+        for item in self._all(f"{self._kueue}/workloads") if ours else []:
+            states = (item.get("status") or {}).get("admissionChecks") or []
+            if any(s.get("name") in ours and s.get("state") == "Pending" for s in states):
+                yield self._gate("check", f"{self._kueue}/namespaces/{_place(item, 'workloads')}", item)
+
+    def _annotated(self) -> Iterator[Gate]:
+        for kind in KINDS:
+            for item in self._all(f"/{kind.api}/{kind.plural}"):
+                if CONTROLLER in _listed(item):
+                    yield self._gate("annotation", f"/{kind.api}/namespaces/{_place(item, kind.plural)}", item)
+
+    def _gated_pods(self) -> Iterator[Gate]:
+        for item in self._all("/api/v1/pods"):
+            if any(_is_ours(g) for g in (item.get("spec") or {}).get("schedulingGates") or []):
+                yield self._gate("pod", f"/api/v1/namespaces/{_place(item, 'pods')}", item)
+
+    def _gate(self, kind: Literal["check", "annotation", "pod"], path: str, item: Object) -> Gate:
+        meta = item["metadata"]
+        try:
+            until_s = float((meta.get("annotations") or {}).get(HOLD_UNTIL, 0.0))
+        except ValueError:
+            until_s = math.nan
+        if not math.isfinite(until_s):
+            until_s = 1.0  # whatever stands there, it is no end: long past, so it opens
+        made = datetime.fromisoformat(str(meta["creationTimestamp"]).replace("Z", "+00:00"))
+        return Gate(kind, path, f"{meta['namespace']}/{meta['name']}", made.timestamp(), until_s)
+
+    def _our_checks(self) -> set[str]:
+        found = self._all(f"{self._kueue}/admissionchecks")
+        return {item["metadata"]["name"] for item in found if item["spec"].get("controllerName") == CONTROLLER}
+
+    def _all(self, path: str) -> list[Object]:
+        try:
+            return list(self._kube.list(path))
+        except NotFound:
+            return []
+
+    # what is written
+
+    def open(self, gate: Gate) -> bool:
+        """Opens a gate; False where it was open or is gone."""
+        item = self._kube.find(gate.path)
+        if item is None:
+            return False
+        version = str(item["metadata"]["resourceVersion"])
+        if gate.kind == "check":
+            return self._pass_checks(gate.path, item, version)
+        if gate.kind == "annotation":
+            others = [name for name in _listed(item) if name != CONTROLLER]
+            if len(others) == len(_listed(item)):
+                return False
+            change: Object = {"metadata": {"annotations": {GATED_BY: ",".join(others) or None, HOLD_UNTIL: None}}}
+        else:
+            gates = (item.get("spec") or {}).get("schedulingGates") or []
+            kept = [g for g in gates if not _is_ours(g)]
+            if len(kept) == len(gates):
+                return False
+            change = {"metadata": {"annotations": {HOLD_UNTIL: None}}, "spec": {"schedulingGates": kept}}
+        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+        return True
+
+    def _pass_checks(self, path: str, item: Object, version: str) -> bool:
+        ours, states = self._our_checks(), (item.get("status") or {}).get("admissionChecks") or []
+        at = datetime.fromtimestamp(self._now_s()).astimezone().isoformat(timespec="seconds")
+        passed = {"state": "Ready", "message": "nightshift: may start", "lastTransitionTime": at}
+        made = [
+            {**state, **passed} if state.get("name") in ours and state.get("state") == "Pending" else state
+            for state in states
+        ]
+        if made == states:
+            return False
+        change = {"status": {"admissionChecks": made}}
+        self._kube.merge(f"{path}/status", change, version=version, manager=self.settings.field_manager)
+        return True
+
+    def hold(self, gate: Gate, until_s: float) -> None:
+        """Writes the end of a hold on what is gated. It shuts nothing: the gate is shut already, by its owner."""
+        if until_s > gate.since_s + self.settings.longest_hold_s:
+            raise Permanent(f"{gate.name}: a hold until {until_s:.0f} is longer than longest_hold_s allows")
+        item = self._kube.find(gate.path)
+        if item is None or (item["metadata"].get("annotations") or {}).get(HOLD_UNTIL) == f"{until_s:.0f}":
+            return
+        change = {"metadata": {"annotations": {HOLD_UNTIL: f"{until_s:.0f}"}}}
+        version = str(item["metadata"]["resourceVersion"])
+        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+
+    def boost(self, workload: str, value: int) -> str:
+        """Moves a waiting Workload (`namespace/name`) in its queue; returns why not, empty where it is done."""
+        namespace, _, name = workload.partition("/")
+        path = f"{self._kueue}/namespaces/{namespace}/workloads/{name}"
+        item = self._kube.get(path)
+        annotations = item["metadata"].get("annotations") or {}
+        if _holds_quota(item):
+            return "it has quota already: a boost could only make others be evicted"
+        if BOOST in annotations and annotations.get(BOOSTED) != annotations[BOOST]:
+            return "somebody else has set its boost"
+        if annotations.get(BOOST) == str(value) or (value == 0 and BOOST not in annotations):
+            return ""
+        if value and self.evicts(item):
+            return "its ClusterQueue evicts for priority"
+        text = str(value) if value else None
+        change = {"metadata": {"annotations": {BOOST: text, BOOSTED: text}}}
+        version = str(item["metadata"]["resourceVersion"])
+        self._kube.merge(path, change, version=version, manager=self.settings.field_manager)
+        return ""
+
+    def evicts(self, workload: Object) -> bool:
+        """Whether a higher priority evicts in this Workload's ClusterQueue; not known is yes."""
+        namespace, queue = workload["metadata"]["namespace"], (workload.get("spec") or {}).get("queueName")
+        local = self._kube.find(f"{self._kueue}/namespaces/{namespace}/localqueues/{queue}") if queue else None
+        if local is None:
+            return True
+        cluster_queue = self._kube.find(f"{self._kueue}/clusterqueues/{local['spec'].get('clusterQueue')}")
+        if cluster_queue is None:
+            return True
+        rules = (cluster_queue.get("spec") or {}).get("preemption") or {}
+        return any(rules.get(key, "Never") != "Never" for key in ("withinClusterQueue", "reclaimWithinCohort"))
+
+    def read_back(self, gate: Gate) -> Steer:
+        """What stands on the object now: a hold and its end, or open."""
+        item = self._kube.find(gate.path)
+        if item is None:
+            return Steer(Verb.START)
+        again = [found for found in self.gates() if (found.kind, found.path) == (gate.kind, gate.path)]
+        boost = (item["metadata"].get("annotations") or {}).get(BOOSTED, "0")
+        value = int(boost) if boost.lstrip("-").isdecimal() else 0
+        return Steer(Verb.HOLD, again[0].until_s, value) if again else Steer(Verb.START, boost=value)
+
+
+def _place(item: Object, plural: str) -> str:
+    meta = item["metadata"]
+    return f"{meta['namespace']}/{plural}/{meta['name']}"
+
+
+def _listed(item: Object) -> list[str]:
+    text = str((item["metadata"].get("annotations") or {}).get(GATED_BY, ""))
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _is_ours(gate: Object) -> bool:
+    return str(gate.get("name", "")).startswith(CONTROLLER)
+
+
+def _holds_quota(workload: Object) -> bool:
+    conditions = (workload.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "QuotaReserved" and c.get("status") == "True" for c in conditions)

@@ -1,0 +1,218 @@
+"""One turn of scheduling in a live cluster: what waits is seen, ordered, steered within the shield, and read back.
+
+A turn opens first what nobody holds any more (after a crash: what the dead process held). Then every waiting job
+with a gate of ours gets one decision with its receipt, stored before anything is written, completed when it was
+read back. In shadow the baseline is executed: the gate opens, as if nobody steered. A gate that cannot be written
+is left as it stands and comes again; by its age it opens in any case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from collectors.base import Permanent, Temporary
+from controllers.decision import Decision, Mode, Policy, confirm, decide, plain
+from controllers.scheduling.cluster import Cluster, Shape
+from controllers.scheduling.interference import Load, columns
+from controllers.scheduling.policies import Steering, backfill
+from controllers.scheduling.predict import Durations
+from controllers.scheduling.state import State
+from controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, Verb, Waiting
+
+UNKNOWN = Load("unknown", *[math.nan] * 6)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """A job of the queue or on GPUs. `gate`: what opens it, None where it has none of ours; `nodes`: GPUs held by
+    node's place, empty while it waits. `watts`: what it would add to the rack's draw."""
+
+    name: str
+    queue: str
+    user: str
+    submitted_s: float
+    gpus: int
+    gate: object | None = None
+    nodes: Mapping[int, int] = field(default_factory=dict)
+    started_s: float = math.nan
+    evicts: bool = True
+    load: Load = UNKNOWN
+    watts: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster as read. `closed[node]`: GPUs of a node that take nobody (degraded, cordoned). `slope_w`: rise of
+    the rack's draw allowed a minute."""
+
+    at_s: float
+    shape: Shape
+    jobs: Sequence[JobSeen]
+    closed: Mapping[int, int] = field(default_factory=dict)
+    slope_w: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far the policy goes for one job now. `chance`: that its proposal is executed; `designed`: that the design
+    gives this turn to it (`controllers.promotion.designed_chance`)."""
+
+    mode: Mode = Mode.SHADOW
+    chance: float = 0.0
+    designed: float = 0.0
+
+
+class Keep(Protocol):
+    """Stores a receipt (`agent.receipts.Receipts.keep`)."""
+
+    def __call__(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None: ...
+
+
+class Doors(Protocol):
+    """Opens, holds and boosts: `controllers.actuators.kube_queue.KubernetesQueue`."""
+
+    def release_overdue(self) -> Sequence[object]: ...
+    def open(self, gate: object) -> bool: ...
+    def hold(self, gate: object, until_s: float) -> None: ...
+    def boost(self, workload: str, value: int) -> str: ...
+    def read_back(self, gate: object) -> Steer: ...
+
+
+@dataclass
+class SchedulingController:
+    """`standing`: how far the policy is trusted for a job now; `keep`: stores receipts."""
+
+    doors: Doors
+    keep: Keep
+    rng: np.random.Generator
+    standing: Callable[[str], Trust] = lambda job: Trust()
+    policy: Policy[Waiting, Steer] = field(default_factory=InOrder)
+    baseline: Policy[Waiting, Steer] = field(default_factory=Let)
+    shield: SteerShield = field(default_factory=SteerShield)
+    bound_s: float = 4 * 3600.0
+    durations: Durations = field(default_factory=Durations)
+    failures: dict[str, str] = field(default_factory=dict, init=False)
+    """Gates that could not be written in the last turn, and why."""
+    _running: dict[str, JobSeen] = field(default_factory=dict, init=False)
+    _risen: list[tuple[float, float]] = field(default_factory=list, init=False)
+    _first: set[str] = field(default_factory=set, init=False)
+    """Whom plain backfill would have started in an earlier turn."""
+
+    def turn(self, snapshot: Snapshot) -> list[Decision]:
+        """Every gated job once, in our order. Never raises for one job's sake."""
+        self.failures = {}
+        try:
+            self.doors.release_overdue()
+        except (Temporary, Permanent) as error:
+            self.failures["overdue"] = str(error)
+        self._learn(snapshot)
+        planned, order, late = self._plan(snapshot)
+        healthy = snapshot.shape.gpus - sum(snapshot.closed.values())
+        self._risen = [(at_s, w) for at_s, w in self._risen if snapshot.at_s - at_s < 60.0]
+        receipts = []
+        for place, job in enumerate(order):
+            if job.gate is None:
+                continue
+            seen = self._seen(snapshot, job, place, job.name in planned, job.name in late, healthy)
+            receipts.append(self._decide(job, seen))
+        return receipts
+
+    def _decide(self, job: JobSeen, seen: Waiting) -> Decision:
+        trust = self.standing(job.name)
+        treated = bool(self.rng.random() < trust.chance)
+        mode = trust.mode if treated else Mode.SHADOW
+        action, receipt = decide(
+            "scheduling", mode, self.policy, self.baseline, self.shield, seen, self.rng, seen.now_s
+        )
+        receipt = replace(receipt, mode=trust.mode)
+        proposed = self.shield.decide(seen, Steer(**{**receipt.proposed, "verb": Verb(receipt.proposed["verb"])}))
+        same = plain(proposed.action) == receipt.baseline
+        chance, counts = (1.0, True) if same else (trust.designed, treated)
+        self.keep(receipt, chance=chance, treated=counts)
+        done = self._carry_out(job, action, receipt)
+        if done is not None:
+            receipt = done
+            self.keep(receipt, chance=chance, treated=counts)
+        return receipt
+
+    def _carry_out(self, job: JobSeen, action: Steer, receipt: Decision) -> Decision | None:
+        assert job.gate is not None
+        try:
+            if action.verb is Verb.START:
+                self.doors.open(job.gate)
+                self._risen.append((receipt.at_s, job.watts))
+            else:
+                self.doors.hold(job.gate, action.until_s)
+                if action.boost:
+                    self.doors.boost(job.name, action.boost)
+            return confirm(receipt, self.doors.read_back(job.gate))
+        except (Temporary, Permanent) as error:
+            self.failures[job.name] = str(error)
+            return None
+
+    def _seen(
+        self, snapshot: Snapshot, job: JobSeen, place: int, planned: bool, late: bool, healthy: int
+    ) -> Waiting:
+        guess_s = self.durations.quantile(job.user, job.gpus, job.submitted_s, 0.5)
+        ramp_w = sum(watts for _, watts in self._risen)
+        return Waiting(
+            job.queue, job.name, snapshot.at_s, job.submitted_s, self.bound_s, float(job.gpus), float(healthy),
+            guess_s, planned, place, late, True, job.evicts, ramp_w, snapshot.slope_w, job.watts,
+        )  # fmt: skip
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        """A job that ran and is gone has ended: its run is a duration."""
+        now = {job.name: job for job in snapshot.jobs if job.nodes}
+        for name, job in self._running.items():
+            if name not in now and math.isfinite(job.started_s):
+                self.durations.learn(job.user, job.gpus, job.submitted_s, snapshot.at_s - job.started_s)
+        self._running = now
+
+    def _plan(self, snapshot: Snapshot) -> tuple[set[str], list[JobSeen], set[str]]:
+        """What our order would start now, all that wait in that order, and whom plain backfill would start."""
+        jobs = sorted(snapshot.jobs, key=lambda job: (job.submitted_s, job.name))
+        state, order = self._state(snapshot, jobs), Steering(share=False)
+        waiting = list(state.queue)
+        plain, first = self._state(snapshot, jobs), set[str]()
+        plain.begin = lambda start: first.add(jobs[start.job].name)
+        backfill(plain)
+        late, self._first = self._first & {jobs[number].name for number in waiting}, self._first | first
+        self._first &= {job.name for job in jobs}
+        ranked = sorted(waiting, key=lambda number: (jobs[number].name not in late, order.rank(state, number)))
+        order(state)
+        planned = {jobs[number].name for number in waiting if number not in state.queue}
+        return planned, [jobs[number] for number in ranked], late
+
+    def _state(self, snapshot: Snapshot, jobs: Sequence[JobSeen]) -> State:
+        cluster = Cluster(snapshot.shape)
+        per_node = snapshot.shape.per_node
+        for number, job in enumerate(jobs):
+            if job.nodes:
+                seats = [
+                    gpu
+                    for node, count in job.nodes.items()
+                    for gpu in (node * per_node + np.flatnonzero(cluster.free()[node])[:count]).tolist()
+                ]
+                if seats:
+                    cluster.put(number, np.asarray(seats))
+        for node, count in snapshot.closed.items():
+            free = np.flatnonzero(cluster.free()[node])
+            cluster.close(node * per_node + free[len(free) - min(count, len(free)) :])
+        ran_s = [snapshot.at_s - job.started_s if math.isfinite(job.started_s) else 0.0 for job in jobs]
+        return State(
+            cluster,
+            np.asarray([job.submitted_s for job in jobs]),
+            np.asarray([job.gpus for job in jobs], np.int64),
+            [job.user for job in jobs],
+            columns([job.load for job in jobs]),
+            snapshot.at_s,
+            [number for number, job in enumerate(jobs) if not job.nodes],
+            np.asarray(ran_s, float),
+            np.ones(len(jobs)),
+            self.durations,
+        )
