@@ -290,7 +290,7 @@ class GuardedCluster(RuleBasedStateMachine):
 
 _common = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 TestGuardedCluster = GuardedCluster.TestCase
-TestGuardedCluster.settings = settings(max_examples=6, stateful_step_count=15, **_common)  # type: ignore[arg-type]
+TestGuardedCluster.settings = settings(max_examples=4, stateful_step_count=15, **_common)  # type: ignore[arg-type]
 
 
 class LongGuardedCluster(GuardedCluster):
@@ -298,4 +298,4 @@ class LongGuardedCluster(GuardedCluster):
 
 
 TestLongGuardedCluster = pytest.mark.full(LongGuardedCluster.TestCase)
-TestLongGuardedCluster.settings = settings(max_examples=40, stateful_step_count=35, **_common)  # type: ignore[arg-type]
+TestLongGuardedCluster.settings = settings(max_examples=20, stateful_step_count=35, **_common)  # type: ignore[arg-type]
