@@ -90,4 +90,26 @@ def downgrade(
     typer.echo(f"schema {before} -> {to}; start the earlier program now: this one would upgrade it again")
 
 
-COMMANDS = (scoreboard, rma)
+def certificates(
+    namespace: Annotated[str, typer.Option(help="Namespace of the Secrets")],
+    name: Annotated[str, typer.Option(help="Their names' beginning: NAME-authority, NAME-server, NAME-client")],
+    server_name: Annotated[list[str], typer.Option(help="DNS name in the node agents' certificate")],
+    days: Annotated[float, typer.Option(min=0.01, help="Life of a certificate (days)")] = 30.0,
+    authority_days: Annotated[float, typer.Option(min=0.1, help="Life of the authority (days)")] = 365.0,
+    settle_s: Annotated[float, typer.Option(min=0, help="A step of the authority waits for so long (s)")] = 3600.0,
+    kubeconfig: Annotated[Path | None, typer.Option(help="None: the pod's service account")] = None,
+) -> None:
+    """Makes and renews the chart's own authority and what it signs, in Secrets; run it more often than they end."""
+    import time
+
+    from controllers.actuators.kube_certificates import Wanted, keep
+    from controllers.actuators.kube_client import KubeClient
+
+    day_s = 86_400.0
+    names = (f"{name}-authority", f"{name}-server", f"{name}-client")
+    wanted = Wanted(namespace, *names, tuple(server_name), authority_days * day_s, days * day_s, settle_s)
+    for said in keep(KubeClient.connect(kubeconfig, None), wanted, time.time()) or ["nothing is due"]:
+        typer.echo(said)
+
+
+COMMANDS = (scoreboard, rma, certificates)

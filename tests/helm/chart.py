@@ -93,6 +93,7 @@ SETS: dict[str, Object] = {
             "tls": {"mode": "secret", "existingSecret": "node-tls", "clientSecret": "client-tls"},
         }
     },
+    "node agent, an authority of its own": {"node": {"enabled": True, "tls": {"mode": "own"}}},
     "node agent, cert-manager": {
         "node": {
             "enabled": True,

@@ -140,13 +140,42 @@ def test_every_value_is_described() -> None:
 
 def test_observing_grants_no_write_verb() -> None:
     """In observe mode, the default, nothing but list and watch is granted, whatever else is switched on but an
-    election by a Lease, whose rights have a test of their own."""
+    election by a Lease and the chart's own authority, whose rights have tests of their own."""
     for name, values in SETS.items():
-        if values.get("mode") == "act" or "election" in values:
+        own = values.get("node", {}).get("tls", {}).get("mode") == "own"
+        if values.get("mode") == "act" or "election" in values or own:
             continue
         roles = objects(values, "ClusterRole") + objects(values, "Role")
         verbs = {verb for role in roles for rule in role["rules"] for verb in rule["verbs"]}
         assert verbs <= {"list", "watch"}, name
+
+
+def test_the_charts_own_authority_is_kept_by_an_account_that_may_do_just_that() -> None:
+    """By name, in the release's namespace, for that Job alone: the agent reads no Secret, and its key is mounted
+    nowhere; what the pods mount is what the Job makes."""
+    made = objects({"node": {"enabled": True, "tls": {"mode": "own"}}})
+    (role,) = (item for item in made if item["kind"] == "Role")
+    names = ["nightshift-node-authority", "nightshift-node-server", "nightshift-node-client"]
+    secrets = {"apiGroups": [""], "resources": ["secrets"]}
+    assert role["rules"] == [
+        {**secrets, "verbs": ["create"]},
+        {**secrets, "verbs": ["get", "update"], "resourceNames": names},
+    ]
+    accounts = {
+        item["kind"]: item["spec"]["template"]["spec"]["serviceAccountName"]
+        for item in made
+        if item["kind"] in ("StatefulSet", "DaemonSet", "Job")
+    }
+    assert accounts["Job"] == role["metadata"]["name"]
+    assert accounts["Job"] not in (accounts["StatefulSet"], accounts["DaemonSet"])
+    mounted = {
+        volume["secret"]["secretName"]
+        for item in made
+        if item["kind"] in accounts
+        for volume in item["spec"]["template"]["spec"].get("volumes", [])
+        if "secret" in volume
+    }
+    assert mounted == set(names[1:])
 
 
 def test_nothing_runs_with_more_than_it_needs() -> None:
@@ -170,7 +199,7 @@ def test_nothing_runs_with_more_than_it_needs() -> None:
             elif not security.get("privileged"):
                 assert security["allowPrivilegeEscalation"] is False, name
                 assert security["capabilities"] == {"drop": ["ALL"]}, name
-            if not name.startswith("StatefulSet"):
+            if not name.startswith("StatefulSet") and "certificates" not in name:
                 assert spec["automountServiceAccountToken"] is False, name
             paths = [v for v in spec.get("volumes", []) if "hostPath" in v]
             assert all(

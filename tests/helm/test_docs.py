@@ -69,6 +69,11 @@ def test_every_kubectl_command_names_what_the_chart_makes(line: str) -> None:
     elif words[3] == "port-forward":
         kind, _, name = words[4].partition("/")
         assert (kind.capitalize(), name) in names
+    elif words[3:5] == ["create", "job"]:
+        made = {
+            (i["kind"], i["metadata"]["name"]) for i in objects({"node": {"enabled": True, "tls": {"mode": "own"}}})
+        }
+        assert ("CronJob", words[6].partition("/")[2]) in made
     else:
         assert words[3:5] == ["create", "secret"]
 

@@ -56,6 +56,7 @@ BUILT_IN = (
     Resource("apps", "v1", "daemonsets", "DaemonSet"),
     Resource("apps", "v1", "replicasets", "ReplicaSet"),
     Resource("batch", "v1", "jobs", "Job"),
+    Resource("batch", "v1", "cronjobs", "CronJob"),
     Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", status=False),
     Resource("networking.k8s.io", "v1", "ingresses", "Ingress"),

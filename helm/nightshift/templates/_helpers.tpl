@@ -153,7 +153,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .enabled .powerLeases.enabled (eq .tls.mode "none") -}}
 {{- fail "node.powerLeases: they are taken by mutual TLS alone: set node.tls.mode" -}}
 {{- end -}}
-{{- if and .enabled (ne .tls.mode "none") (not .tls.clientSecret) -}}
+{{- if and .enabled (not (has .tls.mode (list "none" "own"))) (not .tls.clientSecret) -}}
 {{- fail "node.tls.clientSecret: with mutual TLS the agent needs a client certificate" -}}
 {{- end -}}
 {{- end -}}
