@@ -27,11 +27,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Finding, RateBasis, Severity, SnapshotError, State, StatedRate
+from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
 
 WEEK_DAYS = 7.0
 DAY_S = 86400.0
 VERSION = 1
+OF_A_JOB = frozenset(
+    {
+        Fault.GPU_MEMORY_LEAK,
+        Fault.HOST_MEMORY_LEAK,
+        Fault.LOSS_DIVERGED,
+        Fault.LOSS_NONFINITE,
+        Fault.DATA_STALL,
+        Fault.HANG,
+        Fault.OOM_KILL,
+    }
+)
+"""Faults whose remedy is the job's own restart: urgent perhaps, but no node is drained for them."""
 _STEPPERS = (SubjectKind.RANK, SubjectKind.JOB)
 _FORGET_S, _TIDY_S = 3600.0, 60.0
 
@@ -45,7 +57,10 @@ class BudgetSettings(BaseModel):
         default=1.0, gt=0, description="False pages per week on this fleet, all detectors together"
     )
     drain_share: float = Field(
-        default=0.1, gt=0, le=1, description="Share of it for alarms that can drain a node (critical ones)"
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Share of it for alarms that can drain a node (critical ones of hardware)",
     )
     calibration: str = Field(
         default="",
@@ -254,7 +269,7 @@ class Budget:
         if stated.basis is RateBasis.EVENT or stated.tail is None:
             return True
         share = shares.get(finding.detector, 0.0)
-        drains = finding.severity is Severity.CRITICAL
+        drains = finding.severity is Severity.CRITICAL and finding.fault not in OF_A_JOB
         allowed = share * (self.settings.drain_share if drains else 1.0)
         same = self._paged_s.get(self._key(finding), -math.inf)
         near = self._paged_s.get(self._place(finding, at_s, inventory), -math.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +104,18 @@ def test_a_weak_alarm_is_held_until_it_is_strong_and_then_pages_once() -> None:
     assert pages == [False, False, True, True]
     (line,) = budget.lines()
     assert (line.alarms, line.withheld) == (1, 0)
+
+
+def test_only_what_can_drain_a_node_is_held_to_the_tenth() -> None:
+    """Of equal strength, a critical alarm of hardware is withheld where one of a job pages."""
+    told = {}
+    for fault in (Fault.ANOMALY, Fault.GPU_MEMORY_LEAK):
+        budget = Budget(BudgetSettings(), {"a": MEASURED})
+        share = TAIL.score(0.5 * 1000.0 / (100 * 7))
+        found = replace(alarm("a", "GPU-1", 1e9, share), fault=fault, severity=Severity.CRITICAL)
+        (weighed,) = budget.weigh([found], gpu_tick(1e9, 100), Inventory())
+        told[fault] = weighed.pages
+    assert told == {Fault.ANOMALY: False, Fault.GPU_MEMORY_LEAK: True}
 
 
 def test_ranks_are_counted_while_they_step_and_no_longer() -> None:
