@@ -1,0 +1,136 @@
+"""Telemetry of GPUs and jobs, gathered into windows: mean draw, the limit as it is enforced, work per second.
+
+A job's speed is its training steps per second inside the window, the median over its ranks; a job that tells no
+steps has no speed (NaN), and then no policy may slow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collectors.frame import StepSeries
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+
+_COLUMNS = {
+    "draw_w": "gpu_power_w",
+    "limit_w": "gpu_power_limit_w",
+    "clock_mhz": "gpu_sm_clock_mhz",
+    "sm_active": "gpu_sm_active_ratio",
+    "dram_active": "gpu_dram_active_ratio",
+    "temperature_c": "gpu_temperature_c",
+}
+
+
+@dataclass(frozen=True)
+class GpuWindow:
+    """Of one GPU: means over the window, the newest enforced limit, and when it was read. NaN: not seen."""
+
+    uuid: str
+    node: str
+    job: str
+    draw_w: float
+    limit_w: float
+    read_s: float
+    clock_mhz: float
+    sm_active: float
+    dram_active: float
+    temperature_c: float
+
+
+@dataclass
+class _Sums:
+    count: float = 0.0
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    limit_w: float = math.nan
+    read_s: float = -math.inf
+
+
+class Windows:
+    """Gathers ticks; `close` gives the window and begins another."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._gpus: dict[Subject, _Sums] = defaultdict(_Sums)
+        self._steps: dict[Subject, list[float]] = defaultdict(list)
+        self._last_step_s: dict[str, float] = {}
+
+    def take(self, tick: Tick) -> None:
+        frame = tick.frames.get(SubjectKind.GPU)
+        if frame is not None:
+            columns = {name: frame.column(metric) for name, metric in _COLUMNS.items()}
+            read_s = frame.times_s("gpu_power_limit_w")
+            for row, gpu in enumerate(frame.index.subjects):
+                sums = self._gpus[gpu]
+                for name, column in columns.items():
+                    value = float(column[row])
+                    if math.isfinite(value) and value >= 0:
+                        sums.sums[name] += value
+                        sums.counts[name] += 1
+                if math.isfinite(columns["limit_w"][row]) and math.isfinite(read_s[row]):
+                    sums.limit_w, sums.read_s = float(columns["limit_w"][row]), float(read_s[row])
+        for series in tick.steps:
+            self._take_steps(series)
+
+    def _take_steps(self, series: StepSeries) -> None:
+        times = series.t_s[np.isfinite(series.t_s)]
+        self._steps[series.subject].extend(times.tolist())
+
+    def draw_mw(self, nodes: Iterable[str], tick: Tick) -> float:
+        """Sum of the newest draws of all GPUs of these nodes (mW); NaN where one of them is not known."""
+        frame = tick.frames.get(SubjectKind.GPU)
+        wanted = set(nodes)
+        if frame is None:
+            return math.nan
+        draws = frame.column("gpu_power_w")
+        found: dict[str, float] = defaultdict(float)
+        for row, gpu in enumerate(frame.index.subjects):
+            node = self._inventory.above(gpu, SubjectKind.NODE, tick.at_s)
+            if node is not None and node.name in wanted:
+                found[node.name] += float(draws[row])
+        return sum(found.values()) * 1000.0 if found.keys() == wanted else math.nan
+
+    def close(self, at_s: float) -> tuple[list[GpuWindow], Mapping[str, tuple[float, float]]]:
+        """(GPUs, job → (work per second, age of its last step)). Begins the next window."""
+        gpus = []
+        for subject, sums in self._gpus.items():
+            node = self._inventory.above(subject, SubjectKind.NODE, at_s)
+            job = self._inventory.above(subject, SubjectKind.JOB, at_s)
+            mean = {n: sums.sums[n] / sums.counts[n] if sums.counts[n] else math.nan for n in _COLUMNS}
+            gpus.append(
+                GpuWindow(
+                    subject.name,
+                    "" if node is None else node.name,
+                    "" if job is None else job.name,
+                    **{**mean, "limit_w": sums.limit_w},
+                    read_s=sums.read_s,
+                )
+            )
+        speeds = self._speeds(at_s)
+        self._steps.clear()
+        # limits and the time of their reading are kept: an old one is old, not gone
+        self._gpus = defaultdict(
+            _Sums, {s: _Sums(limit_w=old.limit_w, read_s=old.read_s) for s, old in self._gpus.items()}
+        )
+        return gpus, speeds
+
+    def _speeds(self, at_s: float) -> dict[str, tuple[float, float]]:
+        rates: dict[str, list[float]] = defaultdict(list)
+        last: dict[str, float] = dict(self._last_step_s)
+        for subject, times in self._steps.items():
+            job = subject.name.rpartition("#")[0] if subject.kind is SubjectKind.RANK else subject.name
+            ordered = np.unique(np.array(times))
+            if len(ordered):
+                last[job] = max(last.get(job, -math.inf), float(ordered[-1]))
+            if len(ordered) >= 3 and ordered[-1] > ordered[0]:
+                rates[job].append((len(ordered) - 1) / float(ordered[-1] - ordered[0]))
+        self._last_step_s = {job: t for job, t in last.items() if at_s - t < 3600.0}
+        return {
+            job: (float(np.median(rates[job])) if job in rates else math.nan, at_s - t) for job, t in last.items()
+        }

@@ -1,0 +1,66 @@
+"""Settings of power control. Off by default; when on, it only watches (`act: false`) until an operator says
+more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from controllers.actuators import power_nodes
+from controllers.power import breaker, shield
+
+
+class RackSettings(BaseModel):
+    """One feed with a budget: the nodes behind it, and what they draw beside their GPUs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    nodes: tuple[str, ...] = Field(min_length=1, description="Names of its nodes")
+    budget_w: float = Field(gt=0, description="What the rack may draw in all (W)")
+    host_w: float = Field(0.0, ge=0, description="What everything but the GPUs draws at most, all nodes (W)")
+
+
+class PowerSettings(BaseModel):
+    """Power limits chosen by policy, within racks' budgets and jobs' slowdown budgets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = Field(False, description="Look, propose and keep receipts")
+    act: bool = Field(False, description="Also order limits through the nodes' leases; else everything is a shadow")
+    racks: dict[str, RackSettings] = Field(default_factory=dict, description="Racks by name")
+    nodes: power_nodes.Settings = Field(
+        default_factory=power_nodes.Settings, description="How nodes that take leases are reached"
+    )
+    shield: shield.Settings = Field(default_factory=shield.Settings, description="What is never done")
+    breaker: breaker.Settings = Field(
+        default_factory=breaker.Settings, description="When a rack's GPUs go to their fallback at once"
+    )
+    window_s: float = Field(30.0, ge=5, le=300, description="Telemetry that one decision rests on (s)")
+    lease_s: float = Field(
+        90.0, ge=10, le=600, description="A node falls back this long after the last renewal (s)"
+    )
+    slowdown_of: dict[str, float] = Field(
+        default_factory=dict, description="Slowdown budget by namespace, where it is not `shield.slowdown` (share)"
+    )
+    opted_in: frozenset[str] = Field(
+        frozenset(), description="Namespaces whose owners agreed to randomised trials of a policy"
+    )
+    min_w: float = Field(200.0, gt=0, description="Lowest limit of a GPU whose node was not asked yet (W)")
+    max_w: float = Field(700.0, gt=0, description="Highest limit of a GPU whose node was not asked yet (W)")
+    policy_file: Path | None = Field(None, description="Learned policy; none: the heuristic, which ships")
+    policy_keys: tuple[Path, ...] = Field((), description="Public keys that a policy file may be signed by")
+
+    @model_validator(mode="after")
+    def _fits(self) -> PowerSettings:
+        if self.lease_s < 2 * self.window_s:
+            raise ValueError("lease_s: at least two windows, or one late turn ends every lease")
+        seen: dict[str, str] = {}
+        for name, rack in self.racks.items():
+            for node in rack.nodes:
+                if node in seen:
+                    raise ValueError(f"racks: node {node} stands in {seen[node]} and in {name}")
+                seen[node] = name
+        if self.act and not (self.racks and self.nodes.urls):
+            raise ValueError("act: needs racks and nodes.urls")
+        return self
