@@ -39,6 +39,7 @@ from agent.kernel_watch import KernelWatch
 from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
 from agent.people import Directory
+from agent.power import build_power
 from agent.proof import ResumedProgress
 from agent.rca.bundle import PastIncident
 from agent.rca.diagnosis import Diagnosis
@@ -65,6 +66,7 @@ NEEDS_RESTART = (
     "console",
     "slack",
     "outlets",
+    "power",
     "people",
     "replica",
     "cluster",
@@ -122,6 +124,9 @@ class App:
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
+        self.power = build_power(
+            settings, self.inventory, self.store, self.gate, self.clock, self.metrics, lambda: self.lifecycle.term
+        )
         self._advisor = self._build_advisor(settings)
         self.drills = Drills(settings.state_dir / "drill.sqlite", self.clock.now_s)
         election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
@@ -134,6 +139,8 @@ class App:
     def start(self) -> None:
         """Stands for the lead and serves the console. Raises where another daemon holds a SQLite store."""
         self.lifecycle.start()
+        if self.power is not None:
+            self.power.start()
         tell_time(self.store, None)
         if self.server is not None:
             self.server.start()
@@ -162,6 +169,8 @@ class App:
         if abs(now_s - time.time()) > _WALL_S and not look.problem:
             tell_time(self.store, now_s)
         self.kernels.look(look.tick.logs)
+        if self.power is not None:
+            self.power.take(look.tick)
         self.by_hand.look(look.tick.logs)
         if not look.problem:
             self.keeping.turn(now_s)
@@ -211,6 +220,8 @@ class App:
                 self._log.error("state not kept; detectors go on from the last one", error=str(error))
         self.collection.close()
         self.kernels.close()
+        if self.power is not None:
+            self.power.close()
         self.doors.stop()
         if self.server is not None:
             self.server.stop()

@@ -138,6 +138,24 @@ class Metrics:
             ["outlet", "call", "outcome"],
             registry=registry,
         )
+        self.power_decisions = Counter(
+            "nightshift_power_decisions",
+            "Decisions of power control by outcome: as proposed, clipped, fallback, halted, or a turn that failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.power_headroom = Gauge(
+            "nightshift_power_headroom_watts",
+            "What the worst case leaves of a rack's budget; negative: overdrawn.",
+            ["rack"],
+            registry=registry,
+        )
+        self.power_breaker = Gauge(
+            "nightshift_power_breaker_open",
+            "1 while a rack's GPUs are held at their fallback.",
+            ["rack"],
+            registry=registry,
+        )
         self.halted = Gauge(
             "nightshift_halted", "1 while the emergency stop holds every action.", registry=registry
         )

@@ -15,13 +15,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import structlog
 
 from agent.power_windows import GpuWindow, Windows
 from collectors.base import Permanent, Temporary
-from collectors.seal import SealError, trusted_keys
+from collectors.seal import SealError, fingerprint, trusted_keys
 from collectors.subject import Inventory
 from collectors.tick import Tick
 from controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
@@ -91,6 +92,15 @@ class PowerLoop:
         self._queue: queue.Queue[tuple[Tick, bool] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self._restore()
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that proposes."""
+        return "descent" if self._file is None else f"{self._file.name}@{self._file.sha256[:12]}"
+
+    @property
+    def policy_sha256(self) -> str:
+        return fingerprint(plain(self._care)) if self._file is None else self._file.sha256
 
     # Life
 
@@ -361,7 +371,9 @@ class PowerLoop:
             return
         try:
             body = json.loads(raw)
-            memory = {k: frozenset(v) if isinstance(v, list) else v for k, v in body["memory"].items()}
+            memory: dict[str, Any] = {
+                k: frozenset(v) if isinstance(v, list) else v for k, v in body["memory"].items()
+            }
             self._memory = shield.Memory(**memory)
             self._gangs = {job: Gang.from_json(text) for job, text in body["gangs"].items()}
         except (ValueError, KeyError, TypeError) as error:

@@ -36,6 +36,7 @@ from collectors.history import Settings as HistorySettings
 from controllers.guard import Settings as GuardSettings
 from controllers.playbooks.ladder import Ladder
 from controllers.playbooks.plan import Economy
+from controllers.power.settings import PowerSettings
 from detectors.calibrate import BudgetSettings
 from kernels.profile.trigger import Settings as KernelSettings
 
@@ -164,6 +165,10 @@ class Settings(BaseSettings):
     )
     kernels: KernelSettings = Field(
         default_factory=KernelSettings, description="When a search for a faster kernel is proposed"
+    )
+    power: PowerSettings = Field(
+        default_factory=PowerSettings,
+        description="Control of GPUs' power limits; off, and a shadow when switched on",
     )
     replica: str = Field(
         "nightshift-0", min_length=1, max_length=100, description="Stable name of this replica, such as its pod's"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from controllers.actuators import power_nodes
-from controllers.power import breaker, shield
+from controllers.actuators.power_nodes import Settings as NodesSettings
+from controllers.power.breaker import Settings as BreakerSettings
+from controllers.power.shield import Settings as ShieldSettings
 
 
 class RackSettings(BaseModel):
@@ -29,12 +30,12 @@ class PowerSettings(BaseModel):
     enabled: bool = Field(False, description="Look, propose and keep receipts")
     act: bool = Field(False, description="Also order limits through the nodes' leases; else everything is a shadow")
     racks: dict[str, RackSettings] = Field(default_factory=dict, description="Racks by name")
-    nodes: power_nodes.Settings = Field(
-        default_factory=power_nodes.Settings, description="How nodes that take leases are reached"
+    nodes: NodesSettings = Field(
+        default_factory=NodesSettings, description="How nodes that take leases are reached"
     )
-    shield: shield.Settings = Field(default_factory=shield.Settings, description="What is never done")
-    breaker: breaker.Settings = Field(
-        default_factory=breaker.Settings, description="When a rack's GPUs go to their fallback at once"
+    shield: ShieldSettings = Field(default_factory=ShieldSettings, description="What is never done")
+    breaker: BreakerSettings = Field(
+        default_factory=BreakerSettings, description="When a rack's GPUs go to their fallback at once"
     )
     window_s: float = Field(30.0, ge=5, le=300, description="Telemetry that one decision rests on (s)")
     lease_s: float = Field(

@@ -67,6 +67,7 @@ class Memory:
 
     ordered_mw: Mapping[str, int] = field(default_factory=dict)
     confirmed: frozenset[str] = frozenset()  # GPUs whose last order was read back
+    read_mw: Mapping[str, int] = field(default_factory=dict)  # what was read at the turn before
     changed_s: Mapping[str, float] = field(default_factory=dict)
     manual: frozenset[str] = frozenset()  # GPUs that a person took over
     liars: frozenset[str] = frozenset()  # nodes that said done and did not
@@ -90,8 +91,14 @@ class Orders:
         return {**self.raise_mw, **self.lower_mw}
 
 
+_WATT = 1000
 PATIENCE = 3
 """Turns within which an order has to be read back."""
+
+
+def same(one_mw: int, other_mw: int) -> bool:
+    """Equal within a watt: exporters round."""
+    return abs(one_mw - other_mw) < _WATT
 
 
 def worst_mw(gpu: Gpu, memory: Memory) -> int:
@@ -114,11 +121,13 @@ def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], no
     """Reads back: which orders hold, which nodes lie, what people changed, which jobs were slowed too much.
 
     `granted`: node → whether it said that it had carried the last orders out. A limit that had been confirmed and
-    is another now was changed by a person. One that was granted and was never read back in PATIENCE turns is a lie.
+    is another now, or one that was neither ordered nor there before, was set by a person. One that was granted and
+    was never read back in PATIENCE turns is a lie.
     """
     confirmed, manual, liars = set(memory.confirmed), set(memory.manual), set(memory.liars)
+    seen = list(gpus)
     unmet, locked = dict(memory.unmet), {j: t for j, t in memory.locked_until_s.items() if t > now_s}
-    for gpu in gpus:
+    for gpu in seen:
         if not math.isnan(gpu.slowdown) and gpu.job and gpu.slowdown > gpu.slowdown_budget + 0.01:
             locked[gpu.job] = now_s + s.lockout_s
         ordered = memory.ordered_mw.get(gpu.uuid)
@@ -127,12 +136,14 @@ def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], no
         if ordered is None:
             if gpu.enforced_mw not in (gpu.default_mw, gpu.fallback_mw):
                 manual.add(gpu.uuid)
-        elif gpu.enforced_mw == ordered:
+        elif same(gpu.enforced_mw, ordered):
             confirmed.add(gpu.uuid)
             unmet.pop(gpu.uuid, None)
-        elif gpu.uuid in confirmed and gpu.enforced_mw != gpu.fallback_mw:
+        elif not same(gpu.enforced_mw, gpu.fallback_mw) and (
+            gpu.uuid in confirmed or not same(gpu.enforced_mw, memory.read_mw.get(gpu.uuid, gpu.default_mw))
+        ):
             manual.add(gpu.uuid)
-        elif gpu.enforced_mw == gpu.fallback_mw:
+        elif same(gpu.enforced_mw, gpu.fallback_mw) and not same(gpu.enforced_mw, memory.read_mw.get(gpu.uuid, -1)):
             confirmed.discard(gpu.uuid)  # the lease ended: ordered again
             unmet.pop(gpu.uuid, None)
         elif granted.get(gpu.node, False):
@@ -144,6 +155,7 @@ def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], no
         confirmed=frozenset(confirmed),
         manual=frozenset(manual),
         liars=frozenset(liars),
+        read_mw={gpu.uuid: gpu.enforced_mw for gpu in seen if gpu.enforced_mw is not None},
         unmet=unmet,
         locked_until_s=locked,
     )
@@ -238,8 +250,8 @@ def _alone(
         wish = gpu.max_mw
     if wish is None or not math.isfinite(wish):
         return None
-    target = round(min(max(wish, gpu.min_mw), gpu.max_mw))
-    if target != wish:
+    target = max(gpu.min_mw, int(min(wish, gpu.max_mw)) // _WATT * _WATT)
+    if not gpu.min_mw <= wish <= gpu.max_mw:
         clips.append(Clip("range", wish, target, f"the GPU takes {gpu.min_mw} to {gpu.max_mw} mW"))
     since_s = now_s - memory.changed_s.get(gpu.uuid, -math.inf)
     if target != _present(gpu, memory) and since_s < s.dwell_s and memory.ordered_mw.get(gpu.uuid) != target:
@@ -265,10 +277,10 @@ def _together(gpus: Iterable[Gpu], wanted: dict[str, int], memory: Memory, clips
             continue
         share = max(wanted[gpu.uuid] / gpu.max_mw for gpu in members)
         for gpu in members:
-            same = min(gpu.max_mw, max(gpu.min_mw, round(share * gpu.max_mw)))
-            if same != wanted[gpu.uuid]:
-                clips[gpu.uuid].append(Clip("gang", wanted[gpu.uuid], same, f"{job} is limited as a whole"))
-                wanted[gpu.uuid] = same
+            equal = min(gpu.max_mw, max(gpu.min_mw, round(share * gpu.max_mw)))
+            if equal != wanted[gpu.uuid]:
+                clips[gpu.uuid].append(Clip("gang", wanted[gpu.uuid], equal, f"{job} is limited as a whole"))
+                wanted[gpu.uuid] = equal
 
 
 def _shed(
@@ -347,6 +359,7 @@ def _raise(
             given = min(given, worst_mw(gpu, memory) + math.floor(max(0, target - worst_mw(gpu, memory)) * share))
         if given < target:
             clips[uuid].append(Clip(word[0] or "budget", target, given, word[1]))
+        given = given // _WATT * _WATT
         if given > present:
             rise[uuid] = given
     if rise:
@@ -370,7 +383,7 @@ def _whole(gpus: Iterable[Gpu], rise: dict[str, int], clips: dict[str, list[Clip
                 clips[gpu.uuid].append(Clip("gang", rise.pop(gpu.uuid), None, f"not all of {job} can be raised"))
             continue
         for gpu in risen:
-            same = math.floor(share * gpu.max_mw)
-            if same < rise[gpu.uuid]:
-                clips[gpu.uuid].append(Clip("gang", rise[gpu.uuid], same, f"{job} is raised as a whole"))
-            rise[gpu.uuid] = min(rise[gpu.uuid], same)
+            equal = math.floor(share * gpu.max_mw)
+            if equal < rise[gpu.uuid]:
+                clips[gpu.uuid].append(Clip("gang", rise[gpu.uuid], equal, f"{job} is raised as a whole"))
+            rise[gpu.uuid] = min(rise[gpu.uuid], equal)

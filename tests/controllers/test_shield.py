@@ -163,7 +163,7 @@ def test_a_persons_limit_is_left_and_counted() -> None:
 
 def test_a_node_that_says_done_and_did_not_is_locked_out() -> None:
     """... after PATIENCE turns, and counts at its highest from then on."""
-    memory = Memory(ordered_mw={"G0": 300_000})
+    memory = Memory(ordered_mw={"G0": 300_000}, read_mw={"G0": 600_000})
     gpus = [gpu(0, 600_000, job="")]
     for turn in range(PATIENCE):
         assert memory.liars == frozenset()

@@ -1,0 +1,78 @@
+"""Builds power control from settings and the daemon's parts; None where it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.clock import Clock
+from agent.gate import Gate
+from agent.metrics import Metrics
+from agent.policy_gate import PolicyGate
+from agent.power_loop import Around, PowerLoop
+from agent.receipts import Receipts
+from agent.settings import Settings
+from agent.store import Store
+from collectors.base import Permanent
+from collectors.subject import Inventory, SubjectKind
+from controllers.actuators.power_nodes import PowerNodes
+from controllers.decision import Mode
+from controllers.promotion import chance_of
+
+_STATE = "power/state"
+
+
+def build_power(
+    settings: Settings,
+    inventory: Inventory,
+    store: Store,
+    gate: Gate,
+    clock: Clock,
+    metrics: Metrics,
+    term: Callable[[], int],
+) -> PowerLoop | None:
+    """Raises Permanent where a policy file or a certificate is not fit."""
+    power = settings.power
+    if not power.enabled:
+        return None
+    policies = PolicyGate(gate, store, clock, settings.cluster)
+    receipts = Receipts(store.database)
+
+    def chance(job: str, opted_in: bool) -> tuple[Mode, float]:
+        try:
+            standing = policies.standing("power")
+        except Permanent:  # nobody has stood a policy up
+            return Mode.SHADOW, 0.0
+        return standing.mode, chance_of(standing, job, opted_in, policies.criteria)
+
+    def ill_nodes() -> frozenset[str]:
+        now_s = clock.now_s()
+        found = set()
+        for summary in store.open_incidents():
+            for subject in store.incident(summary.id).subjects:
+                node = inventory.above(subject, SubjectKind.NODE, now_s)
+                name = subject.name if subject.kind is SubjectKind.NODE else "" if node is None else node.name
+                found.add(name)
+        return frozenset(found - {""})
+
+    def recall() -> bytes | None:
+        kept = store.recall(_STATE)
+        return None if kept is None else kept[1]
+
+    def gauge(rack: str, headroom_w: float, is_open: bool) -> None:
+        metrics.power_headroom.labels(rack).set(headroom_w)
+        metrics.power_breaker.labels(rack).set(is_open)
+
+    around = Around(
+        keep=lambda decision, odds, treated: receipts.keep(decision, chance=odds, treated=treated),
+        chance=chance,
+        halted=lambda: gate.halted().halted,
+        ill_nodes=ill_nodes,
+        term=term,
+        store=lambda state: store.keep({_STATE: state}),
+        recall=recall,
+        count=lambda outcome: metrics.power_decisions.labels(outcome).inc(),
+        gauge=gauge,
+    )
+    loop = PowerLoop(power, inventory, PowerNodes(power.nodes) if power.act else None, around)
+    policies.stand("power", loop.policy, loop.policy_sha256)
+    return loop

@@ -1,0 +1,303 @@
+"""Power control end to end: real leases on the NVML stub over mutual TLS, a job that slows as it is capped."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.node import answer_lease, tell_lease
+from agent.power_loop import Around, PowerLoop
+from collectors.base import Permanent
+from collectors.exporter import NodeExporter
+from collectors.exporter import Settings as ExporterSettings
+from collectors.frame import Frame, SeriesIndex, StepSeries
+from collectors.local_kernel_log import LocalKernelLogCollector
+from collectors.nvml import NvmlCollector
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from controllers.actuators.nvml_power import NvmlPower
+from controllers.actuators.power_leases import PowerLeases
+from controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus, PowerNodes
+from controllers.actuators.power_nodes import Settings as NodeSettings
+from controllers.decision import Decision, Mode
+from controllers.power.curves import Curve
+from controllers.power.settings import PowerSettings
+from tests.certificates import Authority
+from tests.collectors.conftest import nvml_library  # noqa: F401
+
+MAX, MIN, FALLBACK = 700_000, 200_000, 420_000
+EASY = Curve("g", "w", np.array([200.0, 400.0, 700.0]), np.array([1.3, 1.02, 1.0]), np.array([199.0, 390.0, 600.0]))
+JOB = "team-a/train"
+
+
+@dataclass
+class Cluster:
+    """Eight GPUs of two nodes and one job, as they are; leases as the nodes keep them."""
+
+    limit: dict[str, int] = field(default_factory=lambda: {f"G{i}": FALLBACK for i in range(8)})
+    mine: dict[str, int] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    lying: set[str] = field(default_factory=set)
+    closed: bool = False
+    sent: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def node(self, uuid: str) -> str:
+        return f"n{int(uuid[1:]) // 4}"
+
+    def status(self) -> Mapping[str, NodeStatus]:
+        gpus = {u: NodeGpu(MIN, MAX, MAX, FALLBACK, mw, 1980) for u, mw in self.limit.items()}
+        return {
+            n: NodeStatus(error="timeout") if n in self.silent
+            else NodeStatus({u: g for u, g in gpus.items() if self.node(u) == n}, 60.0)
+            for n in ("n0", "n1")
+        }  # fmt: skip
+
+    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
+        self.sent.append(leases)
+        for node, lease in leases.items():
+            if node in self.silent or node in self.lying:
+                continue
+            self.limit.update(lease["limits_mw"])
+        return {n: Grant(n not in self.silent, "timeout" if n in self.silent else "ok") for n in leases}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class World:
+    cluster: Cluster
+    loop: PowerLoop
+    inventory: Inventory
+    kept: list[tuple[Decision, float, bool]]
+    around: Around
+    now_s: float = 1000.0
+    next_s: float = 1000.0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
+    blind: bool = False
+
+    def run(self, windows: int, curve: Curve = EASY) -> None:
+        for _ in range(windows):
+            for _ in range(6):
+                self.now_s += 5.0
+                self.loop.take(self.tick(curve))
+            self.loop.turn(self.now_s)
+
+    def tick(self, curve: Curve) -> Tick:
+        gpus = [Subject(SubjectKind.GPU, f"G{i}") for i in range(8)]
+        limits = np.array([self.cluster.limit[g.name] for g in gpus]) / 1000.0
+        draw = np.array([float(curve.draw(w)) for w in limits]) * (1 + 0.01 * self.rng.normal(size=8))
+        values = np.column_stack([draw, np.full(8, math.nan) if self.blind else limits])
+        index = SeriesIndex(SubjectKind.GPU, tuple(gpus))
+        at = np.full((1, 2), self.now_s)
+        frame = Frame(
+            self.now_s, index, ("gpu_power_w", "gpu_power_limit_w"), values, at, np.zeros(8, dtype=np.int64)
+        )
+        pace_s = 0.5 * float(1.0 + curve.slowdown(limits.min()))
+        found = []
+        while self.next_s < self.now_s:
+            found.append(self.next_s)
+            self.next_s += pace_s * (1 + 0.01 * self.rng.normal())
+        times = np.array(found)
+        numbers = np.arange(len(times), dtype=np.int64)
+        series = StepSeries(Subject(SubjectKind.RANK, f"{JOB}#0"), "r", numbers, times, {}, "log")
+        return Tick(self.now_s, {SubjectKind.GPU: frame}, [] if self.blind else [series])
+
+
+def world(
+    *, act: bool = True, mode: tuple[Mode, float] = (Mode.ACTIVE, 1.0), budget_w: float = 6000.0, **more: Any
+) -> World:
+    inventory = Inventory()
+    job = Subject(SubjectKind.JOB, JOB)
+    for i in range(8):
+        gpu, pod = Subject(SubjectKind.GPU, f"G{i}"), Subject(SubjectKind.POD, f"team-a/train-{i}")
+        inventory.observe(gpu, Subject(SubjectKind.NODE, f"n{i // 4}"), 0.0)
+        inventory.observe(gpu, pod, 0.0)
+        inventory.observe(pod, job, 0.0)
+    cluster = Cluster()
+    kept: list[tuple[Decision, float, bool]] = []
+    around = Around(keep=lambda d, c, t: kept.append((d, c, t)), chance=lambda _j, _o: mode, **more)
+    settings = PowerSettings(
+        enabled=True,
+        act=act,
+        racks={"r": {"nodes": ("n0", "n1"), "budget_w": budget_w, "host_w": 100.0}},
+        nodes={"urls": {"n0": "https://n0:1", "n1": "https://n1:1"}},
+        shield={"raise_w_per_min": 100_000.0, "dwell_s": 0.0},
+    )
+    return World(cluster, PowerLoop(settings, inventory, cluster, around), inventory, kept, around)
+
+
+def test_a_shadow_orders_nothing_and_leaves_receipts() -> None:
+    w = world(act=False)
+    w.run(4)
+    assert w.cluster.sent == []
+    assert len(w.kept) == 4
+    assert {d.unit for d, _, _ in w.kept} == {JOB}
+    json.dumps([d.to_json() for d, _, _ in w.kept], allow_nan=False)
+
+
+def test_it_takes_a_job_down_and_keeps_it_within_its_budget() -> None:
+    """From the fallback to the reference, and down from there; each order is read back."""
+    w = world()
+    w.run(60)
+    limits = set(w.cluster.limit.values())
+    assert len(limits) == 1, "a gang has one limit"
+    limit_w = limits.pop() / 1000.0
+    assert limit_w < 600.0
+    assert float(EASY.slowdown(limit_w)) <= 0.05
+    assert all(not d.mismatch for d, _, _ in w.kept[:-1])
+
+
+def test_the_racks_budget_holds_at_every_moment() -> None:
+    w = world(budget_w=4200.0)
+    for _ in range(20):
+        w.run(1)
+        assert sum(w.cluster.limit.values()) + 100_000 <= 4_200_000 * 0.97
+
+
+def test_without_the_jobs_speed_the_fallback_controls_and_says_so() -> None:
+    w = world()
+    w.run(3)
+    w.blind = True
+    w.run(6)
+    w.loop.close()
+    assert "missing" in w.kept[-1][0].fallback
+    assert w.kept[-1][0].policy == "highest"
+
+
+def test_the_emergency_stop_freezes_what_is() -> None:
+    halted = [False]
+    w = world(halted=lambda: halted[0])
+    w.run(12)
+    before, orders = dict(w.cluster.limit), len(w.kept)
+    halted[0] = True
+    w.run(5)
+    assert w.cluster.limit == before
+    assert len(w.kept) <= orders + 1
+    assert w.cluster.sent[-1], "leases are renewed"
+
+
+def test_a_persons_limit_wins() -> None:
+    """It is ordered no more, and its gang holds."""
+    w = world()
+    w.run(15)
+    w.cluster.limit["G3"] = 333_000
+    w.run(5)
+    assert w.cluster.limit["G3"] == 333_000
+    assert "G3" not in w.cluster.sent[-1]["n0"]["limits_mw"]
+
+
+def test_a_node_that_lies_is_locked_out() -> None:
+    w = world()
+    w.run(3)
+    w.cluster.lying.add("n1")
+    w.run(20)
+    assert "n1" not in w.cluster.sent[-1]
+    assert any(c.constraint == "lockout" for d, _, _ in w.kept for c in d.clips)
+
+
+def test_an_open_incident_on_a_node_suspends_it() -> None:
+    ill: list[frozenset[str]] = [frozenset()]
+    w = world(ill_nodes=lambda: ill[0])
+    w.run(10)
+    ill[0] = frozenset({"n0"})
+    before = dict(w.cluster.limit)
+    w.run(4)
+    assert w.cluster.limit == before
+    assert any(c.constraint == "incident" for d, _, _ in w.kept for c in d.clips)
+
+
+def test_what_was_learnt_outlives_the_daemon() -> None:
+    state: list[bytes] = []
+    w = world(store=state.append)
+    w.run(25)
+    again = world(recall=lambda: state[-1])
+    gang = again.loop._gangs[JOB]
+    assert int(gang.jobs.looks[0]) == int(w.loop._gangs[JOB].jobs.looks[0])
+    np.testing.assert_array_equal(gang.jobs.windows.count, w.loop._gangs[JOB].jobs.windows.count)
+    broken = world(recall=lambda: b'{"memory": {"x": 1}, "gangs": {}}')
+    broken.run(1)
+
+
+def test_a_policy_file_that_is_none_keeps_the_daemon_from_starting(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_bytes(b"\x80\x04pickle")
+    settings = PowerSettings(enabled=True, policy_file=file)
+    with pytest.raises(Permanent, match="pickle"):
+        PowerLoop(settings, Inventory(), None, Around(keep=lambda *_: None))
+
+
+@pytest.fixture
+def node(nvml_library: ctypes.CDLL, tmp_path: Path) -> Iterator[tuple[NodeSettings, ctypes.CDLL]]:  # noqa: F811
+    """A real node agent on the stub, over mutual TLS."""
+    nvml_library.stub_reset()
+    authority = Authority.new()
+    names = {}
+    for name, client in (("server", False), ("client", True)):
+        pem, key = authority.issue("localhost" if not client else "agent", client=client)
+        names[name] = (tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
+        names[name][0].write_bytes(pem)
+        names[name][1].write_bytes(key)
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    leases = PowerLeases(NvmlPower(), FALLBACK)
+    exporter = NodeExporter(
+        ExporterSettings(
+            host="127.0.0.1",
+            port=0,
+            certificate_file=names["server"][0],
+            key_file=names["server"][1],
+            client_ca_file=tmp_path / "ca.pem",
+        ),
+        NvmlCollector(NvmlCollector.Settings()),
+        LocalKernelLogCollector(LocalKernelLogCollector.Settings()),
+        takes=("/power-lease", lambda body: answer_lease(leases, body)),
+        tells=lambda: tell_lease(leases),
+    )
+    serving = threading.Thread(target=exporter.serve, daemon=True)
+    serving.start()
+    yield (
+        NodeSettings(
+            urls={"n0": f"https://localhost:{exporter.port}"},
+            ca_file=tmp_path / "ca.pem",
+            certificate_file=names["client"][0],
+            key_file=names["client"][1],
+        ),
+        nvml_library,
+    )
+    exporter.stop()
+    serving.join(5.0)
+    nvml_library.stub_reset()
+
+
+def test_a_lease_travels_to_a_real_node_agent_and_back(node: tuple[NodeSettings, ctypes.CDLL]) -> None:
+    """Ranges and fallback are told, limits and clocks are set through NVML, what is refused says why."""
+    settings, library = node
+    nodes = PowerNodes(settings)
+    told = nodes.status()["n0"]
+    assert told.error == ""
+    uuid = next(iter(told.gpus))
+    assert (told.gpus[uuid].max_mw, told.gpus[uuid].fallback_mw) == (MAX, FALLBACK)
+    lease = {"id": "power", "term": 3, "ttl_s": 60.0, "limits_mw": {uuid: 500_000}, "clocks_mhz": {uuid: 1200}}
+    assert nodes.grant({"n0": lease})["n0"].ok
+    assert nodes.status()["n0"].gpus[uuid].now_mw == 500_000
+    assert library.stub_clock(0) == 1200
+    refused = nodes.grant({"n0": {**lease, "term": 2}, "n9": lease})
+    assert "term 2 is over" in refused["n0"].said
+    assert "no address" in refused["n9"].said
+    nodes.close()
+
+
+def test_leases_without_mutual_tls_are_not_sent() -> None:
+    with pytest.raises(Permanent, match="mutual TLS"):
+        PowerNodes(NodeSettings(urls={"n0": "https://localhost:1"}))
+    with pytest.raises(ValueError, match="https"):
+        NodeSettings(urls={"n0": "http://localhost:1"})
