@@ -21,6 +21,7 @@ from agent.console.entrance import Entrance
 from agent.console.fleet_pages import FleetPages
 from agent.console.oidc import Provider
 from agent.console.pages import Pages
+from agent.console.policy_pages import PolicyPages
 from agent.console.settings import Settings
 from agent.console.site import Parts, Site
 from agent.metrics import CONTENT_TYPE
@@ -45,6 +46,7 @@ def build_console(parts: Parts, settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, mistaken)
     for room in (
         FleetPages(site),
+        PolicyPages(site),
         Pages(site),
         Decisions(site),
         Entrance(site, provider),

@@ -27,10 +27,12 @@ from agent.policy import Person, must_sign_in_again
 from agent.seen import Window
 from agent.silence import Silence, namespaces_of_matcher
 from agent.slack import card as words
+from agent.slack import proposals
 from agent.slack.blocks import Message
 from agent.slack.card import Ticket, said
 from agent.slack.ledger import Ledger, card_key
 from agent.slack.members import Members, NotAMember
+from agent.slack.proposals import PlanTicket, Promotions
 from agent.slack.settings import Settings
 from agent.slack.web import Web
 from agent.store import Store
@@ -44,7 +46,7 @@ _WORKERS = 4
 _MOST_WAITING = 500
 _MODALS = 2
 _USAGE = (
-    "/nightshift status | incidents | show INC-7 | approve INC-7 | silence KIND:PATTERN 2h REASON | "
+    "/nightshift status | incidents | show INC-7 | approve INC-7 | promotions | silence KIND:PATTERN 2h REASON | "
     "silences | unsilence NUMBER | halt [REASON] | resume"
 )
 _SPANS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -84,6 +86,7 @@ class Desk:
     def __init__(self, parts: Parts) -> None:
         self._p = parts
         self._ledger = Ledger(parts.store.database)
+        self._promotions = Promotions(parts.gate, parts.store, parts.clock)
         self._log = structlog.get_logger("slack")
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
         self._modals: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
@@ -152,6 +155,9 @@ class Desk:
         person = self._p.directory.person(name, "slack")
         if click.what == "command":
             return self._command(click.value, person)
+        plan = PlanTicket.of(click.value.partition("\n")[0])
+        if plan is not None:
+            return self._promotion(click, plan, person)
         try:
             ticket = Ticket.of(click.value.partition("\n")[0])
         except ValueError as error:
@@ -164,6 +170,26 @@ class Desk:
         if click.what == "snooze":
             return self._snooze(ticket, person)
         return words.evidence(self._window(person).incident(ticket.incident))
+
+    def _promotion(self, click: Click, ticket: PlanTicket, person: Person) -> Message:
+        """The same gate, for kernels and policies."""
+        gate = self._promotions.gate_of(ticket.plan)
+        if gate is None or click.what not in ("approve", "reject"):
+            return said("This is not a button of Nightshift.")
+        if click.what == "approve":
+            return said(gate.approve(ticket.plan, ticket.plan_sha256, person).message)
+        reason = click.value.partition("\n")[2]
+        return said(gate.reject(ticket.plan, ticket.plan_sha256, person, reason).message)
+
+    def _show(self, name: str, person: Person) -> Message:
+        """An incident or a promotion with its buttons, which bind the hash of what is shown."""
+        now_s, url = self._p.clock.now_s(), self._p.settings.console_url
+        if "/" in name:
+            for proposal in self._promotions.all(person):
+                if proposal.id == name:
+                    return proposals.card(proposal, self._p.gate, now_s, url)
+            return said(f"There is no promotion {name[:100]}.")
+        return words.card(self._window(person).incident(name.upper()), now_s, url, self._p.settings.snooze_s)
 
     def _window(self, person: Person) -> Window:
         return Window(self._p.store, person, self._p.inventory, self._p.clock.now_s())
@@ -203,9 +229,9 @@ class Desk:
                 }
                 return words.listing(opened, now_s, why)
             case "show" | "approve":
-                # approving needs the plan before one's eyes: the answer carries the button that binds its hash
-                incident = self._window(person).incident(rest.upper())
-                return words.card(incident, now_s, self._p.settings.console_url, self._p.settings.snooze_s)
+                return self._show(rest, person)
+            case "promotions":
+                return proposals.listing(self._promotions.all(person), now_s)
             case "silence":
                 return self._silence(rest, person)
             case "silences":

@@ -23,6 +23,7 @@ from agent.picture import deciding, png
 from agent.slack import card as words
 from agent.slack.blocks import Message, Picture
 from agent.slack.ledger import Ledger, Row, card_key
+from agent.slack.proposals import Teller
 from agent.slack.routing import channel_of, hold
 from agent.slack.settings import Settings
 from agent.slack.web import UNREACHABLE_CHANNEL, Web
@@ -54,6 +55,7 @@ class Parts:
     directory: Directory
     suppressor: Suppressor
     leads: Callable[[], bool]
+    promotions: Teller | None = None
     pager: Callable[[str], str] = lambda incident_id: ""
     """The outlet that paged for an incident: whom it calls is then its business, not ours."""
     count: Callable[[str, str], None] = lambda what, outcome: None
@@ -98,6 +100,12 @@ class Courier(Repeated):
         self._join(now_s)
         self._tell_storms(now_s)
         self._remind(now_s)
+        for row, content, there in self._p.promotions.due(now_s, self._p.wall_s()) if self._p.promotions else ():
+            if there:
+                work: Callable[[], object] = partial(self._edit_promotion, row, content)
+            else:
+                work = partial(self._post, replace(row, channel=self._usable(row.channel)), content)
+            self._try(row.channel, work)
 
     def _tell(self, incident_id: str, now_s: float) -> None:
         incident = self._p.store.incident(incident_id)
@@ -238,6 +246,10 @@ class Courier(Repeated):
                 continue
             self._storm_edited[row.key] = self._p.wall_s()
             self._try(row.channel, partial(self._post if row.ts is None else self._edit, row, content))
+
+    def _edit_promotion(self, row: Row, content: Message) -> None:
+        assert self._p.promotions is not None
+        self._p.promotions.edit(row, partial(self._edit, row, content))
 
     def _edit(self, row: Row, content: Message) -> None:
         self._call("update", lambda: self._p.web.update(row.channel, row.ts or "", row.key, content))

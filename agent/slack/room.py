@@ -32,7 +32,9 @@ from agent.slack.clicks import REASON_VIEW, Click, Desk, reason_of
 from agent.slack.clicks import Parts as DeskParts
 from agent.slack.courier import Courier
 from agent.slack.courier import Parts as CourierParts
+from agent.slack.ledger import Ledger
 from agent.slack.members import Members
+from agent.slack.proposals import Promotions, Teller
 from agent.slack.settings import Settings
 from agent.slack.web import Web
 from agent.store import Store
@@ -84,6 +86,7 @@ class Slack:
             settings=settings,
             directory=directory,
             suppressor=suppressor,
+            promotions=Teller(Promotions(gate, store, clock), gate, Ledger(store.database), settings),
             pager=pager,
             leads=lambda: self._ready.is_set() and leads(),
             count=count,

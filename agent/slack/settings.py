@@ -73,6 +73,10 @@ class Settings(BaseModel):
     routes: tuple[Route, ...] = Field(
         (), description="Channels by severity and namespace; the first that fits counts"
     )
+    promotions: bool = Field(
+        True, description="Whether kernels and policies that wait for approval have a message each"
+    )
+    promotions_channel: str = Field("", description="Id of the channel (`C…`) for promotions; empty: `channel`")
     quiet_hours: QuietHours | None = Field(None, description="When only grave incidents are posted")
     console_url: str = Field("", description="Address under which people reach the console; empty: no links")
     storm_after: int = Field(

@@ -19,6 +19,7 @@ from agent.console.settings import Settings
 from agent.gate import NIGHTSHIFT
 from agent.incident import IncidentState
 from agent.kernel_gate import KernelGate, promotion
+from agent.policy_gate import PolicyGate
 from agent.suppression import Suppressor
 from benchmarks.console_fleet import LargeFleet
 from controllers.guard import Window
@@ -27,8 +28,8 @@ from tests.agent.story import NOW_S, TOKEN, Story
 RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
 ARTEFACTS = os.environ.get("NIGHTSHIFT_ARTEFACTS", "")
 """A folder that screenshots are kept in; empty: none are."""
-PAGES = ("/", "/incidents?q=leak&severity=warning", "/incidents/INC-1", "/gpus/{gpu}", "/kernels", "/sources",
-         "/audit", "/sign-in", "/incidents/INC-99")  # fmt: skip
+PAGES = ("/", "/incidents?q=leak&severity=warning", "/incidents/INC-1", "/gpus/{gpu}", "/policies", "/kernels",
+         "/sources", "/audit", "/sign-in", "/incidents/INC-99")  # fmt: skip
 FEW = ("/", "/incidents/INC-1")
 PHONE = {"width": 375, "height": 740}
 
@@ -42,6 +43,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     evidence: dict[str, str | float] = {"verdict": "faster", "speed-up": "1.31 (1.27 to 1.35)", "device": "H200"}
     plan = promotion("prod-1", "c" * 64, "rmsnorm_4096", "canary", evidence, NOW_S)
     KernelGate(story.gate, story.store, story.clock).propose(plan, NIGHTSHIFT)
+    policies = PolicyGate(story.gate, story.store, story.clock, "prod-1")
+    policies.stand("power", "descent@4f2a", "4f" * 32)
+    policies.look("power", [], 0.0)
     yield story
     story.store.close()
 
