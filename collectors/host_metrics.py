@@ -100,6 +100,36 @@ HOST_METRICS: tuple[Metric, ...] = (
         "infiniband_local_link_integrity_errors_total",
     ),
     _nic("wait_ticks_total", "ticks", _C, "Had data and no credits to send", "infiniband_port_transmit_wait_total"),
+    # RoCE (mlx5's hw_counters): exported by node_exporter since it reads them; one without has no data
+    _nic(
+        *("ecn_marked_total", "packets", _C, "RoCE packets received that a switch marked for congestion"),
+        "infiniband_np_ecn_marked_roce_packets_received_total",
+    ),
+    _nic("cnp_sent_total", "packets", _C, "Congestion told to senders", "infiniband_np_cnp_packets_sent_total"),
+    _nic(
+        *("cnp_handled_total", "packets", _C, "Slowed down for a receiver's congestion"),
+        "infiniband_rp_cnp_packets_handled_total",
+    ),
+    _nic(
+        *("retransmits_total", "packets", _C, "RoCE's adaptive retransmissions"),
+        "infiniband_roce_adp_retransmits_total",
+    ),
+    _nic(
+        *("out_of_sequence_total", "packets", _C, "Received out of sequence: some were lost"),
+        "infiniband_out_of_sequence_packets_received_total",
+    ),
+    _nic(
+        *("sequence_errors_total", "packets", _C, "Receivers said that packets were lost"),
+        "infiniband_packet_sequence_errors_total",
+    ),
+    _nic(
+        *("ack_timeouts_total", "events", _C, "No acknowledgement came in time"),
+        "infiniband_local_ack_timeout_errors_total",
+    ),
+    _nic(
+        *("no_buffer_drops_total", "packets", _C, "Dropped for want of a posted receive"),
+        "infiniband_out_of_buffer_drops_total",
+    ),
     _nic("is_up", "bool", _G, "Carries data", "network_carrier"),
     _nic("port_state", "code", _G, "InfiniBand's port state; 4 is active", "infiniband_state_id"),
     _nic(

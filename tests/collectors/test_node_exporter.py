@@ -107,6 +107,32 @@ def test_a_reboot_begins_a_new_epoch_of_everything_on_the_node(opened: Any, page
     assert math.isnan(rate)
 
 
+def test_roce_counters_of_a_newer_exporter_are_columns_and_an_older_ones_are_no_data(
+    opened: Any, page_server: Any
+) -> None:
+    """Congestion marks, notifications, retransmissions and losses of a port; without them NaN, never zero."""
+    names = {
+        "np_ecn_marked_roce_packets_received_total": ("nic_ecn_marked_total", 441_882),
+        "np_cnp_packets_sent_total": ("nic_cnp_sent_total", 12_884),
+        "rp_cnp_packets_handled_total": ("nic_cnp_handled_total", 12_701),
+        "roce_adp_retransmits_total": ("nic_retransmits_total", 17),
+        "out_of_sequence_packets_received_total": ("nic_out_of_sequence_total", 41),
+        "packet_sequence_errors_total": ("nic_sequence_errors_total", 44),
+        "local_ack_timeout_errors_total": ("nic_ack_timeouts_total", 3),
+        "out_of_buffer_drops_total": ("nic_no_buffer_drops_total", 0),
+    }
+    lines = [f'node_infiniband_{name}{{device="mlx5_2",port="1"}} {value}' for name, (_, value) in names.items()]
+    lines += ['node_uname_info{nodename="gpu-7"} 1', 'node_infiniband_state_id{device="mlx5_3",port="1"} 4']
+    page_server.pages["/m"] = "\n".join(lines).encode() + b"\n"
+    batch = check_collect(make(opened, page_server.at("/m")), NOW, Inventory(), 2.0, expect_ok=True)
+    (frame,) = (f for f in batch.frames if f.kind is SubjectKind.NIC)
+    new, old = (frame.index.subjects.index(nic(f"gpu-7/mlx5_{n}:1")) for n in (2, 3))
+    for metric, value in names.values():
+        column = frame.values[:, frame.metrics.index(metric)]
+        assert column[new] == value
+        assert math.isnan(column[old])
+
+
 def test_hostile_labels_are_refused_and_counted(opened: Any, page_server: Any) -> None:
     """A device of 10,000 characters, with control characters, or none: the other rows are used."""
     lines = [
