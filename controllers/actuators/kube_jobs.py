@@ -16,7 +16,13 @@ from controllers.actuators.kube_client import KubeClient, Object
 
 RESUME_STEP = "nightshift.dev/resume-from-step"
 """Annotation on the job: the checkpoint hook. The job's start script resumes from the newest checkpoint whose step
-is at most this one, and must not delete later ones."""
+is at most this one, and must not delete later ones. Without it the script resumes as it always does."""
+SAVES_ON_REQUEST = "nightshift.dev/saves-on-request"
+"""Annotation by the job's owner, `true`: its script watches the next one."""
+SAVE_REQUEST = "nightshift.dev/save-request"
+"""Annotation by us: an action's id. The script saves a checkpoint and answers."""
+SAVED = "nightshift.dev/saved"
+"""The script's answer: `ACTION-ID/STEP`. An answer to an earlier request is none."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,15 @@ class FoundJob:
         for part in self.kind.suspend:
             value = (value or {}).get(part)
         return value is True
+
+    @property
+    def saves_on_request(self) -> bool:
+        return self.annotations.get(SAVES_ON_REQUEST) == "true"
+
+    def saved_step(self, action_id: str) -> int | None:
+        """The step that the job says it has saved for this action; None while it has not answered."""
+        asked, _, step = self.annotations.get(SAVED, "").rpartition("/")
+        return int(step) if asked == action_id and step.isdecimal() else None
 
     def with_suspend(self, value: bool) -> Object:
         """The part of a merge patch that stops or starts it."""

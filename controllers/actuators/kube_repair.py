@@ -97,7 +97,11 @@ class KubernetesRepairActuator:
         self, settings: RepairSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
-        access = KubernetesSettings(field_manager=settings.field_manager, drain_grace_s=settings.drain_grace_s)
+        access = KubernetesSettings(
+            field_manager=settings.field_manager,
+            drain_grace_s=settings.drain_grace_s,
+            save_wait_s=settings.save_wait_s,
+        )
         self._nodes = KubernetesActuator(access, kube, now_s=now_s)
 
     @classmethod

@@ -17,8 +17,17 @@ POLL_S = 5.0
 class Workloads:
     """What is done to pods and jobs. Each call goes one step; UnderWay until the last is done."""
 
-    def __init__(self, kube: KubeClient, marks: Marks, field_manager: str, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        kube: KubeClient,
+        marks: Marks,
+        field_manager: str,
+        now_s: Callable[[], float],
+        save_wait_s: float = 0.0,
+    ) -> None:
+        """`save_wait_s`: how long a job that saves on request is given to do so before it is stopped."""
         self._kube, self.marks, self._manager, self._now_s = kube, marks, field_manager, now_s
+        self._save_wait_s = save_wait_s
 
     def restart_pod(self, action: Action) -> Outcome:
         """Deletes the very pod that was marked: its controller makes another. A bare pod is refused."""
@@ -48,29 +57,53 @@ class Workloads:
         raise UnderWay(waiting, retry_after_s=POLL_S)
 
     def cycle(self, job: kube_jobs.FoundJob, action: Action) -> str | None:
-        """Stops a job, waits until its pods are gone, starts it again; None once it was started again."""
+        """Lets a job save where it can, stops it, waits until its pods are gone, starts it again; None once it was
+        started again."""
         name, phase = f"{job.namespace}/{job.name}", self.marks.phase(job.object, action)
         workload = kube_jobs.workload(self._kube, job)
         if phase == "started":
             return None
-        if phase is None:
+        if phase in (None, "saving"):
             if workload is None and job.suspended:
                 raise Permanent(f"job {name} is suspended by somebody else; it is theirs to start")
+            if (waits := self._saves(job, action, phase)) is not None:
+                return waits
             change = job.with_suspend(True) if workload is None else {}
             self.marks.patch(job.path, job.object, action, change, phase="stopping")
         if workload is not None and kube_jobs.is_active(workload):
             kube_jobs.set_active(self._kube, workload, False, self._manager)
         left = kube_jobs.live_pods(self._kube, job)
-        if phase is None or left:
+        if phase != "stopping" or left:
             return f"job {name} is stopping: {len(left)} pods left"
         resume = job.with_suspend(False) if workload is None else {}
-        step = action.params.get("checkpoint_step")
-        if step is not None:
-            resume["metadata"] = {"annotations": {kube_jobs.RESUME_STEP: str(step)}}
+        saved = job.saved_step(action.id) if self._may_save(action) else None
+        step = saved if saved is not None else action.params.get("checkpoint_step")
+        # without a step the annotation goes: what an earlier restart named would lose all the work since
+        notes = {kube_jobs.RESUME_STEP: None if step is None else str(step), kube_jobs.SAVE_REQUEST: None}
+        resume["metadata"] = {"annotations": notes}
         if workload is not None:
             kube_jobs.set_active(self._kube, kube_jobs.fresh(self._kube, workload), True, self._manager)
         self.marks.patch(job.path, job.object, action, resume, phase="started")
         return None
+
+    def _saves(self, job: kube_jobs.FoundJob, action: Action, phase: str | None) -> str | None:
+        """Asks a job that saves on request to do so, and waits a while; None where it may be stopped."""
+        if not job.saves_on_request or not self._may_save(action) or self._save_wait_s <= 0:
+            return None
+        name = f"{job.namespace}/{job.name}"
+        if phase is None:
+            ask: Object = {"metadata": {"annotations": {kube_jobs.SAVE_REQUEST: action.id}}}
+            self.marks.patch(job.path, job.object, action, ask, phase="saving")
+            return f"job {name} is asked to save"
+        asked_s = float(str((self.marks.of(job.object, action.kind) or {}).get("at_s", 0.0)))
+        waited_s = self._now_s() - asked_s
+        if job.saved_step(action.id) is not None or not 0 <= waited_s < self._save_wait_s:
+            return None
+        return f"job {name} saves; it has {self._save_wait_s - waited_s:.0f} s left"
+
+    def _may_save(self, action: Action) -> bool:
+        """Never where the weights may be damaged: what would be saved now is not to be resumed from."""
+        return action.params.get("save_first", True) is True
 
     def gangs(self, pods: list[Object]) -> tuple[set[str], list[Object]]:
         """Jobs among the pods' owners that span nodes, and the pods of none of them."""
@@ -110,7 +143,8 @@ class Workloads:
             return self._outcome(status, f"{action.target} " + ("has been replaced" if done else "is there"))
         job = kube_jobs.find(self._kube, action.target)
         phase = self.marks.phase(job.object, action) if job else None
-        steps = {"started": OutcomeStatus.DONE, "stopping": OutcomeStatus.UNDER_WAY}
+        under_way = dict.fromkeys(("saving", "stopping"), OutcomeStatus.UNDER_WAY)
+        steps = {"started": OutcomeStatus.DONE, **under_way}
         status = steps.get(phase or "", OutcomeStatus.NOT_DONE)
         return self._outcome(status, f"{action.target}: {phase or 'untouched'}")
 

@@ -40,6 +40,11 @@ class KubernetesSettings(BaseModel):
     drain_grace_s: int | None = Field(
         default=None, ge=0, description="Grace period of evicted pods (s); none: each pod's own."
     )
+    save_wait_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="How long a job that saves on request has before it is stopped (s); 0: none is asked",
+    )
     actions: tuple[ActionKind, ...] | None = Field(
         default=None, description="Only these kinds of action; none: every kind that it knows."
     )
@@ -74,7 +79,7 @@ class KubernetesActuator:
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         self.marks = Marks(kube, settings.field_manager, now_s)
-        self._work = Workloads(kube, self.marks, settings.field_manager, now_s)
+        self._work = Workloads(kube, self.marks, settings.field_manager, now_s, settings.save_wait_s)
 
     @classmethod
     def from_settings(

@@ -78,6 +78,8 @@ class RestartJob:
         params: dict[str, str | int | float | bool] = {"keep_checkpoints": True}
         if step is not None:
             params["checkpoint_step"] = step
+        if situation.cause in DAMAGED or situation.cause is Fault.HANG:
+            params["save_first"] = False  # what it would save now is damaged, or never comes
         note = "" if step is not None else "no checkpoint was seen in its log: it resumes as its own settings say"
         action = draw_up(
             situation,

@@ -90,7 +90,7 @@ def test_damaged_training_resumes_from_before_the_onset_and_keeps_what_came_late
         safe_checkpoint_step=200.0,
         safe_checkpoint_s=500.0,
     )
-    assert action.params == {"keep_checkpoints": True, "checkpoint_step": 200}
+    assert action.params == {"keep_checkpoints": True, "checkpoint_step": 200, "save_first": False}
     assert "must not be resumed from" in action.why
 
 

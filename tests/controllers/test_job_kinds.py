@@ -9,9 +9,18 @@ from kubernetes import client
 
 from collectors.base import Permanent
 from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Undo
+from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
 from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_jobs import KINDS, RESUME_STEP, JobKind, find
+from controllers.actuators.kube_jobs import (
+    KINDS,
+    RESUME_STEP,
+    SAVE_REQUEST,
+    SAVED,
+    SAVES_ON_REQUEST,
+    FoundJob,
+    JobKind,
+    find,
+)
 from controllers.actuators.kubernetes import KubernetesSettings
 from tests.controllers.kube_scenes import Patient, finished
 from tests.kubernetes_api.cluster import Cluster
@@ -49,20 +58,17 @@ def test_it_stops_whole_and_starts_from_the_step_before_the_onset(cluster: Clust
     seen: list[bool] = []
 
     def operator_stops_its_pods() -> None:
-        found = find(kube, target)
-        assert found is not None
-        seen.append(found.suspended)
+        seen.append(found(kube, target).suspended)
         for rank in range(2):
             cluster.remove_pod(f"train-{rank}")
 
     action = restart(target, checkpoint_step=84_000, keep_checkpoints=True)
     assert finished(lambda: actuator.execute(action), operator_stops_its_pods).status is OutcomeStatus.DONE
     assert seen[0], "stopped as a whole"
-    found = find(kube, target)
-    assert found is not None
-    assert not found.suspended
-    assert found.annotations[RESUME_STEP] == "84000"
-    assert found.object["spec"]["other"] == {"kept": 1}, "nothing else of it is touched"
+    after = found(kube, target)
+    assert not after.suspended
+    assert after.annotations[RESUME_STEP] == "84000"
+    assert after.object["spec"]["other"] == {"kept": 1}, "nothing else of it is touched"
     assert actuator.execute(action).status is OutcomeStatus.DONE, "a repeat does not stop it again"
 
 
@@ -74,3 +80,95 @@ def test_one_that_somebody_stopped_is_theirs_to_start(cluster: Cluster, kind: Jo
     target = made(cluster, kind, "held", **held)
     with pytest.raises(Permanent, match="suspended by somebody else"):
         Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(restart(target))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+KIND = OPERATORS[0]
+
+
+def saver(cluster: Cluster) -> tuple[Subject, Patient, KubeClient, Clock]:
+    """A running job whose script saves on request, and an actuator that waits a minute for it."""
+    target, clock, kube = made(cluster, KIND, "train"), Clock(), KubeClient(cluster.api)
+    answer(cluster, {SAVES_ON_REQUEST: "true", RESUME_STEP: "100"})
+    return target, Patient(KubernetesSettings(save_wait_s=60), kube, now_s=clock), kube, clock
+
+
+def answer(cluster: Cluster, notes: dict[str, str]) -> None:
+    body = {"metadata": {"annotations": notes}}
+    client.CustomObjectsApi(cluster.api).patch_namespaced_custom_object(*place(cluster, KIND), "train", body)
+
+
+def found(kube: KubeClient, target: Subject) -> FoundJob:
+    job = find(kube, target)
+    assert job is not None
+    return job
+
+
+def test_a_job_that_saves_on_request_is_asked_first_and_resumes_from_what_it_saved(cluster: Cluster) -> None:
+    """It goes on until it has answered for this very action; then it stops, and starts from the step it named."""
+    target, actuator, kube, _ = saver(cluster)
+    action = restart(target, checkpoint_step=84_000)
+    with pytest.raises(UnderWay, match="asked to save"):
+        actuator.execute(action)
+    assert found(kube, target).annotations[SAVE_REQUEST] == action.id
+    answer(cluster, {SAVED: "an-earlier-action/85000"})
+    with pytest.raises(UnderWay, match="60 s left"):
+        actuator.execute(action)
+    assert actuator.read(action).status is OutcomeStatus.UNDER_WAY
+    assert not found(kube, target).suspended
+    answer(cluster, {SAVED: f"{action.id}/85211"})
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(action)
+    for rank in range(2):
+        cluster.remove_pod(f"train-{rank}")
+    assert actuator.execute(action).status is OutcomeStatus.DONE
+    after = found(kube, target).annotations
+    assert after[RESUME_STEP] == "85211"
+    assert SAVE_REQUEST not in after
+
+
+def test_a_job_that_does_not_answer_is_stopped_in_time_and_resumes_from_the_plans_step(cluster: Cluster) -> None:
+    target, actuator, kube, clock = saver(cluster)
+    action = restart(target, checkpoint_step=84_000)
+    with pytest.raises(UnderWay, match="asked to save"):
+        actuator.execute(action)
+    clock.now_s += 61
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(action)
+    for rank in range(2):
+        cluster.remove_pod(f"train-{rank}")
+    assert actuator.execute(action).status is OutcomeStatus.DONE
+    assert found(kube, target).annotations[RESUME_STEP] == "84000"
+
+
+def test_damaged_weights_are_never_saved_first_and_a_later_answer_is_not_resumed_from(cluster: Cluster) -> None:
+    """Where corruption is suspected: no request, and the step from before the onset stands."""
+    target, actuator, kube, _ = saver(cluster)
+    action = restart(target, checkpoint_step=80_000, save_first=False)
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(action)
+    assert SAVE_REQUEST not in found(kube, target).annotations
+    answer(cluster, {SAVED: f"{action.id}/85211"})
+    for rank in range(2):
+        cluster.remove_pod(f"train-{rank}")
+    assert actuator.execute(action).status is OutcomeStatus.DONE
+    assert found(kube, target).annotations[RESUME_STEP] == "80000"
+
+
+def test_a_restart_that_names_no_step_takes_an_earlier_ones_away(cluster: Cluster) -> None:
+    """Else a drain weeks later would throw away all work since the last repair."""
+    target, actuator, kube, _ = saver(cluster)
+    action = restart(target, save_first=False)
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(action)
+    for rank in range(2):
+        cluster.remove_pod(f"train-{rank}")
+    assert actuator.execute(action).status is OutcomeStatus.DONE
+    assert RESUME_STEP not in found(kube, target).annotations
