@@ -254,6 +254,7 @@ class App:
             )
             detectors = build_detectors(settings.detectors)
             actuators = build_actuators(settings.actuators, self.clock)
+            self.detection.swap(detectors, settings.budget)
         except (Permanent, Temporary) as error:
             self.metrics.reload_ok.set(0)
             self._log.error("configuration refused; the old one goes on", error=str(error))
@@ -261,7 +262,6 @@ class App:
         new = iter(fresh)
         count = len(settings.sources) or len(fresh)
         self.collection.swap([reused[j] if j in reused else next(new) for j in range(count)])
-        self.detection.swap(detectors, settings.budget)
         self.actuators = actuators
         self.gate.policy = settings.approval
         self.keeping = Keeping(self.store.database, settings.keeping)

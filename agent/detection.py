@@ -40,7 +40,7 @@ class Detection:
         self, detectors: Sequence[Detector], metrics: Metrics, budget: BudgetSettings | None = None
     ) -> None:
         self.detectors = tuple(detectors)
-        self.budget = self._budget(budget or BudgetSettings())
+        self.budget = self._budget(self.detectors, budget or BudgetSettings())
         self._withheld: set[str] = set()
         self._metrics = metrics
         self._log = structlog.get_logger("detection")
@@ -73,9 +73,10 @@ class Detection:
         self._failing = failures
         return Detected(tuple(found), failures)
 
-    def _budget(self, settings: BudgetSettings) -> Budget:
+    @staticmethod
+    def _budget(detectors: Sequence[Detector], settings: BudgetSettings) -> Budget:
         own = load(Path(settings.calibration)) if settings.calibration else {}
-        return Budget(settings, promises(self.detectors, own))
+        return Budget(settings, promises(detectors, own))
 
     def _tell_withheld(self, findings: Sequence[Finding]) -> None:
         """Says once in the log which alarm the budget does not let page."""
@@ -86,10 +87,13 @@ class Detection:
         self._withheld = set(held)
 
     def swap(self, detectors: Sequence[Detector], budget: BudgetSettings | None = None) -> None:
-        """Goes on with these; each takes over the state of the one of its name, if it can use it."""
+        """Goes on with these; each takes over the state of the one of its name, if it can use it.
+
+        Raises CalibrationError, and nothing changes, where the budget's calibration cannot be read.
+        """
+        fresh = self._budget(detectors, budget or self.budget.settings)
         states = self.snapshots()
-        self.detectors = tuple(detectors)
-        self.budget = self._budget(budget or self.budget.settings)
+        self.detectors, self.budget = tuple(detectors), fresh
         self.restore(lambda name: (0.0, states[name]) if name in states else None)
 
     def snapshots(self) -> dict[str, bytes]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
 
 from agent.correlate import Verb, correlate
 from agent.detection import Detection
@@ -12,6 +15,8 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
 from detectors.calibrate import BudgetSettings
+from detectors.fitting import CalibrationError, save
+from detectors.hang import Hang
 from detectors.tail import Tail
 from tests.detectors.test_calibrate import gpu_tick
 
@@ -83,3 +88,16 @@ def test_a_restart_and_a_reload_keep_the_accounts() -> None:
     broken, _ = detection(Odd())
     broken.restore(lambda name: (0.0, b"nothing"))
     assert broken.budget.lines()[0].alarms == 0
+
+
+def test_own_calibration_is_taken_up_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
+    """A claim becomes a measured promise; a file that is none is refused, and the old budget goes on."""
+    path = tmp_path / "own.json"
+    save(path, {"hang": Tail(0.1, 400.0, 0.1, 0.25, 12, 900.0, "own")})
+    running, _ = detection(Hang(), calibration=str(path))
+    assert running.budget.lines()[0].basis_word == "measured"
+    before = (running.budget, running.detectors)
+    path.write_text("{}}")
+    with pytest.raises(CalibrationError, match=r"own\.json"):
+        running.swap([Hang()], BudgetSettings(calibration=str(path)))
+    assert (running.budget, running.detectors) == before
