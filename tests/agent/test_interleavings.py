@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from agent.access import Sight, Verb, may, sight
+from agent.gate import GateAnswer
 from agent.incident import TRANSITIONS, Cause, Incident, IncidentState
 from agent.lifecycle import Lifecycle
-from agent.policy import PEOPLE, ApprovalSettings, Person, Role, Rule, rule_for
+from agent.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
 from agent.stage_queue import Run
 from agent.stages import LifecycleSettings
-from controllers.action import Action, ActionKind, Outcome, Precondition
+from agent.store import NoSuchIncident
+from controllers.action import Action, ActionKind, BlastRadius, Outcome, Precondition
 from controllers.actuators.simulated import Mishap, SimulatedActuator
 from detectors.base import Fault, State
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
@@ -31,9 +36,18 @@ PEOPLE_HERE = [
     Person("Ann ", frozenset({Role.APPROVER}), "slack"),
     Person("vic", frozenset({Role.VIEWER}), "console"),
     Person("nightshift", frozenset({Role.ADMIN}), "cli"),
+    Person("tia", frozenset(), "console", grants=(Grant(Role.APPROVER, ("team",)),)),
+    Person("tom", frozenset(), "slack", grants=(Grant(Role.APPROVER, ("other",)),)),
+    Person("who", frozenset(), "slack"),
 ]
+TENANTS = {"tia": {"team"}, "tom": {"other"}, "who": set[str]()}
+AGES_S = [None, 0.0, 299.0, 301.0, 5000.0]
 KINDS = [ActionKind.RESTART_JOB, ActionKind.UNCORDON, ActionKind.CORDON]
-POLICY = ApprovalSettings(kinds={ActionKind.CORDON: Rule.TWO, ActionKind.UNCORDON: Rule.AUTOMATIC}, valid_s=300)
+POLICY = ApprovalSettings(
+    kinds={ActionKind.CORDON: Rule.TWO, ActionKind.UNCORDON: Rule.AUTOMATIC},
+    valid_s=300,
+    fresh_sign_in=frozenset({ActionKind.CORDON}),
+)
 
 
 class Crash(BaseException):
@@ -126,9 +140,12 @@ class Interleavings(RuleBasedStateMachine):
         action_id, expires_s = f"{incident.id}-{incident.attempt + 1}", self.clock.now_s() + 120
         if self.kind is ActionKind.RESTART_JOB:
             return an_action(action_id, expires_at_s=expires_s, preconditions=(rests_on,))
-        return an_action(
+        plan = an_action(
             action_id, self.kind, NODE, expires_at_s=expires_s, preconditions=(rests_on,), undo=UNDOABLE
         )
+        if self.kind is not ActionKind.CORDON:
+            return plan
+        return replace(plan, blast_radius=BlastRadius(jobs=("team/job", "other/job")))
 
     def _restart(self) -> Lifecycle:
         lifecycle = Lifecycle(self.world.parts(), new_queue=AtOnce)
@@ -204,20 +221,45 @@ class Interleavings(RuleBasedStateMachine):
     # People -----------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.shown)
-    @rule(person=st.sampled_from(PEOPLE_HERE), data=st.data())
-    def somebody_approves(self, person: Person, data: st.DataObject) -> None:
+    @rule(person=st.sampled_from(PEOPLE_HERE), age_s=st.sampled_from(AGES_S), data=st.data())
+    def somebody_approves(self, person: Person, age_s: float | None, data: st.DataObject) -> None:
         incident, plan = data.draw(st.sampled_from(self.shown[-6:]))
-        self._attempt(lambda: self.world.gate.approve(incident, plan, person))
+        signed_in_s = None if age_s is None else self.clock.now_s() - age_s
+        self._attempt(lambda: self._approves(incident, plan, replace(person, signed_in_s=signed_in_s), age_s))
+
+    def _approves(self, incident_id: str, plan: str, person: Person, age_s: float | None) -> None:
+        """One click; what it changed, this person was allowed to change, with a sign-in that was fresh enough."""
+        incident = self.world.store.incident(incident_id)
+        hidden = sight(person, incident.namespaces) is Sight.NOTHING
+        try:
+            answer = self.world.gate.approve(incident_id, plan, person)
+        except NoSuchIncident:
+            assert hidden
+            return
+        assert not hidden
+        if answer.changed:
+            assert may(person, Verb.APPROVE, incident.namespaces)
+            assert incident.action is not None
+            fresh = age_s is not None and age_s <= POLICY.fresh_sign_in_s
+            assert fresh or incident.action.kind not in POLICY.fresh_sign_in
+            assert not self.world.gate.halted().halted
 
     @precondition(lambda self: self.shown)
     @rule(person=st.sampled_from(PEOPLE_HERE), data=st.data())
     def somebody_rejects(self, person: Person, data: st.DataObject) -> None:
         incident, plan = data.draw(st.sampled_from(self.shown[-6:]))
-        self._attempt(lambda: self.world.gate.reject(incident, plan, person, "no"))
+        self._attempt(lambda: self._told(lambda: self.world.gate.reject(incident, plan, person, "no"), person))
+
+    def _told(self, decide: Callable[[], GateAnswer], person: Person) -> None:
+        """A decision whose answer is that there is no such incident is of somebody who may not know of it."""
+        try:
+            decide()
+        except NoSuchIncident:
+            assert person.is_tenant
 
     @rule(person=st.sampled_from(PEOPLE_HERE))
     def somebody_closes(self, person: Person) -> None:
-        self._attempt(lambda: self.world.gate.close("INC-1", person, "known"))
+        self._attempt(lambda: self._told(lambda: self.world.gate.close("INC-1", person, "known"), person))
 
     @rule()
     def somebody_halts(self) -> None:
@@ -263,6 +305,9 @@ class Interleavings(RuleBasedStateMachine):
             assert len(people) >= max(1, needed)
             assert needed < 2 or "nightshift" not in people
             assert "vic" not in people
+            touched = {job.partition("/")[0] for job in plan["plan"]["blast_radius"]["jobs"]}
+            for tenant, own in TENANTS.items():
+                assert tenant not in people or touched <= own, "a team decides on what is its own alone"
 
     @invariant()
     def nothing_is_done_while_halted(self) -> None:
