@@ -8,11 +8,14 @@ from kernels.generate.families import (
     cross_entropy,
     embedding_gradient,
     flash_attention,
+    flash_hopper,
     flat,
     fused_mlp,
     gated,
+    gelu,
     layernorm,
     matmul,
+    matmul_hopper,
     particle_weights,
     quantise,
     reduce,
@@ -32,11 +35,14 @@ ALL: tuple[Family, ...] = (
     cross_entropy.CrossEntropy(),
     embedding_gradient.EmbeddingGradient(),
     flash_attention.FlashAttention(),
+    flash_hopper.FlashHopper(),
     flat.Flat(),
     fused_mlp.FusedMlp(),
     gated.Gated(),
+    gelu.Gelu(),
     layernorm.LayerNorm(),
     matmul.Matmul(),
+    matmul_hopper.MatmulHopper(),
     particle_weights.ParticleWeights(),
     quantise.Quantise(),
     reduce.Reduce(),
@@ -53,3 +59,8 @@ ALL: tuple[Family, ...] = (
 def families_of(problem: str) -> tuple[Family, ...]:
     """All families that write kernels for a problem; empty where none does."""
     return tuple(family for family in ALL if problem in family.problems)
+
+
+def interprets(name: str) -> bool:
+    """Whether a family's kernels run without a GPU, on Triton's interpreter: CUDA C++ and Gluon do not."""
+    return not name.endswith(("_cuda", "_hopper"))

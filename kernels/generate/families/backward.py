@@ -113,10 +113,10 @@ def entry(gradient, logits, target):
 
 class Backward:
     name = "backward"
-    problems = ("rmsnorm_backward", "cross_entropy_backward")
+    problems = ("rmsnorm_backward", "cross_entropy_backward", "cross_entropy_cast_backward")
 
     def space(self, problem: str, case: Case) -> Space:
-        if problem == "cross_entropy_backward":
+        if problem != "rmsnorm_backward":
             return Space.of(
                 lambda c: 4 <= int(c["block"]) / (32 * int(c["warps"])) <= 64,
                 block=(512, 1024, 2048, 4096, 8192),
@@ -142,6 +142,6 @@ class Backward:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        if problem == "cross_entropy_backward":
+        if problem != "rmsnorm_backward":
             return render(problem, LOSS, config, like=case, keys={"bounds": "v 2..1048576"})
         return render(problem, RMSNORM, config, like=case, keys={"bounds": "m 1..16777216, n 1..16384"})

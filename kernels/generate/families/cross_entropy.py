@@ -53,7 +53,7 @@ def loss(
 
 def entry(logits, target):
     m, v = logits.shape
-    out = torch.empty((m,), dtype=logits.dtype, device=logits.device)
+    out = torch.empty((m,), dtype=$kind, device=logits.device)
     if m:
         loss[(m,)](
             logits, target, out, v, logits.stride(0), target.stride(0), DEPTH=$depth, LANES=$lanes,
@@ -65,7 +65,7 @@ def entry(logits, target):
 
 class CrossEntropy:
     name = "cross_entropy"
-    problems = ("cross_entropy",)
+    problems = ("cross_entropy", "cross_entropy_cast")
 
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
@@ -83,4 +83,5 @@ class CrossEntropy:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, BODY, config, like=case)
+        kind = "logits.dtype" if problem == "cross_entropy" else "torch.float32"
+        return render(problem, BODY, {**config, "kind": kind}, like=case)

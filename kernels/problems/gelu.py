@@ -1,0 +1,60 @@
+"""GELU in its exact form (Hendrycks and Gimpel, arXiv 1606.08415), and its gradient as one operation."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    """x: (m, n) → x · Φ(x), Φ the normal distribution function."""
+    return F.gelu(x)
+
+
+def backward_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """gradient, x: (m, n) → gradient · (Φ(x) + x · φ(x))."""
+    out: torch.Tensor = torch.ops.aten.gelu_backward(gradient, x)
+    return out
+
+
+def make_inputs(case: Case, draw: Draw) -> Inputs:
+    return (draw.values((case["m"], case["n"]), case.torch_dtype),)
+
+
+def make_backward(case: Case, draw: Draw) -> Inputs:
+    shape = (case["m"], case["n"])
+    return draw.normal(shape, case.torch_dtype), draw.values(shape, case.torch_dtype)
+
+
+_AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 16384))
+_CASES = (Case.of("bfloat16", m=8192, n=4096),)
+
+GELU = Problem(
+    name="gelu",
+    family="gelu",
+    reference=reference,
+    make_inputs=make_inputs,
+    cases=_CASES,
+    axes=_AXES,
+    compulsory_bytes=lambda case: 2 * case["m"] * case["n"] * case.element_bytes,
+    flops=lambda case: 20 * case["m"] * case["n"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "nan"),
+    gradients=(0,),
+    row_inputs=(0,),
+)
+
+GELU_BACKWARD = Problem(
+    name="gelu_backward",
+    family="gelu",
+    reference=backward_reference,
+    make_inputs=make_backward,
+    cases=_CASES,
+    axes=_AXES,
+    compulsory_bytes=lambda case: 3 * case["m"] * case["n"] * case.element_bytes,
+    flops=lambda case: 25 * case["m"] * case["n"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "nan"),
+    row_inputs=(0, 1),
+)
