@@ -2,7 +2,8 @@
 
 A program takes `rows` whole rows at a time. waves = 0: one program for each such tile; else a persistent grid of
 `waves` programs for each multiprocessor, which walk the tiles with `stages` loads in flight. load and store are
-eviction hints: data that is used once need not push anything else out of L2.
+eviction hints: data that is used once need not push anything else out of L2. Where every tile is whole there are
+no masks, and a program that has one tile asks for its rows before it asks for the weights.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from kernels.problem import Case
 
 ROW_HOST = """tiles = triton.cdiv(m, $rows)
         units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-        programs = min(tiles, $waves * units) if $waves else tiles"""
-"""Sets `programs` from `m`: host lines of an entry."""
+        programs = min(tiles, $waves * units) if $waves else tiles
+        even = m % $rows == 0 and n == triton.next_power_of_2(n)"""
+"""Sets `programs` and `even` from `m` and `n`: host lines of an entry."""
+MASKS = """if EVEN:
+            inside = tl.full((ROWS, BLOCK), True, tl.int1)
+        else:
+            inside = (row < m) & (column < n)"""
 
 POLICIES = ("", "evict_first")
 STORES = (*POLICIES, "streaming")
@@ -47,11 +53,25 @@ ONCE = """turn = tl.program_id(0)
     if STAGES > 0:"""
 
 
-def row_values(config: Config) -> dict[str, Value]:
-    """The placeholders of a row kernel's body: the configuration, `grid` (host lines that set `programs`) and
-    `walk` (the loop over tiles, or none where each program has one)."""
-    walk = LOOP if config["waves"] else ONCE
-    return {**config, "grid": string.Template(ROW_HOST).substitute(config), "walk": walk}
+def row_values(config: Config, weights: str = "") -> dict[str, Value]:
+    """The placeholders of a row kernel's body: the configuration, `grid` (host lines that set `programs`), `walk`
+    (the loop over tiles, or none where each program has one) and `masks`; `before` or `after` the first rows are
+    asked for come the `weights` (name and pointer, by words), as float32."""
+    loads = [
+        f"{name} = tl.load({pointer} + column, mask=known, other=0.0).to(tl.float32)"
+        for name, pointer in (word.split(":") for word in weights.split())
+    ]
+    known = "known = tl.full((1, BLOCK), True, tl.int1) if EVEN else column < n"
+    lines = [known, *loads] if loads else []
+    looped = bool(config["waves"])
+    return {
+        **config,
+        "grid": string.Template(ROW_HOST).substitute(config),
+        "walk": LOOP if looped else ONCE,
+        "masks": MASKS,
+        "before": "\n    ".join(lines) if looped else "",
+        "after": "" if looped else "\n        ".join(lines),
+    }
 
 
 def carry(config: Config, near: Case, case: Case) -> Config:

@@ -16,16 +16,17 @@ import triton.language as tl
 
 @triton.jit
 def layernorm(
-    x, weight, bias, out, m, n, eps, x_row, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+    x, weight, bias, out, m, n, eps, x_row,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK)[None, :]
-    w = tl.load(weight + column, mask=column < n, other=0.0).to(tl.float32)
-    b = tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)
+    $before
     $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        inside = (row < m) & (column < n)
+        $masks
         v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
-        centred = tl.where(column < n, v - (tl.sum(v, 1) / n)[:, None], 0.0)
+        $after
+        centred = tl.where(inside, v - (tl.sum(v, 1) / n)[:, None], 0.0)
         scale = tl.rsqrt(tl.sum(centred * centred, 1) / n + eps)
         y = centred * scale[:, None] * w + b
         tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
@@ -38,7 +39,7 @@ def entry(x, weight, bias, eps):
         $grid
         layernorm[(programs,)](
             x, weight, bias, out, m, n, eps, x.stride(0), ROWS=$rows, BLOCK=triton.next_power_of_2(n),
-            STAGES=$stages, num_warps=$warps,
+            STAGES=$stages, EVEN=even, num_warps=$warps,
         )
     return out
 """
@@ -52,4 +53,6 @@ class LayerNorm:
         return row_space(case)
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, BODY, row_values(config), keys={"bounds": "n 1..32768"}, like=case)
+        return render(
+            problem, BODY, row_values(config, "w:weight b:bias"), keys={"bounds": "n 1..32768"}, like=case
+        )

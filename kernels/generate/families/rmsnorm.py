@@ -16,14 +16,16 @@ import triton.language as tl
 
 @triton.jit
 def rmsnorm(
-    x, weight, out, m, n, eps, x_row, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+    x, weight, out, m, n, eps, x_row,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK)[None, :]
-    w = tl.load(weight + column, mask=column < n, other=0.0).to(tl.float32)
+    $before
     $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        inside = (row < m) & (column < n)
+        $masks
         v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
+        $after
         scale = tl.rsqrt(tl.sum(v * v, 1) / n + eps)
         y = v * scale[:, None] * w
         tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
@@ -36,7 +38,7 @@ def entry(x, weight, eps):
         $grid
         rmsnorm[(programs,)](
             x, weight, out, m, n, eps, x.stride(0), ROWS=$rows, BLOCK=triton.next_power_of_2(n), STAGES=$stages,
-            num_warps=$warps,
+            EVEN=even, num_warps=$warps,
         )
     return out
 """
@@ -50,15 +52,16 @@ import triton.language as tl
 @triton.jit
 def rmsnorm_residual(
     x, residual, weight, out, total, m, n, eps, x_row, r_row,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK)[None, :]
-    w = tl.load(weight + column, mask=column < n, other=0.0).to(tl.float32)
+    $before
     $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        inside = (row < m) & (column < n)
+        $masks
         v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
         r = tl.load(residual + row * r_row + column, mask=inside, other=0.0$load)
+        $after
         rounded = (v + r.to(tl.float32)).to(total.dtype.element_ty)
         tl.store(total + row * n + column, rounded, mask=inside$store)
         s = rounded.to(tl.float32)
@@ -75,7 +78,8 @@ def entry(x, residual, weight, eps):
         $grid
         rmsnorm_residual[(programs,)](
             x, residual, weight, out, total, m, n, eps, x.stride(0), residual.stride(0),
-            ROWS=$rows, BLOCK=triton.next_power_of_2(n), STAGES=$stages, num_warps=$warps,
+            ROWS=$rows, BLOCK=triton.next_power_of_2(n), STAGES=$stages, EVEN=even,
+            num_warps=$warps,
         )
     return out, total
 """
@@ -90,4 +94,4 @@ class RmsNorm:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         body = PLAIN if problem == "rmsnorm" else RESIDUAL
-        return render(problem, body, row_values(config), keys={"bounds": "n 1..32768"}, like=case)
+        return render(problem, body, row_values(config, "w:weight"), keys={"bounds": "n 1..32768"}, like=case)

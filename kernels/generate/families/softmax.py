@@ -16,12 +16,12 @@ import triton.language as tl
 
 @triton.jit
 def softmax(
-    x, out, m, n, x_row, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+    x, out, m, n, x_row, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr
 ):
     column = tl.arange(0, BLOCK)[None, :]
     $walk
         row = (turn * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        inside = (row < m) & (column < n)
+        $masks
         v = tl.load(x + row * x_row + column, mask=inside, other=-float("inf")$load)
         v = v.to(tl.float32)
         e = tl.exp(v - tl.max(v, 1)[:, None])
@@ -37,7 +37,7 @@ def entry(x):
         $grid
         softmax[(programs,)](
             x, out, m, n, x.stride(0), ROWS=$rows, BLOCK=block, STAGES=$stages,
-            num_warps=$warps,
+            EVEN=even, num_warps=$warps,
         )
     return out
 """
