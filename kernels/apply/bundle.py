@@ -1,4 +1,4 @@
-"""Writes the file for the job: `runtime.py` with certified kernels in it, checked as they go in."""
+"""Writes the file for the job: `runtime.py` and `folds.py` with certified kernels, checked as they go in."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from kernels.candidate import Candidate
 from kernels.certificate import CertificateError, read
 
 FILE = "nightshift_kernels.py"
+_IMPORT = "from kernels.apply.folds import FoldCasts\n"
+_LAST_IMPORT = "import torch\n"
 _PLACE = "KERNELS: list[dict[str, Any]] = []\n"
 
 
@@ -60,6 +62,10 @@ def bundle(records: Sequence[Mapping[str, Any]]) -> str:
     text = (Path(__file__).parent / "runtime.py").read_text(encoding="utf-8")
     if text.count(_PLACE) != 1:
         raise ValueError("runtime.py: the place for the kernels is not there")
+    if text.count(_IMPORT) != 1:
+        raise ValueError("runtime.py: the place for the graph pass is not there")
+    folds = (Path(__file__).parent / "folds.py").read_text(encoding="utf-8")
+    text = text.replace(_IMPORT, folds.partition(_LAST_IMPORT)[2])
     listed = json.dumps(json.dumps(list(records), sort_keys=True))
     return text.replace(_PLACE, f"KERNELS: list[dict[str, Any]] = json.loads(\n    {listed}\n)\n")
 

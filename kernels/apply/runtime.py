@@ -7,9 +7,9 @@
     nightshift_kernels.unapply(model)                                # takes everything back
 
 What is swapped: modules that compute a certified operation (found by their numbers, not by their class),
-nn.Embedding (its gradient), and torch.nn.functional.cross_entropy and softmax. Parameters and state_dict stay as
-they are. Every call is guarded (device, dtype, shape, stride); what a guard refuses is computed by torch and
-counted. Kernels are custom operators with fake implementations and gradients, so torch.compile and CUDA graphs
+nn.Embedding (its gradient), and torch.nn.functional.cross_entropy, gelu and softmax. Parameters and state_dict
+stay as they are. Every call is guarded (device, dtype, shape, stride); what a guard refuses is computed by torch
+and counted. Kernels are custom operators with fake implementations and gradients, so torch.compile and CUDA graphs
 take them. All ranks use the same kernels or none. At a step boundary the counts are logged, and a kernel that was
 demoted is computed by torch from then on; so is one whose output a shadow check finds wrong.
 """
@@ -33,6 +33,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from kernels.apply.folds import FoldCasts
 
 KERNELS: list[dict[str, Any]] = []
 """problem, certificate (SHA-256), candidate (SHA-256), source, entry, dtypes, sizes, layouts, bounds, architecture,
@@ -88,6 +90,7 @@ class _State:
     kernels: dict[str, _Kernel] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    fold: Any = None
     hooks: list[Any] = field(default_factory=list)
     folder: Any = None
     shadow_every: int = 0
@@ -99,6 +102,8 @@ class _State:
 
 _STATE = _State()
 _OPERATORS: dict[str, Any] = {}
+_CAST = "cross_entropy_cast"
+"""Reads 16-bit logits where the model casts them first; only a compiled graph shows that it does."""
 
 
 def kernels_sha256() -> str:
@@ -151,6 +156,7 @@ def apply(
         _swap_module(name or type(model).__name__, module, report)
     if functions:
         _swap_functions(report)
+    _fold_casts()
     if optimizer is not None and not _STATE.hooks and _STATE.kernels:
         _STATE.hooks.append(optimizer.register_step_post_hook(_after_step))
     return report
@@ -169,6 +175,7 @@ def unapply(model: nn.Module) -> int:
         count += 1
     for hook in _STATE.hooks:
         hook.remove()
+    _unfold_casts()
     _STATE.functions.clear()
     _STATE.hooks.clear()
     _STATE.kernels.clear()
@@ -441,6 +448,32 @@ def _loss_backward_reference(g: torch.Tensor, x: torch.Tensor, target: torch.Ten
     return ((p - hit.to(p.dtype)) * g.float()[:, None]).to(x.dtype)
 
 
+def _cast_loss_gradient(
+    g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, target: torch.Tensor
+) -> tuple[Any, ...]:
+    if "cross_entropy_cast_backward" in _STATE.kernels:
+        return _invoke("cross_entropy_cast_backward", g.contiguous(), x, target), None
+    return _loss_backward_reference(g, x, target), None
+
+
+def _cast_loss_reference(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = _originals("cross_entropy")(
+        x.to(torch.promote_types(x.dtype, torch.float32)), target, reduction="none"
+    )
+    return out
+
+
+def _exact_gelu(x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = _originals("gelu")(x)
+    return out
+
+
+def _gelu_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    if "gelu_backward" in _STATE.kernels:
+        return (_invoke("gelu_backward", g.contiguous(), x),)
+    return (torch.ops.aten.gelu_backward(g, x),)
+
+
 def _table_gradient(gradient: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
     out: torch.Tensor = torch.ops.aten.embedding_dense_backward(gradient, index, rows, -1, False)
     return out
@@ -491,6 +524,28 @@ _SPECS: dict[str, _Spec] = {
         None,
         lambda g, x, target: {"m": x.shape[0], "v": x.shape[1]},
     ),
+    "cross_entropy_cast": _Spec(
+        "(Tensor logits, Tensor target) -> Tensor",
+        _cast_loss_reference,
+        lambda x, target: x.new_empty(x.shape[:1], dtype=torch.promote_types(x.dtype, torch.float32)),
+        _cast_loss_gradient,
+        lambda x, target: {"m": x.shape[0], "v": x.shape[1]},
+    ),
+    "cross_entropy_cast_backward": _Spec(
+        "(Tensor g, Tensor logits, Tensor target) -> Tensor",
+        _loss_backward_reference,
+        lambda g, x, target: x.new_empty(x.shape),
+        None,
+        lambda g, x, target: {"m": x.shape[0], "v": x.shape[1]},
+    ),
+    "gelu": _Spec("(Tensor x) -> Tensor", _exact_gelu, _new, _gelu_gradient, _matrix),
+    "gelu_backward": _Spec(
+        "(Tensor g, Tensor x) -> Tensor",
+        torch.ops.aten.gelu_backward,
+        lambda g, x: x.new_empty(x.shape),
+        None,
+        lambda g, x: _matrix(x),
+    ),
     "embedding_gradient": _Spec(
         "(Tensor gradient, Tensor index, int rows) -> Tensor",
         _table_gradient,
@@ -539,6 +594,8 @@ def _run(problem: str, inputs: Sequence[Any]) -> Any:
     spec, kernel = _SPECS[problem], _STATE.kernels.get(problem)
     if kernel is None or kernel.disabled:
         return spec.reference(*inputs)
+    if problem.startswith(_CAST) and inputs[-2].dtype != _DTYPES[kernel.record["dtype"]]:
+        return spec.reference(*inputs)  # the cast before it was not folded into it
     kernel.calls += 1
     out = kernel.entry(*inputs)
     if _STATE.shadow_every and kernel.calls % _STATE.shadow_every == 0 and not _capturing():
@@ -802,6 +859,8 @@ def _embed() -> Any:
 def _swap_functions(report: Report) -> None:
     for problem, name, wrapper in (
         ("cross_entropy", "cross_entropy", _cross_entropy),
+        (_CAST, "cross_entropy", _cross_entropy),
+        ("gelu", "gelu", _gelu),
         ("softmax", "softmax", _softmax),
     ):
         if problem not in _STATE.kernels:
@@ -830,7 +889,10 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
         if plain and ignore_index == -100 and reduction in ("mean", "sum", "none"):
             # a target of −100 is left out of torch's mean; the kernel gets row 0 of the table for it instead
             kept = target != ignore_index
-            losses = _call("cross_entropy", (input, torch.where(kept, target, 0)), ())
+            filled = torch.where(kept, target, 0)
+            losses = _call("cross_entropy", (input, filled), ())
+            if losses is None and torch.compiler.is_compiling():
+                losses = _cast_loss(input, filled)
             if losses is not None:
                 losses = torch.where(kept, losses, 0.0)
                 if reduction == "none":
@@ -841,6 +903,46 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return cross_entropy
+
+
+def _cast_loss(input: torch.Tensor, target: torch.Tensor) -> Any:
+    """The loss of logits that a compiled region casts to float32; `FoldCasts` then takes the cast away."""
+    kernel = _STATE.kernels.get(_CAST)
+    if kernel is None or input.dtype != torch.float32:
+        return None
+    sizes = {"m": input.shape[0], "v": input.shape[1]}
+    return None if _refusal(kernel.record, sizes, (target,)) else _invoke(_CAST, input, target)
+
+
+def _fold_casts() -> None:
+    """Puts the pass before torch's own over joint graphs, once."""
+    kinds = {n: _DTYPES[k.record["dtype"]] for n, k in _STATE.kernels.items() if n.startswith(_CAST)}
+    if not kinds or _STATE.fold is not None:
+        return
+    from torch._inductor import config
+
+    kinds.setdefault(f"{_CAST}_backward", kinds.get(_CAST, torch.bfloat16))
+    _STATE.fold = FoldCasts({_CAST: 0, f"{_CAST}_backward": 1}, kinds, config.joint_custom_pre_pass)
+    config.joint_custom_pre_pass = _STATE.fold
+
+
+def _unfold_casts() -> None:
+    if _STATE.fold is not None:
+        from torch._inductor import config
+
+        config.joint_custom_pre_pass = _STATE.fold.earlier
+        _STATE.fold = None
+
+
+def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
+    def gelu(input: torch.Tensor, approximate: str = "none") -> Any:
+        if approximate == "none" and input.dim() >= 2:
+            out = _call("gelu", (input.reshape(-1, input.shape[-1]),), ())
+            if out is not None:
+                return out.reshape(input.shape)
+        return original(input, approximate=approximate)
+
+    return gelu
 
 
 def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:

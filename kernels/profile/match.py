@@ -169,9 +169,8 @@ def _cross_entropy(units: Sequence[Unit]) -> Found | None:
         and dtype(first, 0)
         and math.prod(dims(first, 0)) == math.prod(dims(loss, 0))
     ):
-        return Found(
-            "cross_entropy", found.sizes, dtype(first, 0), found.layout, "logits are cast to float32 first"
-        )
+        note = "logits are cast to float32 first"
+        return Found("cross_entropy_cast", found.sizes, dtype(first, 0), found.layout, note)
     return found
 
 
@@ -216,6 +215,11 @@ def _gated(problem: str) -> Bind:
         return _rowwise(problem, act)
 
     return bind
+
+
+def _gelu(units: Sequence[Unit]) -> Found | None:
+    concrete = units[0].signature.concrete
+    return None if "tanh" in concrete[1:] else _rowwise("gelu", units[0])
 
 
 def _fused_mlp(units: Sequence[Unit]) -> Found | None:
@@ -268,6 +272,8 @@ def _rotary_half(units: Sequence[Unit]) -> Found | None:
 
 
 _RMS = ("to?", "_to_copy?", "pow|mul|square", "mean", "add?", "rsqrt", "mul", "to?", "_to_copy?", "mul")
+_MOVED = "reshape|contiguous|clone|copy?"
+"""What lays the targets out between the logits' cast and the loss."""
 _TURN = ("mul", "neg", "cat", "mul", "add")
 PATTERNS: tuple[Pattern, ...] = (
     Pattern(("add", *_RMS), _rmsnorm_residual),
@@ -277,14 +283,16 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(("linear", "linear", "silu", "mul", "linear"), _fused_mlp),
     Pattern(("rms_norm|_fused_rms_norm",), _native_rmsnorm),
     Pattern(("layer_norm|native_layer_norm",), _layernorm),
-    Pattern(("to?", "_to_copy?", "cross_entropy_loss"), _cross_entropy),
+    Pattern(("to?", "_to_copy?", _MOVED, "cross_entropy_loss"), _cross_entropy),
     Pattern(
-        ("to?", "_to_copy?", "log_softmax|_log_softmax", "nll_loss|nll_loss_nd|nll_loss_forward"), _cross_entropy
+        ("to?", "_to_copy?", _MOVED, "log_softmax|_log_softmax", "nll_loss|nll_loss_nd|nll_loss_forward"),
+        _cross_entropy,
     ),
     Pattern(("softmax|_softmax",), _softmax),
     Pattern(("scaled_dot_product_attention",), _attention),
     Pattern(("silu", "mul"), _gated("swiglu")),
     Pattern(("gelu", "mul"), _gated("geglu")),
+    Pattern(("gelu",), _gelu),
     Pattern(("dropout|native_dropout", "add"), _dropout_add),
     Pattern(("linear",), _linear),
     Pattern(("mm|matmul|addmm",), _matmul),
@@ -330,7 +338,7 @@ def cost(found: Found) -> Cost:
             area = s["b"] * s["h"] * s["s"]
             flops = 2 * area * (s["s"] + 1) * s["d"]
             return Cost(4 * area * s["d"] * size, flops, 8 * area * s["d"] * size, 2.5 * flops)
-        case "cross_entropy":
+        case "cross_entropy" | "cross_entropy_cast":
             logits = s["m"] * s["v"]
             return Cost(logits * size, 4 * logits, 2 * logits * size, 4 * logits)
         case "adamw":

@@ -136,6 +136,58 @@ def compiled(kernels: Any) -> dict[str, Any]:
     return {"equal": close(want, got), "opcheck": checks}
 
 
+def folded(kernels: Any) -> dict[str, Any]:
+    """A compiled step whose 16-bit logits are cast before the loss: the kernels read them without the cast."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
+
+    seen: dict[str, Any] = {}
+
+    def part(joint: Any, *rest: Any, **named: Any) -> Any:
+        if kernels._STATE.fold is not None:
+            kernels._STATE.fold(joint.graph)
+            joint.recompile()
+        calls = [n for n in joint.graph.nodes if "cross_entropy_cast" in str(n.target)]
+        seen["kinds"] = [str(n.args[1 if "backward" in str(n.target) else 0].meta["val"].dtype) for n in calls]
+        seen["wide"] = sum(
+            n.meta["val"].dtype == torch.float32 and n.meta["val"].dim() == 2 and "cross" not in str(n.target)
+            for n in joint.graph.nodes
+            if isinstance(n.meta.get("val"), torch.Tensor) and n.op == "call_function"
+        )
+        return default_partition(joint, *rest, **named)
+
+    def run() -> tuple[float, torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(4)
+        table = (0.03 * torch.randn(48, N)).bfloat16().requires_grad_(True)
+        x, target = torch.randn(2, 6, N).bfloat16(), torch.randint(0, 48, (12,))
+
+        def step(table: torch.Tensor) -> torch.Tensor:
+            logits = F.gelu(x) @ table.t()
+            return F.cross_entropy(logits.float().view(-1, 48), target)
+
+        backend = aot_autograd(fw_compiler=lambda g, _: g, bw_compiler=lambda g, _: g, partition_fn=part)
+        loss = torch.compile(step, backend=backend, fullgraph=True)(table)
+        loss.backward()
+        assert table.grad is not None
+        return float(loss.detach()), table.grad
+
+    want = run()
+    without = dict(seen)
+    kernels.apply(made(), log=lambda _: None)
+    got = run()
+    calls = {k.problem: k.calls for k in kernels._STATE.kernels.values()}
+    kernels.unapply(made())
+    return {
+        "without": without["kinds"],
+        "kinds": seen["kinds"],
+        "wide": [without["wide"], seen["wide"]],
+        "equal": abs(want[0] - got[0]) < 2e-3 and bool(torch.allclose(want[1], got[1], rtol=2e-2, atol=2e-3)),
+        "calls": calls,
+        "taken_back": kernels._STATE.fold is None,
+    }
+
+
 def shadowed(kernels: Any) -> dict[str, Any]:
     """The file's rmsnorm is wrong: the shadow check finds it, the job goes on with torch's."""
     want = losses(made())

@@ -15,6 +15,8 @@ import pytest
 from kernels.apply import runtime
 from kernels.apply.bundle import bundle, write_bundle
 from kernels.generate.families.backward import Backward
+from kernels.generate.families.cross_entropy import CrossEntropy
+from kernels.generate.families.gelu import Gelu
 from kernels.generate.template import candidate
 from kernels.problem import Case
 
@@ -119,6 +121,20 @@ def records(wrong: float = 1.0) -> list[dict[str, Any]]:
     ]
 
 
+def narrow_records() -> list[dict[str, Any]]:
+    """bfloat16 kernels of a compiled step: GELU, and the loss of logits that are cast to float32."""
+    loss, rows = Case.of("bfloat16", m=12, v=48), Case.of("bfloat16", m=12, n=64)
+    made = []
+    for family, problem, case in (
+        (CrossEntropy(), "cross_entropy_cast", loss),
+        (Backward(), "cross_entropy_cast_backward", loss),
+        (Gelu(), "gelu", rows),
+    ):
+        source = candidate(family, problem, case, family.space(problem, case).configs[0]).source
+        made.append({**record(problem, source, **case.sizes), "dtype": "bfloat16"})
+    return made
+
+
 def run(what: str, folder: Path, listed: list[dict[str, Any]]) -> dict[str, Any]:
     file = folder / "nightshift_kernels.py"
     write_bundle(file, listed)
@@ -155,6 +171,17 @@ def test_torch_compile_takes_the_operators_without_a_break(tmp_path: Path) -> No
     seen = run("compiled", tmp_path, records())
     assert seen["equal"]
     assert seen["opcheck"] == [True, True, True]
+
+
+def test_a_cast_before_the_loss_is_folded_into_the_operator(tmp_path: Path) -> None:
+    """In a compiled region the loss's kernels read 16-bit logits themselves, forward and backward."""
+    found = run("folded", tmp_path, narrow_records())
+    assert found["without"] == []
+    assert found["kinds"] == ["torch.bfloat16"] * 2
+    assert found["wide"][1] == 0 < found["wide"][0]
+    assert found["equal"]
+    assert found["taken_back"]
+    assert found["calls"] == {"cross_entropy_cast": 1, "cross_entropy_cast_backward": 1, "gelu": 1}
 
 
 def test_a_wrong_kernel_is_found_by_its_shadow_and_torch_goes_on(tmp_path: Path) -> None:

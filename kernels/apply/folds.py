@@ -1,0 +1,112 @@
+"""A pass over compiled graphs: takes casts to float32 away from operators that read 16-bit values themselves.
+
+`F.cross_entropy(logits.float(), …)` of 16-bit logits would have the wide copy written out for an operator that the
+compiler cannot look into. Values of 16 bits are exact in 32, and the cast's own gradient rounds once, so the result
+is the same bits. Part of the job's file: `kernels.apply.bundle` puts it there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class FoldCasts:
+    """A pass for torch._inductor.config.joint_custom_pre_pass.
+
+    places: operator name → position of its wide input; kinds: operator → its own dtype. An operator whose name ends
+    in `_backward` also returns narrowly what was wide before.
+    """
+
+    def __init__(self, places: dict[str, int], kinds: dict[str, torch.dtype], earlier: Any = None) -> None:
+        self.places, self.kinds, self.earlier = places, kinds, earlier
+
+    def uuid(self) -> Any:
+        """For the compiler's cache."""
+        named = sorted((name, place, str(self.kinds.get(name))) for name, place in self.places.items())
+        inner = getattr(self.earlier, "uuid", lambda: None)() if self.earlier is not None else ""
+        return None if inner is None else ("nightshift fold casts 1", tuple(named), inner)
+
+    def __call__(self, graph: Any) -> None:
+        if self.earlier is not None:
+            self.earlier(graph)
+        for node in list(graph.nodes):
+            name = _operator_name(node)
+            if name in self.places and name in self.kinds:
+                self._fold(graph, node, name)
+        graph.eliminate_dead_code()
+
+    def _fold(self, graph: Any, node: Any, name: str) -> None:
+        wide = node.args[self.places[name]]
+        source = _narrow_source(wide, self.kinds[name])
+        if source is None:
+            return
+        shape = list(wide.meta["val"].shape)
+        with graph.inserting_before(node):
+            narrow = _view(graph, source, shape)
+        arguments = list(node.args)
+        arguments[self.places[name]] = narrow
+        node.args = tuple(arguments)
+        if not name.endswith("_backward"):
+            return
+        made = node.meta["val"]
+        node.meta["val"] = made.to(self.kinds[name])
+        for cast, chain in list(_casts_after(node, self.kinds[name])):
+            with graph.inserting_before(cast):
+                shape = list(cast.meta["val"].shape)
+                cast.replace_all_uses_with(_view(graph, node, shape) if chain else node)
+        graph.eliminate_dead_code()
+        left = [user for user in node.users if _operator_name(user) != "view" or not _is_narrow(user, node)]
+        if left:  # somebody wants the wide gradient after all
+            with graph.inserting_after(node):
+                again = graph.call_function(torch.ops.prims.convert_element_type.default, (node, made.dtype))
+            again.meta["val"] = made
+            for user in left:
+                user.replace_input_with(node, again)
+
+
+def _is_narrow(user: Any, node: Any) -> bool:
+    value = user.meta.get("val")
+    return value is not None and value.dtype == node.meta["val"].dtype
+
+
+def _operator_name(node: Any) -> str:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return ""
+    return target._schema.name.rpartition("::")[2]
+
+
+_VIEWS = ("view", "reshape", "_unsafe_view", "alias")
+_CASTS = ("_to_copy", "convert_element_type")
+
+
+def _narrow_source(node: Any, kind: torch.dtype) -> Any:
+    """What was cast, if `node` is a view of a cast from that dtype to float32."""
+    while isinstance(node, torch.fx.Node) and _operator_name(node) in _VIEWS:
+        node = node.args[0]
+    if not isinstance(node, torch.fx.Node) or _operator_name(node) not in _CASTS:
+        return None
+    source = node.args[0]
+    values: list[Any] = [n.meta.get("val") for n in (node, source) if isinstance(n, torch.fx.Node)]
+    if len(values) != 2 or not all(isinstance(v, torch.Tensor) for v in values):
+        return None
+    fits = values[0].dtype == torch.float32 and values[1].dtype == kind and values[1].is_contiguous()
+    return source if fits and isinstance(source, torch.fx.Node) else None
+
+
+def _casts_after(node: Any, kind: torch.dtype, chain: int = 0) -> Any:
+    """(cast, views between) for each cast to `kind` behind `node`, through views."""
+    for user in list(node.users):
+        value = user.meta.get("val")
+        if _operator_name(user) in _CASTS and value is not None and value.dtype == kind:
+            yield user, chain
+        elif _operator_name(user) in _VIEWS:
+            yield from _casts_after(user, kind, chain + 1)
+
+
+def _view(graph: Any, source: Any, shape: list[Any]) -> Any:
+    made = graph.call_function(torch.ops.aten.view.default, (source, shape))
+    made.meta["val"] = source.meta["val"].view(shape)
+    return made
