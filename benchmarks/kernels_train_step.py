@@ -9,7 +9,9 @@ The model is the one of `tests/recordings/h200_train_trace.json.gz`: 92 M parame
 2. The file for the job is written, and its canary decides by itself which kernels this step uses.
 3. Contestants, timed in turns in one process: eager and torch.compile, each with fused AdamW, and the same with the
    kernels applied. A round times every contestant; the figures are medians over rounds.
-4. Loss: five eager seeds and one run with the kernels, 300 steps, on the same batches.
+4. Loss: six eager seeds and one run with the kernels, 300 steps, on the same batches. The yardstick is the sixth
+   seed: how often a run without any kernel leaves the band of the other five. Beside it stands how far a run
+   leaves the eager one of its own seed, with the kernels and with torch.compile alone.
 """
 
 from __future__ import annotations
@@ -89,18 +91,30 @@ class Job:
             self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=device == "cuda" or None
         )
         self.kernels, self.report = kernels, ""
+        self.state: dict[str, Any] = {}
         if kernels is not None:
-            told = kernels.apply(self.model, functions=False, shadow_every=0, log_every=0, only=only)
+            told = kernels.apply(self.model, shadow_every=0, log_every=0, only=only)
             self.report = str(told)
-        self.entropy: Callable[..., Any] = F.cross_entropy
-        if kernels is not None and "cross_entropy" in kernels._STATE.kernels:
-            self.entropy = kernels._cross_entropy(F.cross_entropy)  # of this contestant alone
         self.forward: Callable[..., Any] = torch.compile(self._loss) if compiled else self._loss
 
     def _loss(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self.device, dtype=torch.bfloat16):
             logits = self.model(x[:, :-1])
-            return self.entropy(logits.float().view(-1, self.size["v"]), x[:, 1:].reshape(-1))
+            return F.cross_entropy(logits.float().view(-1, self.size["v"]), x[:, 1:].reshape(-1))
+
+    def leave(self) -> None:
+        """Torch's own functions are back until `enter`: what this contestant uses is no other's."""
+        if self.kernels is not None:
+            self.state = dict(self.kernels._STATE.kernels)
+            self.kernels._STATE.kernels.clear()
+            for name, original in self.kernels._STATE.functions.items():
+                setattr(F, name, original)
+            self.kernels._STATE.functions.clear()
+
+    def enter(self) -> None:
+        if self.kernels is not None:
+            self.kernels._STATE.kernels.update(self.state)
+            self.kernels._swap_functions(self.kernels.Report())
 
     def step(self, x: torch.Tensor) -> torch.Tensor:
         loss = self.forward(x)
@@ -190,7 +204,7 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
     peaks = probe(device) if device == "cuda" else None
     found = read_profile(path, peaks)
     places = frozenset(runtime._SPECS)
-    works, decisions = loop.from_profile(found, run, peaks, most, 0.003, problems=places)
+    works, decisions = loop.from_profile(found, run, peaks, most, 0.002, problems=places)
     loop_cli._write(run / "profile.json", loop_cli._profile_json(found, decisions))
     print(as_text(found), flush=True)
     if device == "cpu":
@@ -274,11 +288,12 @@ def main() -> None:
         result["canary"][how] = kernels.canary(
             lambda job=job, turn=turn: job.step(next(turn)), steps=max(2, count // 2)
         )
-        kept[how] = tuple(kernels._STATE.kernels)
+        kept[how] = tuple(sorted(kernels._STATE.kernels))
         kernels.unapply(job.model)
         del job
         save(result, f"canary, {how}: {kept[how]}")
 
+    result["kept"] = {how: list(names) for how, names in kept.items()}
     contestants = {
         "eager, fused AdamW": (False, ()),
         "compile, fused AdamW": (True, ()),
@@ -291,13 +306,15 @@ def main() -> None:
     for name, (compiled, only) in contestants.items():
         job = Job(size, device, 1, compiled and not given.tiny, kernels if only else None, only)
         seconds(job, data, 4)
-        jobs[name] = (job, only, dict(kernels._STATE.kernels))
-        kernels._STATE.kernels.clear()
-    for _ in range(rounds):
-        for name, (job, _, state) in jobs.items():
-            kernels._STATE.kernels.update(state)
-            times[name].append(seconds(job, data, count))
-            kernels._STATE.kernels.clear()
+        job.leave()
+        jobs[name] = job
+    for turn in range(rounds + 1):
+        for name, job in jobs.items():
+            job.enter()
+            taken = seconds(job, data, count)
+            job.leave()
+            if turn:  # the first round only warms up
+                times[name].append(taken)
     medians = {name: statistics.median(values) for name, values in times.items()}
     ours = min((n for n in medians if "kernels" in n), key=lambda n: medians[n])
     result["step_s"] = times
@@ -306,38 +323,52 @@ def main() -> None:
     for name in ("compile", "eager"):
         plain = medians[f"{name}, fused AdamW"]
         result[f"over_{name}"] = {n: plain / value for n, value in medians.items() if "kernels" in n}
-    result["reports"] = {name: job.report for name, (job, _, _) in jobs.items()}
+    result["reports"] = {name: job.report for name, job in jobs.items()}
     save(result, f"{ours}: {result['over_compile'][ours]:.3f}× compile, {result['over_eager'][ours]:.3f}× eager")
     jobs.clear()
 
     curves: dict[str, list[float]] = {}
-    for seed in range(1, 6):
-        job = Job(size, device, seed, False, None, ())
-        curves[f"eager seed {seed}"] = torch.stack(
-            [job.step(data[n % len(data)]) for n in range(loss_steps)]
-        ).tolist()
-        del job
+
+    def curve(job: Job) -> list[float]:
+        steps = [job.step(data[n % len(data)]) for n in range(loss_steps)]
+        found: list[float] = torch.stack(steps).tolist()
+        return found
+
+    torch._dynamo.reset()
+    for seed in range(1, 7):
+        curves[f"eager seed {seed}"] = curve(Job(size, device, seed, False, None, ()))
+    sixth = curves.pop("eager seed 6")
+    plain_curve = curve(Job(size, device, 1, not given.tiny, None, ()))
     torch._dynamo.reset()
     compiled, only = contestants[ours]
-    job = Job(size, device, 1, compiled and not given.tiny, kernels if only else None, only)
-    mine = torch.stack([job.step(data[n % len(data)]) for n in range(loss_steps)]).tolist()
+    mine = curve(Job(size, device, 1, compiled and not given.tiny, kernels if only else None, only))
     band = [(min(column), max(column)) for column in zip(*curves.values(), strict=True)]
     width = [high - low for low, high in band]
     slack = statistics.median(width)
-    outside = [n for n, (value, (low, high)) in enumerate(zip(mine, band, strict=True))
-               if not low - slack <= value <= high + slack]  # fmt: skip
-    strictly = sum(not low <= value <= high for value, (low, high) in zip(mine, band, strict=True))
+
+    def outside(values: list[float], slack: float = 0.0) -> int:
+        pairs = zip(values, band, strict=True)
+        return sum(not low - slack <= value <= high + slack for value, (low, high) in pairs)
+
+    def gap(values: list[float]) -> float:
+        return max(abs(a - b) for a, b in zip(values, curves["eager seed 1"], strict=True))
+
+    strictly = outside(mine)
     result["loss"] = {
         "steps": loss_steps,
         "last": {**{name: curve[-1] for name, curve in curves.items()}, "ours": mine[-1]},
         "outside_band": strictly,
-        "outside_band_and_its_median_width": len(outside),
+        "outside_band_of_a_sixth_seed": outside(sixth),
         "outside_band_expected_of_a_sixth_seed": loss_steps * 2 / 6,  # of six alike, each is first or last so often
-        "largest_gap_to_the_same_seed": max(abs(a - b) for a, b in zip(mine, curves["eager seed 1"], strict=True)),
+        "outside_band_and_its_median_width": outside(mine, slack),
+        "outside_band_and_its_median_width_of_a_sixth_seed": outside(sixth, slack),
+        "largest_gap_to_the_same_seed": gap(mine),
+        "largest_gap_of_compile_to_the_same_seed": gap(plain_curve),
         "curve_every_10": {"ours": mine[::10], **{name: curve[::10] for name, curve in curves.items()}},
     }
     result["log_line"] = kernels.log_line()
-    save(result, f"loss: {strictly} of {loss_steps} steps outside the band of five eager seeds; done")
+    told = f"{strictly} of {loss_steps} steps outside the band of five eager seeds, of a sixth {outside(sixth)}"
+    save(result, f"loss: {told}; done")
 
 
 if __name__ == "__main__":
