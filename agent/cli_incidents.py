@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,16 @@ def incidents(
     """Lists open incidents; those that nobody is told of now are marked."""
     from agent.incident import IncidentState
     from agent.present import incident_json, incident_table
+    from agent.remote import remote, summary_of
 
+    there = remote()
+    if there is not None:
+        told = there.incidents_json(all_, limit)
+        if as_json:
+            print_json(told)
+        else:
+            print_rich(incident_table([summary_of(row) for row in told], time.time()))
+        return
     with stored(config) as (store, _, now_s):
         states = None if all_ else [state for state in IncidentState if state is not IncidentState.RESOLVED]
         rows = store.incidents(states, limit=limit)
@@ -40,7 +50,16 @@ def incidents(
 def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False) -> None:
     """Shows one incident: what, why with evidence, the plan and its cost, the history."""
     from agent.present import incident_json, incident_text
+    from agent.remote import incident_of, remote
 
+    there = remote()
+    if there is not None:
+        told = there.incident_json(incident_id)
+        if as_json:
+            print_json(told)
+        else:
+            print_rich(incident_text(incident_of(told), time.time()))
+        return
     with stored(config) as (store, _, now_s):
         incident = store.incident(incident_id)
         held = _standing(store, config).of(incident)

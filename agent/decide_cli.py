@@ -1,10 +1,15 @@
 """Commands by which a person decides, and those about who may.
 
-They reach the daemon's store through the configured URL and ask the same gate as the console.
+They reach the daemon's store through the configured URL and ask the same gate as the console; where
+`NIGHTSHIFT_API` is set, they ask the console (`agent.remote`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +18,52 @@ from agent.cli_incidents import IncidentId
 from agent.terminal import AsJson, Config, operator, print_json, stored, tell
 
 if TYPE_CHECKING:
+    from agent.gate import Gate, GateAnswer
+    from agent.policy import Person
+    from agent.remote import Remote
     from agent.store import Store
+
+
+@dataclass(frozen=True)
+class _Here:
+    """The gate of the daemon's own store, asked by who sits at the terminal."""
+
+    store: Store
+    gate: Gate
+    by: Person
+
+    def plan_of(self, incident_id: str, prefix: str) -> str:
+        from agent.remote import checked_plan
+
+        action = self.store.incident(incident_id).action
+        return checked_plan(incident_id, action.plan_sha256 if action is not None else "", prefix)
+
+    def approve(self, incident_id: str, plan_sha256: str) -> GateAnswer:
+        return self.gate.approve(incident_id, plan_sha256, self.by)
+
+    def reject(self, incident_id: str, plan_sha256: str, reason: str) -> GateAnswer:
+        return self.gate.reject(incident_id, plan_sha256, self.by, reason)
+
+    def close(self, incident_id: str, note: str) -> GateAnswer:
+        return self.gate.close(incident_id, self.by, note)
+
+    def halt(self, reason: str) -> GateAnswer:
+        return self.gate.halt(self.by, reason)
+
+    def resume(self) -> GateAnswer:
+        return self.gate.resume(self.by)
+
+
+@contextmanager
+def _asked(config: Path | None) -> Iterator[_Here | Remote]:
+    from agent.remote import remote
+
+    there = remote()
+    if there is not None:
+        yield there
+        return
+    with stored(config) as (store, gate, now_s):
+        yield _Here(store, gate, operator(now_s))
 
 
 def approve(
@@ -23,9 +73,8 @@ def approve(
     as_json: AsJson = False,
 ) -> None:
     """Approves an incident's present plan."""
-    with stored(config) as (store, gate, now_s):
-        sha256 = _plan_of(store, incident_id, plan)
-        tell(gate.approve(incident_id, sha256, operator(now_s)), as_json)
+    with _asked(config) as gate:
+        tell(gate.approve(incident_id, gate.plan_of(incident_id, plan)), as_json)
 
 
 def reject(
@@ -36,9 +85,8 @@ def reject(
     as_json: AsJson = False,
 ) -> None:
     """Declines an incident's present plan; the incident is watched."""
-    with stored(config) as (store, gate, now_s):
-        sha256 = _plan_of(store, incident_id, plan)
-        tell(gate.reject(incident_id, sha256, operator(now_s), reason), as_json)
+    with _asked(config) as gate:
+        tell(gate.reject(incident_id, gate.plan_of(incident_id, plan), reason), as_json)
 
 
 def close(
@@ -48,8 +96,8 @@ def close(
     as_json: AsJson = False,
 ) -> None:
     """Says that an incident is over."""
-    with stored(config) as (_, gate, now_s):
-        tell(gate.close(incident_id, operator(now_s), note), as_json)
+    with _asked(config) as gate:
+        tell(gate.close(incident_id, note), as_json)
 
 
 def halt(
@@ -58,14 +106,14 @@ def halt(
     as_json: AsJson = False,
 ) -> None:
     """Emergency stop: no action starts until somebody resumes."""
-    with stored(config) as (_, gate, now_s):
-        tell(gate.halt(operator(now_s), reason), as_json)
+    with _asked(config) as gate:
+        tell(gate.halt(reason), as_json)
 
 
 def resume(config: Config = None, as_json: AsJson = False) -> None:
     """Lifts the emergency stop."""
-    with stored(config) as (_, gate, now_s):
-        tell(gate.resume(operator(now_s)), as_json)
+    with _asked(config) as gate:
+        tell(gate.resume(), as_json)
 
 
 def token(config: Config = None) -> None:
@@ -92,18 +140,6 @@ def sign_out(
         print_json({"person": person, "sessions": ended})
     else:
         typer.echo(f"{person}: {ended} sessions ended")
-
-
-def _plan_of(store: Store, incident_id: str, prefix: str) -> str:
-    """The hash of the plan that is meant: the present one, if it begins as was said."""
-    from collectors.base import Permanent
-
-    action = store.incident(incident_id).action
-    if action is None:
-        return ""
-    if not action.plan_sha256.startswith(prefix):
-        raise Permanent(f"the plan of {incident_id} is {action.plan_sha256}, not {prefix}…: look at it again")
-    return action.plan_sha256
 
 
 COMMANDS = (approve, reject, close, halt, resume, token, sign_out)

@@ -145,6 +145,15 @@ def test_no_route_shows_anybody_what_is_not_theirs(site: Any, cluster: Cluster, 
     assert browser.get(f"/incidents/{own}").status_code == expected
 
 
+def test_searching_finds_no_word_that_is_not_shown(site: Any, cluster: Cluster) -> None:
+    """A search is no oracle: for what was withheld it finds nothing, though the stored incident says it."""
+    browser, _ = _signed_in(site, "red-responder@example.org")
+    found = {
+        q: set(re.findall(r"INC-\d+", browser.get(f"/incidents?q={q}").text)) for q in ("zebra", "n1", "walrus")
+    }
+    assert found == {"zebra": set(), "n1": {cluster.ids["both"]}, "walrus": set()}
+
+
 @pytest.mark.parametrize("name", TENANTS)
 def test_what_is_another_teams_looks_as_if_it_did_not_exist(site: Any, cluster: Cluster, name: str) -> None:
     """The answer for another team's incident, evidence or GPU is that of an id that was never given, to the
