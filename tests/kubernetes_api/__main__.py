@@ -47,10 +47,12 @@ def main() -> None:
     parser.add_argument("kubeconfig", type=Path)
     parser.add_argument("--lag", type=float, default=0.3, help="longest delay of controllers and caches (s)")
     parser.add_argument("--latency", type=float, default=0.05, help="how long each answer takes (s)")
+    parser.add_argument("--bare", action="store_true", help="without kube-controller-manager")
     chosen = parser.parse_args()
     api = Api()
     populate(api)
-    api.controllers.lag_s = chosen.lag
+    api.controllers.lag_s = 0.0 if chosen.bare else chosen.lag
+    api.controllers.are_there = not chosen.bare
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

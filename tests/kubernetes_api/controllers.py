@@ -59,6 +59,8 @@ class Controllers:
 
     def __init__(self, api: Api, lag_s: float = 0.0) -> None:
         self._api, self.lag_s = api, lag_s
+        self.are_there = True
+        """False: an API server alone, without kube-controller-manager."""
         self._queue: list[tuple[float, int, str, str, str]] = []
         self._numbers = itertools.count()
         self._owed: list[tuple[str, str, str]] = []
@@ -77,6 +79,8 @@ class Controllers:
 
     def react(self, kind: str, obj: Object) -> None:
         """Notes what has to be looked at now that this object was written or removed."""
+        if not self.are_there:
+            return
         meta = obj["metadata"]
         namespace, owed = meta.get("namespace", ""), []
         if kind in self._works:
