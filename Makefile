@@ -29,7 +29,7 @@ setup-benchmarks: $(VENV)/.test  ## the same with the peers that benchmarks/ com
 	$(PIP) -e '.[test,kernels,llm,fleet,rl,benchmarks]'
 
 demo: $(VENV)/.core  ## four simulated nodes, real faults; ONCE=1 runs unattended, SEED=n redraws the faults
-	@$(BIN)/python -m examples.demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(BIN)/python -m examples.demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED)) $(if $(SLACK),--slack) $(ARGS)
 
 lint: setup-test
 	$(BIN)/ruff check .

@@ -82,7 +82,11 @@ def png(chart: Chart) -> bytes:
         pen.line((SCALE * _LEFT, y(chart.reference), right, y(chart.reference)), fill=_QUIET, width=SCALE)
     if chart.onset_s is not None:
         pen.line((x(chart.onset_s), top, x(chart.onset_s), bottom), fill=_ONSET, width=SCALE)
-        pen.text((x(chart.onset_s) + SCALE * 4, top + 2), "onset", fill=_ONSET, font=small)
+        beside = x(chart.onset_s) + SCALE * 4
+        width = pen.textlength("onset", font=small)
+        if beside + width > right:  # it began at the end: the word stands before the line
+            beside = x(chart.onset_s) - SCALE * 4 - width
+        pen.text((beside, top + 2), "onset", fill=_ONSET, font=small)
     _line(pen, [(x(float(t)), y(float(v))) if math.isfinite(v) else None for t, v in zip(t_s, values, strict=True)])
     pen.text((SCALE * 12, SCALE * 9), plain(chart.title, MAX_TITLE), fill=_INK, font=large)
     out = io.BytesIO()

@@ -2,6 +2,7 @@
 
 SEED=n             redraws which faults happen where, when, and how large
 ONCE=1             unattended and unpaced; prints JSON; exit status 1 where anything was missed or needless
+SLACK=1            also shows the messages that Slack would get, on a stand-in's page, with their buttons
 DEMO_APPROVE=auto  the demo approves plans by itself; else click in the console, or `nightshift approve ID`
 """
 
@@ -36,6 +37,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Redraws the faults")] = _SEED,
     approve: Annotated[str, typer.Option(envvar="DEMO_APPROVE", help="auto or click")] = "",
     port: Annotated[int, typer.Option(help="Port of the console; 0 any free one")] = 0,
+    slack: Annotated[bool, typer.Option(help="Also show Slack's messages, on a stand-in's page")] = False,
     keep: Annotated[bool, typer.Option(help="Keep the run's folder")] = False,
 ) -> None:
     """Runs the demo."""
@@ -53,8 +55,10 @@ def run(
 
     with (folder / "nightshift.log").open("w") as log:
         structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=log))
-        demo = Demo(seed, folder, approve=automatic, port=port, pace_s=pace_s, watch=terminal.watch)
+        demo = Demo(seed, folder, approve=automatic, port=port, slack=slack, pace_s=pace_s, watch=terminal.watch)
         screen.print(f"console: {demo.app.sign_in_link()}", soft_wrap=True, highlight=False)
+        if demo.stand_in is not None:
+            screen.print(f"slack: {demo.stand_in.url}/", soft_wrap=True, highlight=False)
         screen.print(f"configuration and logs: {folder}", soft_wrap=True, highlight=False)
         stopped = _stop_on_signals(demo)
         try:

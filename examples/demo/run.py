@@ -25,6 +25,8 @@ from examples.demo.scenario import TICK_S, BenignKind, Scenario, draw
 from examples.demo.score import Report, score
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
 from examples.demo.world import World
+from examples.slack_stand_in.server import StandIn
+from examples.slack_stand_in.workspace import TEAM
 
 CONFIG = "nightshift.yaml"
 LIMIT_S = 7_200.0
@@ -35,6 +37,7 @@ _QUIET_END_S = 180.0
 _READS_FOR_S = 20.0
 """How long the demo's approver looks at a plan (simulated)."""
 _SETTLE_TIMEOUT_S = 20.0
+_CHANNEL, _ANN = "C0ONCALL", "U0ANN"
 _ON_CALL = tuple(Person(name, frozenset({Role.ADMIN}), "demo") for name in ("on-call@demo", "lead@demo"))
 
 
@@ -59,6 +62,26 @@ def configuration(world: World, folder: Path, port: int) -> dict[str, object]:
         ],
         "actuators": [{"type": "simulated", "path": str(world.cluster.path)}],
         "console": {"port": port},
+    }
+
+
+def slack_configuration(stand_in: StandIn, folder: Path) -> dict[str, object]:
+    """Settings of a Slack that is the stand-in, called back at the console's port. Its secrets are files."""
+    for name, text in (("bot-token", "xoxb-demo"), ("signing-secret", stand_in.signing_secret)):
+        (folder / name).write_text(text)
+    stand_in.workspace.channels[_CHANNEL] = []
+    stand_in.workspace.add_user(_ANN, "ann@demo.example")
+    return {
+        "slack": {
+            "enabled": True,
+            "mode": "http",
+            "bot_token_file": str(folder / "bot-token"),
+            "signing_secret_file": str(folder / "signing-secret"),
+            "workspace": TEAM,
+            "channel": _CHANNEL,
+            "api_url": stand_in.api_url,
+        },
+        "people": {"roles": {"ann@demo.example": "admin"}},
     }
 
 
@@ -116,7 +139,8 @@ class DemoClock:
 
 
 class Demo:
-    """Builds a run in a folder. `approve`: the demo approves by itself. `watch` is called every tick."""
+    """Builds a run in a folder. `approve`: the demo approves by itself. `slack`: also tells a stand-in for Slack,
+    shown at its `url`. `watch` is called every tick."""
 
     def __init__(
         self,
@@ -125,6 +149,7 @@ class Demo:
         *,
         approve: bool,
         port: int = 0,
+        slack: bool = False,
         pace_s: Callable[[Demo], float] = lambda _: 0.0,
         watch: Callable[[Demo], None] = lambda _: None,
     ) -> None:
@@ -133,9 +158,16 @@ class Demo:
         self._recording = recording.load()
         self.world = World(self.scenario, self._recording, folder)
         self.config = folder / CONFIG
-        self.config.write_text(yaml.safe_dump(configuration(self.world, folder, port), sort_keys=False))
+        self.stand_in = StandIn(sockets=False) if slack else None
+        values = configuration(self.world, folder, port)
+        if self.stand_in is not None:
+            self.stand_in.__enter__()
+            values |= slack_configuration(self.stand_in, folder)
+        self.config.write_text(yaml.safe_dump(values, sort_keys=False))
         self.clock = DemoClock(self.world, self.between_ticks, lambda: pace_s(self))
         self.app = App(load_settings(self.config), clock=self.clock)
+        if self.stand_in is not None and self.app.server is not None:
+            self.stand_in.shown = (_CHANNEL, _ANN, f"{self.app.server.url}/slack/events")
         self.unsettled = 0
         self._approver = Approver(self.app.store, self.app.gate) if approve else None
         self._watch = watch
@@ -153,6 +185,8 @@ class Demo:
     def close(self) -> None:
         self.app.stop()
         self.world.close()
+        if self.stand_in is not None:
+            self.stand_in.__exit__()
 
     def incidents(self) -> list[Incident]:
         """Everything that the daemon stored, oldest first."""

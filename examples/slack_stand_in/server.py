@@ -16,14 +16,22 @@ import time
 import urllib.parse
 import uuid
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.server import ServerConnection, serve
-
+from examples.slack_stand_in.page import page
 from examples.slack_stand_in.workspace import TEAM, Answer, Workspace
+
+if TYPE_CHECKING:
+    from websockets.sync.server import ServerConnection
+
+
+_HTML = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; form-action 'self'",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ class Acknowledged:
 class StandIn:
     """A Slack on loopback. `api_url` for the client; `click`, `submit` and `command` are its people."""
 
-    def __init__(self, signing_secret: str = "secret") -> None:
+    def __init__(self, signing_secret: str = "secret", *, sockets: bool = True) -> None:
+        """`sockets`: offers Socket Mode (needs `websockets`); else apps are called at a request URL alone."""
         self.workspace = Workspace()
         self.signing_secret = signing_secret
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
@@ -60,18 +69,27 @@ class StandIn:
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
         self.api_url = f"{self.url}/api/"
-        self._ws = serve(self._session, "127.0.0.1", 0)
-        self.ws_url = f"ws://127.0.0.1:{self._ws.socket.getsockname()[1]}/"
+        self.shown: tuple[str, str, str] | None = None
+        """(channel, user, the app's request URL) of the page that a browser is shown at `/`; None: none is."""
+        self._runs: list[Callable[[], None]] = [self._http.serve_forever]
+        self._ends: list[Callable[[], None]] = [self._http.shutdown, self._http.server_close]
+        self.ws_url = ""
+        if sockets:
+            from websockets.sync.server import serve
+
+            ws = serve(self._session, "127.0.0.1", 0)
+            self.ws_url = f"ws://127.0.0.1:{ws.socket.getsockname()[1]}/"
+            self._runs.append(ws.serve_forever)
+            self._ends.insert(0, ws.shutdown)
 
     def __enter__(self) -> StandIn:
-        for run in (self._http.serve_forever, self._ws.serve_forever):
+        for run in self._runs:
             threading.Thread(target=run, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ws.shutdown()
-        self._http.shutdown()
-        self._http.server_close()
+        for end in self._ends:
+            end()
 
     @property
     def connected(self) -> int:
@@ -183,9 +201,24 @@ class StandIn:
         answer = waiting.get(timeout=10)
         return Acknowledged(200, time.monotonic() - began, json.dumps(answer.get("payload", "")))
 
+    def press(self, channel: str, ts: str, action: str) -> None:
+        """The page's reader presses a button; a rejection gets a reason of its own."""
+        if self.shown is None:
+            return
+        _, user, to = self.shown
+        seen = len(self.workspace.views)
+        self.click(user, channel, ts, action, to=to)
+        if action == "reject":
+            deadline = time.monotonic() + 3.0  # Slack's dialogs have to be opened within 3 s
+            while len(self.workspace.views) == seen and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.submit(user, "rejected on the stand-in's page", to=to)
+
     # Wire -------------------------------------------------------------------------------------------------------
 
     def _session(self, socket: ServerConnection) -> None:
+        from websockets.exceptions import ConnectionClosed
+
         socket.send(json.dumps({"type": "hello", "num_connections": 1, "connection_info": {"app_id": "A0"}}))
         self._sockets.add(socket)
         self.opened += 1
@@ -219,6 +252,16 @@ class StandIn:
             def _do(self, body: bytes) -> None:
                 place = urllib.parse.urlsplit(self.path)
                 parts = place.path.strip("/").split("/")
+                if stand_in.shown is not None and parts == [""]:
+                    self._send(200, page(stand_in.workspace, *stand_in.shown[:2]).encode(), _HTML)
+                    return
+                if stand_in.shown is not None and parts[0] == "press" and len(parts) == 4 and self._is_ours():
+                    stand_in.press(*parts[1:])
+                    self._send(303, b"", {"Location": "/"})
+                    return
+                if parts[0] == "file" and parts[1:] and parts[1] in stand_in.workspace.uploads:
+                    self._send(200, stand_in.workspace.uploads[parts[1]].content, {"Content-Type": "image/png"})
+                    return
                 if parts[0] == "upload":
                     stand_in.workspace.uploads[parts[1]].content = body
                     self._send(200, b"OK")
@@ -230,6 +273,10 @@ class StandIn:
                     self._api(parts[1], place.query, body)
                 else:
                     self._send(404, b"")
+
+            def _is_ours(self) -> bool:
+                """Whether a form of the page itself was sent, by what browsers say (W3C Fetch Metadata)."""
+                return self.command == "POST" and self.headers.get("Sec-Fetch-Site") == "same-origin"
 
             def _api(self, method: str, query: str, body: bytes) -> None:
                 faults = stand_in.faults[method]
