@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.mitigate import REMEDIES, choose
@@ -194,6 +194,7 @@ subjects = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(list(Fault)), subjects, facts, st.sampled_from(PLAYBOOKS))
 def test_every_playbook_answers_every_situation_with_a_whole_plan_or_a_reason(
     cause: Fault, subject: str, known: dict[str, float | str], playbook: Playbook
