@@ -80,7 +80,7 @@ class Metrics:
         self.budget_expected = Gauge(
             "nightshift_alarm_expected_false_pages_per_week",
             "False pages per week that each detector's promise comes to on this fleet; basis: measured tail, "
-            "unmeasured claim, or event.",
+            "bound of a model, unmeasured claim, or event.",
             ["detector", "basis"],
             registry=registry,
         )

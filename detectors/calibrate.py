@@ -97,7 +97,9 @@ class Line:
     def basis_word(self) -> str:
         if self.stated.basis is RateBasis.EVENT:
             return "event"
-        return "claim" if self.stated.tail is None else "measured"
+        if self.stated.tail is None:
+            return "claim"
+        return "measured" if self.stated.tail.series_days > 0 else "bound"
 
 
 @dataclass(slots=True)

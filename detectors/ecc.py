@@ -114,7 +114,7 @@ class Ecc:
     def stated(self) -> StatedRate:
         """Lorden's bound gives the test its tail: an alarm of strength s comes e^(-h (s - 1)) times as often."""
         s, bound = self.settings, "average run length of the CUSUM (Lorden's bound)"
-        tail = Tail(1.0, 1000.0 / s.run_length_days, 1.0 / s.threshold, 0.0, 0, s.run_length_days, bound)
+        tail = Tail(1.0, 1000.0 / s.run_length_days, 1.0 / s.threshold, 0.0, 0, 0.0, bound)
         return told(StatedRate(0.0, RateBasis.STATISTICAL, bound), calibrated(self.plugin) or tail, s.strength)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:

@@ -25,6 +25,7 @@ class Tail:
     `rate_per_1000 × (1 + shape (s − threshold) / scale)^(−1 / shape)`, and `rate_per_1000` for s ≤ threshold.
 
     episodes, series_days: what it was fitted on; rates below 16 episodes' worth of those days are extrapolated.
+    No days: a bound that a model gives, not a measurement.
     """
 
     threshold: float

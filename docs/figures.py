@@ -125,9 +125,10 @@ def _judged(value: Any) -> str:
 
 _SETS = (
     "development (64 runs)",
-    "tuning: fresh varied runs, seed 31",
-    "fresh varied runs, seed 2026 (held out until the last change)",
-    "fresh runs, seed 2027 (held out until the last change)",
+    "tuning: varied runs, seed 41",
+    "varied runs, seed 2028 (held out until the last change)",
+    "held out: varied runs, seed 2029",
+    "held out: runs, seed 2030",
 )
 _LEAK_METHODS = ("nightshift", "static 90 %", "predict_linear 4 h", "linear backward regression", "Precog's method")
 TABLES = (
@@ -145,10 +146,11 @@ TABLES = (
                 ("log-CUSUM", ""),
             )
         ),
-        "The runs of seeds 2026 and 2027 were first scored unseen: 38 of 39 found, 0 of 51 benign "
-        "alarmed, median delay 78 steps on the varied ones (10 of whose 26 faults grow slowly) and 12 on "
-        "the others. The last change was made for the run that was missed, so what stands here is no "
-        "longer held out.",
+        "The runs of seed 2028 were first scored unseen: 52 of 52 found, 1 of 83 benign alarmed (a change of "
+        "data that raised the loss by 65 % at once); what is far was then raised for it. Seeds 2029 and 2030 were "
+        "scored once, after that (of 2030 ten runs were made). "
+        "Varied runs hold as many faults that grow slowly as sudden ones: where the loss "
+        "itself stands 5 % above its level only after a hundred steps, none can be told within 15.",
     ),
     Table(
         "Memory leaks injected into real pod memory",

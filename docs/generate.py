@@ -100,12 +100,15 @@ def detectors_page() -> str:
     for kind in ALL:
         detector = kind()
         stated = detector.stated
-        basis = "event" if stated.basis is RateBasis.EVENT else "claim" if stated.tail is None else "measured tail"
+        basis = "event" if stated.basis is RateBasis.EVENT else "claim"
+        if stated.tail is not None:
+            basis = "measured tail" if stated.tail.series_days > 0 else "bound of a model"
         if stated.precision is not None:
             basis += f", precision {stated.precision:.2f}"
         faults = ", ".join(f"`{fault}`" for fault in detector.faults)
+        series = ", ".join((stated.series, *stated.also))
         rate = f"{stated.per_1000_series_days:.3g}"
-        lines.append(f"| `{detector.name}` | {faults} | {rate} | {stated.series} | {basis} | {stated.source} |")
+        lines.append(f"| `{detector.name}` | {faults} | {rate} | {series} | {basis} | {stated.source} |")
     for kind in ALL:
         about = (sys.modules[kind.__module__].__doc__ or "").strip()
         needs = ", ".join(f"`{name}`" for name in NEEDS.get(kind.plugin, ())) or LOGS[kind.plugin]

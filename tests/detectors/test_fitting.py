@@ -112,6 +112,7 @@ def test_own_telemetry_turns_claims_into_promises_that_can_be_made_stricter() ->
     lines = {line.detector: line for line in Budget(BudgetSettings(), told).lines()}
     assert lines["hang"].basis_word == "measured"
     assert lines["stall"].basis_word == "claim"
+    assert lines["ecc"].basis_word == "bound"
 
 
 def test_the_shipped_calibration_is_of_real_days_and_says_of_which() -> None:
