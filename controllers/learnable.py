@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from collectors.base import Permanent
 from controllers.policy_file import Interface, PolicyFile
 
-KINDS: Mapping[str, str] = {"power": "controllers.power.learn"}
+KINDS: Mapping[str, str] = {"power": "controllers.power.learn", "scheduling": "controllers.scheduling.learn"}
 """Kind → module that holds `LEARNABLE`."""
 
 

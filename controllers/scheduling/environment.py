@@ -1,0 +1,140 @@
+"""Scheduling as an environment of gymnasium: which of the first K of the queue starts now, or nobody.
+
+    env = SchedulingEnv(seed=1)
+    observation, info = env.reset(seed=1)
+    observation, reward, terminated, truncated, info = env.step(int(env.action_masks().argmax()))
+
+The queue is shown in our heuristic's order, so action 0 is what the heuristic would try first; a job that can sit
+nowhere, alone or shared, is masked, and so is waiting while nothing runs. Episodes are drawn traces at drawn loads:
+no measured trace is ever trained on. The reward is minus the time that jobs spent in the system since the last
+step, in mean durations: its sum is minus the mean completion time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from controllers.scheduling import trace
+from controllers.scheduling.cluster import I8
+from controllers.scheduling.policies import Steering
+from controllers.scheduling.simulate import Simulation, World
+from controllers.scheduling.state import State
+
+K = 8
+PER_JOB = ("guess", "width", "waited", "alone", "shared", "late", "there")
+OVERALL = ("free", "running", "queue", "closed")
+FEATURES = tuple(f"{name}_{place}" for place in range(K) for name in PER_JOB) + OVERALL
+ACTIONS = (*(f"start_{place}" for place in range(K)), "wait")
+WAIT = K
+
+
+class Choice:
+    """The first K of the queue as a policy sees them. `features` `[len(FEATURES)]`, `mask` `[K + 1]`."""
+
+    def __init__(self, state: State, order: Steering) -> None:
+        late = state.twin.late() if state.twin is not None else []
+        rest = sorted(set(state.queue).difference(late), key=lambda job: order.rank(state, job))
+        self.jobs = [*late, *rest][:K]
+        self.places: list[tuple[I8, bool] | None] = []
+        gpus = state.cluster.shape.gpus
+        rows = np.zeros((K, len(PER_JOB)))
+        for place, job in enumerate(self.jobs):
+            width = int(state.width[job])
+            alone = state.cluster.alone(width)
+            shared = alone
+            if alone is None:
+                shared = state.cluster.shared(job, width, state.loads, state.model, state.rules)
+            self.places.append(None if shared is None else (shared, alone is None))
+            rows[place] = (
+                np.log1p(state.guess_s(job)), width / gpus, np.log1p(state.now_s - state.submit_s[job]),
+                alone is not None, alone is None and shared is not None, job in late, 1.0,
+            )  # fmt: skip
+        free = float(state.cluster.free().mean())
+        closed = float(state.cluster.closed.mean())
+        overall = (free, len(state.cluster.held) / gpus, np.log1p(len(state.queue)), closed)
+        self.features = np.concatenate([rows.ravel(), overall])
+        self.mask = np.zeros(K + 1, bool)
+        self.mask[: len(self.places)] = [place is not None for place in self.places]
+        self.mask[WAIT] = bool(state.cluster.held) or not self.mask.any()
+
+    def carry_out(self, state: State, action: int) -> None:
+        """Starts the job at that place of the order."""
+        place = self.places[action]
+        assert place is not None
+        state.start(self.jobs[action], place[0], "chosen by the policy", shared=place[1])
+
+
+class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
+    """See the module. `jobs`: of an episode."""
+
+    def __init__(self, seed: int = 0, jobs: int = 120) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (len(FEATURES),), np.float32)
+        self.action_space = spaces.Discrete(K + 1)  # type: ignore[assignment]
+        self._jobs, self._order = jobs, Steering()
+        self._random = np.random.default_rng(seed)
+        self._steps: Iterator[State] = iter(())
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        drawn = trace.draw(self._jobs, int(self._random.integers(2**31)))
+        load = float(self._random.uniform(0.6, 1.4))
+        self.simulation = Simulation(
+            trace.at_load(drawn, 64, load), World(), int(self._random.integers(2**31)), twin=True
+        )
+        self._scale_s = float(np.mean([job.duration_s for job in drawn])) * self._jobs
+        self._steps = self.simulation.steps()
+        self._last_s = 0.0
+        self._done = False
+        self._go_on()
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Raises ValueError for an action that is masked."""
+        if not self._choice.mask[action]:
+            raise ValueError(f"action {ACTIONS[action]} is masked")
+        state = self.simulation.state
+        reward = 0.0
+        if action != WAIT:
+            self._choice.carry_out(state, action)
+            self._choice = Choice(state, self._order)
+            if not state.queue or not self._choice.mask[:WAIT].any():
+                reward = self._go_on()
+        else:
+            reward = self._go_on()
+        return self._seen(), reward, self._done, False, {}
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """What sb3-contrib's MaskablePPO asks for."""
+        return self._choice.mask
+
+    def _go_on(self) -> float:
+        """To the next moment at which somebody could start; returns the reward of the time between."""
+        spent = 0.0
+        state = self.simulation.state
+        while True:
+            before = len(state.queue) + len(state.cluster.held)
+            try:
+                next(self._steps)
+            except StopIteration:
+                self._done = True
+                spent += before * (state.now_s - self._last_s)
+                break
+            spent += before * (state.now_s - self._last_s)
+            self._last_s = state.now_s
+            self._choice = Choice(state, self._order)
+            if self._choice.mask[:WAIT].any():
+                break
+        return -spent / self._scale_s
+
+    def _seen(self) -> NDArray[np.float32]:
+        return self._choice.features.astype(np.float32)

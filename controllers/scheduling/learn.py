@@ -1,0 +1,146 @@
+"""Scheduling policies, as `nightshift policy train | evaluate scheduling` makes and judges them.
+
+MaskablePPO of sb3-contrib (Huang and Ontañón, 2020, arXiv:2006.14171) on `environment.SchedulingEnv`. Evaluated on
+traces in the same run as the baseline and the heuristic; what wins is what `evaluate` says, and that is what ships.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from controllers.policy_file import Interface, Network, Normaliser, PolicyFile
+from controllers.scheduling import trace
+from controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice
+from controllers.scheduling.policies import Policy, Steering, backfill
+from controllers.scheduling.simulate import Simulation, World
+from controllers.scheduling.state import State
+
+INTERFACE = Interface("scheduling", FEATURES, ACTIONS)
+STEPS = 100_000
+LOADS = (0.6, 0.9, 1.2)
+_SOURCES = ("environment.py", "simulate.py", "cluster.py", "interference.py", "predict.py", "trace.py", "policies.py")
+
+
+@dataclass
+class Learned:
+    """A network's greedy choice, start after start, among the first K of the queue."""
+
+    network: Network
+
+    def __call__(self, state: State) -> None:
+        order = Steering()
+        while state.queue:
+            choice = Choice(state, order)
+            if not choice.mask[:WAIT].any():
+                return
+            logits = np.where(choice.mask, self.network.logits(choice.features[None])[0], -np.inf)
+            action = int(logits.argmax())
+            if action == WAIT:
+                return
+            choice.carry_out(state, action)
+
+
+def environment_sha256() -> str:
+    """Of the source text of everything that a policy is trained in."""
+    state = hashlib.sha256()
+    for name in _SOURCES:
+        state.update(Path(__file__).with_name(name).read_bytes())
+    return state.hexdigest()
+
+
+class SchedulingLearnable:
+    """See `controllers.learnable.Learnable`."""
+
+    @property
+    def interface(self) -> Interface:
+        return INTERFACE
+
+    def train(self, seed: int, steps: int | None, say: Callable[[str], None]) -> PolicyFile:
+        import torch
+        from gymnasium.wrappers import TransformObservation
+        from sb3_contrib import MaskablePPO
+        from stable_baselines3.common.callbacks import BaseCallback
+
+        from controllers.scheduling.environment import SchedulingEnv
+
+        total = steps or STEPS
+        torch.set_num_threads(1)
+        normaliser = _normaliser(SchedulingEnv(seed + 1))
+        raw = SchedulingEnv(seed)
+        env = TransformObservation(raw, lambda o: normaliser(o).astype(np.float32), raw.observation_space)
+
+        class Progress(BaseCallback):
+            def _on_step(self) -> bool:
+                return True
+
+            def _on_rollout_end(self) -> None:
+                say(f"{self.num_timesteps}/{total} steps")
+
+        model = MaskablePPO(
+            "MlpPolicy",
+            env,
+            n_steps=1024,
+            batch_size=256,
+            gamma=0.999,
+            ent_coef=0.005,
+            policy_kwargs={"net_arch": [64, 64]},
+            seed=seed,
+            device="cpu",
+        )
+        model.learn(total, callback=Progress())
+        weights = {name: w.detach().numpy().astype(np.float64) for name, w in model.policy.state_dict().items()}
+        names = ("mlp_extractor.policy_net.0", "mlp_extractor.policy_net.2", "action_net")
+        layers = tuple((weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names)
+        training = {
+            "algorithm": "MaskablePPO",
+            "environment_sha256": environment_sha256(),
+            "seeds": [seed],
+            "steps": int(model.num_timesteps),
+            "data": "drawn traces",
+        }
+        return PolicyFile("scheduling-ppo", INTERFACE, Network(normaliser, layers), training, {})
+
+    def evaluate(self, policy: PolicyFile | None, data: Sequence[Path], seeds: Sequence[int]) -> Mapping[str, Any]:
+        """Per trace and load: mean over the seeds of each figure as a ratio to FIFO with backfill. Without files:
+        drawn traces."""
+        runs: dict[str, tuple[Callable[[], Policy], bool]] = {"steering": (Steering, True)}
+        if policy is not None:
+            network = policy.network
+            runs["learned"] = (lambda: Learned(network), True)
+        traces = {path.stem: trace.read(path) for path in data} or {"drawn": trace.draw(400, 77)}
+        found: dict[str, Any] = {}
+        for name, jobs in traces.items():
+            for load in LOADS:
+                ratios: dict[str, list[dict[str, float]]] = {run: [] for run in runs}
+                for seed in seeds:
+                    part = trace.at_load(trace.without_part(jobs, seed, max(len(seeds), 5)), 64, load)
+                    base = Simulation(part, World(), seed).run(backfill).figures()
+                    for run, (make, twin) in runs.items():
+                        mine = Simulation(part, World(), seed, twin=twin).run(make()).figures()
+                        kept = ("mean_jct_s", "p99_wait_s", "longest_wait_s")
+                        ratios[run].append({key: mine[key] / max(base[key], 1.0) for key in kept})
+                found[f"{name} at {load}"] = {
+                    run: {key: round(float(np.mean([r[key] for r in rows])), 4) for key in rows[0]}
+                    for run, rows in ratios.items()
+                }
+        return found
+
+
+def _normaliser(env: Any) -> Normaliser:
+    """Mean and spread of each feature under random actions."""
+    random = np.random.default_rng(0)
+    rows = [env.reset(seed=0)[0]]
+    for _ in range(3000):
+        observation, _, ended, _, _ = env.step(int(random.choice(np.flatnonzero(env.action_masks()))))
+        rows.append(env.reset()[0] if ended else observation)
+    seen = np.asarray(rows, float)
+    return Normaliser(seen.mean(0), np.maximum(seen.std(0), 1e-3), 5.0)
+
+
+LEARNABLE = SchedulingLearnable()
