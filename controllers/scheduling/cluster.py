@@ -44,6 +44,16 @@ class SharingRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a gang could share. `own`: times slower it is expected to run there; `lost`: seconds of work that the
+    others together are expected to lose a second."""
+
+    gpus: I8
+    own: float
+    lost: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Look:
     """`people`: jobs without a neighbour, `width` theirs; `index[node, gpu]`: which of them sits there, or one past
     the last where nobody may come, two past where nobody is; `room[node]`: GPUs that could take somebody."""
@@ -149,7 +159,7 @@ class Cluster:
 
     def shared(
         self, job: int, gpus: int, loads: F8, model: Interference, rules: SharingRules, avoid: B1 | None = None
-    ) -> I8 | None:
+    ) -> Seat | None:
         """GPUs for a gang of which some have a job already, where sharing pays at the upper quantile: memory
         first, then each side's slowdown, then what it gains less what the others lose, each with its whole gang."""
         look = self._look = self._look or self._singles()
@@ -183,10 +193,13 @@ class Cluster:
             met = np.unique(seats.max(1))
             met = np.searchsorted(people, met[met != NOBODY])
             if not len(met):
-                return np.asarray(flat)
+                return Seat(flat, 1.0, 0.0)
             gain = gpus / float(mine_slower[met].max()) - float(loss[met].sum())
             if gain >= rules.least_gain * gpus:
-                return np.asarray(flat)
+                typical = model.spread**2 / 2.0
+                own = float(model.slowdown(mine, theirs[met], typical).max())
+                lost = float((1.0 - 1.0 / model.slowdown(theirs[met], mine, typical)).sum())
+                return Seat(flat, own, lost)
         return None
 
     def _singles(self) -> _Look:

@@ -49,7 +49,8 @@ class Choice:
             alone = state.cluster.alone(width)
             shared = alone
             if alone is None:
-                shared = state.cluster.shared(job, width, state.loads, state.model, state.rules)
+                seat = state.cluster.shared(job, width, state.loads, state.model, state.rules)
+                shared = None if seat is None else seat.gpus
             self.places.append(None if shared is None else (shared, alone is None))
             rows[place] = (
                 np.log1p(state.guess_s(job)), width / gpus, np.log1p(state.now_s - state.submit_s[job]),

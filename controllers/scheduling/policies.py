@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from controllers.scheduling.cluster import B1
+from controllers.scheduling.cluster import B1, F8, Seat
 from controllers.scheduling.state import State
 
 Policy = Callable[[State], None]
+CAREFUL = 0.7
+"""Quantile of the duration by which the cost of sharing is told: long jobs share for long."""
 
 
 def fifo(state: State) -> None:
@@ -36,6 +38,7 @@ def backfill(
     failed: set[tuple[int, bool]] = set()
     blocked: B1 | None = None
     until_s = math.inf
+    worth = Worth(state)
     for job in waiting:
         width = int(state.width[job])
         clear = blocked is None or state.now_s + state.guess_s(job) <= until_s
@@ -47,9 +50,9 @@ def backfill(
             state.start(job, gpus, "fits now" if blocked is None else "fits beside the reservation")
             continue
         if share:
-            gpus = state.cluster.shared(job, width, state.loads, state.model, state.rules, avoid)
-            if gpus is not None:
-                state.start(job, gpus, "shares with a complementary job", shared=True)
+            seat = state.cluster.shared(job, width, state.loads, state.model, state.rules, avoid)
+            if seat is not None and worth.sharing(job, seat):
+                state.start(job, seat.gpus, "shares with a complementary job", shared=True)
                 continue
         if not share:
             failed.add((width, clear))
@@ -58,6 +61,30 @@ def backfill(
             if taken is not None:
                 ends_s[taken] = np.inf
             until_s, blocked = state.reservation(job, ends_s)
+
+
+@dataclass
+class Worth:
+    """Whether sharing now shortens the sum of completion times, as far as that can be told, within one decision.
+
+    It saves the job the time until GPUs are expected to be free for it, and everybody behind it the GPU-seconds that
+    it then does not take: its work times their number over the cluster. It costs what the job and its neighbours
+    lose while they share. So short jobs share rather than wait, and long ones only where many wait.
+    """
+
+    state: State
+    ends_s: F8 | None = None
+    waits_s: dict[int, float] = field(default_factory=dict)
+
+    def sharing(self, job: int, seat: Seat) -> bool:
+        state, width = self.state, int(self.state.width[job])
+        if width not in self.waits_s:
+            self.ends_s = state.gpu_ends_s() if self.ends_s is None else self.ends_s
+            self.waits_s[width] = state.reservation(job, self.ends_s)[0] - state.now_s
+        work_s = state.guess_s(job, CAREFUL)
+        behind = max(len(state.queue) - 1, 0) * width / state.cluster.shape.gpus
+        cost = (seat.own - 1.0) + seat.lost * seat.own
+        return self.waits_s[width] + (behind - cost) * work_s > 0.0
 
 
 def shortest(state: State) -> None:
@@ -117,7 +144,8 @@ class Steering:
         shared = gpus is None and self.share
         if shared:
             rules = replace(state.rules, least_gain=0.0)
-            gpus = state.cluster.shared(job, width, state.loads, state.model, rules, taken)
+            seat = state.cluster.shared(job, width, state.loads, state.model, rules, taken)
+            gpus = None if seat is None else seat.gpus
         if gpus is not None:
             self.held.pop(job, None)
             state.start(job, gpus, "late: the baseline would have started it", shared=shared)

@@ -63,7 +63,8 @@ def test_gangs_sit_whole_two_a_gpu_at_most_small_ones_in_one_node_and_never_on_c
             continue
         found = cluster.alone(gpus)
         if found is None:
-            found = cluster.shared(job, gpus, loads, MEASURED, SharingRules())
+            seat = cluster.shared(job, gpus, loads, MEASURED, SharingRules())
+            found = None if seat is None else seat.gpus
         if found is not None:
             cluster.put(job, found)
             width[job] = gpus
