@@ -76,10 +76,11 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
 
     def __init__(self, seed: int = 0, jobs: int = 120) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (len(FEATURES),), np.float32)
-        self.action_space = spaces.Discrete(K + 1)  # type: ignore[assignment]
+        self.action_space = spaces.Discrete(K + 1)
         self._jobs, self._order = jobs, Steering()
         self._random = np.random.default_rng(seed)
         self._steps: Iterator[State] = iter(())
+        self._choice: Choice
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -94,7 +95,7 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
         )
         self._scale_s = float(np.mean([job.duration_s for job in drawn])) * self._jobs
         self._steps = self.simulation.steps()
-        self._last_s = 0.0
+        self._spent_s = 0.0
         self._done = False
         self._go_on()
         return self._seen(), {}
@@ -120,22 +121,22 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
 
     def _go_on(self) -> float:
         """To the next moment at which somebody could start; returns the reward of the time between."""
-        spent = 0.0
         state = self.simulation.state
-        while True:
-            before = len(state.queue) + len(state.cluster.held)
-            try:
-                next(self._steps)
-            except StopIteration:
-                self._done = True
-                spent += before * (state.now_s - self._last_s)
-                break
-            spent += before * (state.now_s - self._last_s)
-            self._last_s = state.now_s
+        for _ in self._steps:
             self._choice = Choice(state, self._order)
             if self._choice.mask[:WAIT].any():
                 break
-        return -spent / self._scale_s
+        else:
+            self._done = True
+        spent_s = self._in_system_s()
+        reward, self._spent_s = -(spent_s - self._spent_s) / self._scale_s, spent_s
+        return reward
+
+    def _in_system_s(self) -> float:
+        """Time in the system so far, summed over jobs."""
+        state, ends_s = self.simulation.state, self.simulation.end_s
+        until_s = np.where(np.isnan(ends_s), state.now_s, ends_s)
+        return float(np.maximum(until_s - state.submit_s, 0.0).sum())
 
     def _seen(self) -> NDArray[np.float32]:
         return self._choice.features.astype(np.float32)

@@ -24,7 +24,15 @@ from controllers.scheduling.state import State
 INTERFACE = Interface("scheduling", FEATURES, ACTIONS)
 STEPS = 100_000
 LOADS = (0.6, 0.9, 1.2)
-_SOURCES = ("environment.py", "simulate.py", "cluster.py", "interference.py", "predict.py", "trace.py", "policies.py")
+_SOURCES = (
+    "environment.py",
+    "simulate.py",
+    "cluster.py",
+    "interference.py",
+    "predict.py",
+    "trace.py",
+    "policies.py",
+)
 
 
 @dataclass
@@ -73,7 +81,9 @@ class SchedulingLearnable:
         torch.set_num_threads(1)
         normaliser = _normaliser(SchedulingEnv(seed + 1))
         raw = SchedulingEnv(seed)
-        env = TransformObservation(raw, lambda o: normaliser(o).astype(np.float32), raw.observation_space)
+        env = TransformObservation(
+            raw, lambda o: normaliser(np.asarray(o, float)).astype(np.float32), raw.observation_space
+        )
 
         class Progress(BaseCallback):
             def _on_step(self) -> bool:

@@ -67,9 +67,9 @@ def backfill(
 class Worth:
     """Whether sharing now shortens the sum of completion times, as far as that can be told, within one decision.
 
-    It saves the job the time until GPUs are expected to be free for it, and everybody behind it the GPU-seconds that
-    it then does not take: its work times their number over the cluster. It costs what the job and its neighbours
-    lose while they share. So short jobs share rather than wait, and long ones only where many wait.
+    It saves the job the time until GPUs are expected to be free for it, and everybody behind it the GPU-seconds
+    that it then does not take: its work times their number over the cluster. It costs what the job and its
+    neighbours lose while they share. So short jobs share rather than wait, and long ones only where many wait.
     """
 
     state: State
