@@ -7,13 +7,14 @@ bits on every machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from kernels.draw import Draw
+from kernels.draw import Draw, mix
 
 Input = torch.Tensor | float | int | bool
 Inputs = tuple[Input, ...]
@@ -146,6 +147,13 @@ class Problem:
             x.to(torch.float64) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs
         )
         return as_outputs((self.oracle or self.reference)(*doubles))
+
+
+def epsilon(case: Case, usual: float) -> float:
+    """The usual epsilon of a normalisation; on every third small case 10⁻³, so that a kernel which knows the usual
+    one by heart is found out. By the case alone, like all numbers among the inputs."""
+    sizes = tuple(case.sizes.values())
+    return 1e-3 if math.prod(sizes) < 1 << 22 and mix(*sizes) % 3 == 0 else usual
 
 
 def as_outputs(result: Any) -> Outputs:

@@ -141,13 +141,17 @@ def _integer_allowance(draws: Sequence[tuple[Outputs, Outputs]], i: int) -> Allo
 def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int, upstream: str) -> Outputs:
     """The outputs' gradients of a backward probe: normal values from the probe's seed, laid out as `upstream` says.
 
-    "expanded" is one row for all, of stride 0, as the gradient of a sum over rows is handed down.
+    "expanded" is one row for all, of stride 0, as the gradient of a sum over rows is handed down; with "some_zero"
+    half of the rows are zero, as those of ignored tokens are.
     """
     made = []
     for i, out in enumerate(outputs):
         draw = Draw(mix(seed, i, 0x67), "normal", out.device)
         if upstream == "expanded":
             made.append(draw.normal((1, *out.shape[1:]), out.dtype).expand(out.shape))
+        elif upstream == "some_zero":
+            kept = draw.normal((*out.shape[:1], *(1 for _ in out.shape[1:])), torch.float32) > 0
+            made.append(torch.where(kept, draw.normal(out.shape, out.dtype), 0.0))
         else:
             made.append(lay_out(draw.normal(out.shape, out.dtype), upstream))
     return tuple(made)

@@ -24,6 +24,8 @@ from kernels.draw import TWIN, mix
 from kernels.problem import Axis, Case, Inputs, Problem
 
 Stage = Literal["smoke", "sweep", "values", "determinism", "accuracy", "integrity"]
+_GRADIENT_BYTES = 1 << 29
+"""Timed cases beyond this are examined forward only: float64 gradients take many times the bytes."""
 STAGES: tuple[Stage, ...] = ("smoke", "sweep", "values", "determinism", "accuracy", "integrity")
 
 
@@ -32,7 +34,8 @@ class Probe:
     """Calls to make and hold against the oracle.
 
     case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
-    drawn from the seed. upstream: how those lie in memory (a layout, or "expanded": one row, repeated by stride 0).
+    drawn from the seed. upstream: how those lie in memory (a layout, or "expanded": one row, repeated by stride 0),
+    or "some_zero": half of their rows are zero, as those of ignored tokens.
     alone: −1, or which of the problem's gradients is the only one asked for. under_load: while other work runs on
     the device. on_stream: on a stream of its own, right behind the copies that bring the inputs. rows: 0, or the
     number of leading rows to compare (for outputs too large for a float64 oracle): see
@@ -116,12 +119,14 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     bases = [case for dtype in problem.dtypes if (case := _of_dtype(problem, candidate, base, dtype)) is not None]
     probes = [Probe("smoke", bases[0], "normal", (_seed(rng),))]
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in admitted]
+    wide = _widest(problem, candidate, admitted)
     for layout, parts in MIXED.items():
-        mixed = rng.choice(bases).with_(layout=layout)
-        if set(parts) <= set(problem.layouts) and _admits(problem, candidate, mixed):
-            probes.append(Probe("sweep", mixed, "normal", (_seed(rng),)))
+        for case in dict.fromkeys((rng.choice(bases), *wide)):
+            mixed = case.with_(layout=layout)
+            if set(parts) <= set(problem.layouts) and _admits(problem, candidate, mixed):
+                probes.append(Probe("sweep", mixed, "normal", (_seed(rng),)))
     for name in problem.distributions:
-        chosen = bases if name in ("large_mean", "nan") else [rng.choice(bases)]
+        chosen = [*bases, *wide] if name in ("large_mean", "nan") else [rng.choice(bases)]
         probes += [Probe("values", case, name, tuple(_seed(rng) for _ in range(calls_of(name)))) for case in chosen]
     seed = _seed(rng)
     probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats))
@@ -130,7 +135,7 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         probes.append(Probe("determinism", rng.choice(bases), "normal", (_seed(rng),), on_stream=True))
     if problem.gradients and candidate.differentiable:
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in bases]
-        for upstream in ("expanded", "transposed", "padded"):
+        for upstream in ("expanded", "transposed", "padded", "some_zero"):
             probes.append(
                 Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, upstream=upstream)
             )
@@ -141,6 +146,9 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     if scope.benchmark:
         timed = [case for case in problem.cases if _admits(problem, candidate, case)]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),)) for case in timed]
+        if problem.gradients and candidate.differentiable:
+            small = [case for case in timed if problem.compulsory_bytes(case) <= _GRADIENT_BYTES]
+            probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in small]
     if scope.huge:
         large = [case for case in problem.huge if _admits(problem, candidate, case)]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), rows=64) for case in large]
@@ -149,6 +157,13 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         a, b, c = _seed(rng), _seed(rng), _seed(rng)
         probes.append(Probe("integrity", case, "normal", (a, b, a, c, b, b + TWIN, b, a + TWIN)))
     return tuple(probes)
+
+
+def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case]) -> list[Case]:
+    """The case with the longest last axis, contiguous: kernels often take another path there."""
+    plain = (case.with_(layout="contiguous") for case in admitted if all(case.sizes.values()))
+    whole = [case for case in plain if _admits(problem, candidate, case)]
+    return [max(whole, key=lambda case: case[problem.axes[-1].name])] if whole else []
 
 
 def calls_of(distribution: str) -> int:
@@ -227,13 +242,23 @@ def _sizes(
         return
     fixed = problem.cases[0].sizes
     for axis in usable:
-        for edge in axis.edges:
+        for edge in dict.fromkeys((*axis.edges, *_beside(axis, rng, min(3, scope.sweep_random)), axis.high)):
             yield (
                 {**fixed, **{other.name: _pick(other, rng, scope.largest) for other in usable}, axis.name: edge},
                 axis.name,
             )
     for _ in range(scope.sweep_random):
         yield {**fixed, **{axis.name: _pick(axis, rng, scope.largest) for axis in usable}}, ""
+
+
+def _beside(axis: Axis, rng: random.Random, count: int) -> list[int]:
+    """Sizes next to powers of two, where a last tile lacks one element or holds a single one; the first of them is
+    of the second kind and not small."""
+    near = [(1 << power) + by for by in (1, -1) for power in range(5, 24)]
+    fitting = [size for size in near if axis.low <= size <= axis.high and size % axis.multiple == 0]
+    single = [size for size in fitting if size % 2 and size.bit_count() == 2]
+    first = [rng.choice(single[len(single) // 2 :])] if single else []
+    return [*first, *rng.sample(fitting, min(max(0, count - 1), len(fitting)))]
 
 
 def _affordable(

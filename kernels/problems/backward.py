@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Inputs, Problem, epsilon
 
 EPS = 1e-6
 
@@ -37,7 +37,7 @@ def cross_entropy_reference(gradient: torch.Tensor, logits: torch.Tensor, target
 def make_rmsnorm(case: Case, draw: Draw) -> Inputs:
     shape, dtype = (case["m"], case["n"]), case.torch_dtype
     x = draw.values(shape, dtype)
-    return draw.normal(shape, dtype), x, draw.weights((case["n"],), dtype), EPS
+    return draw.normal(shape, dtype), x, draw.weights((case["n"],), dtype), epsilon(case, EPS)
 
 
 def make_cross_entropy(case: Case, draw: Draw) -> Inputs:

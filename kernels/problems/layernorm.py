@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Inputs, Problem, epsilon
 
 EPS = 1e-5
 
@@ -20,7 +20,8 @@ def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: fl
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     n, dtype = case["n"], case.torch_dtype
-    return draw.values((case["m"], n), dtype), draw.weights((n,), dtype), draw.weights((n,), dtype), EPS
+    x, weight = draw.values((case["m"], n), dtype), draw.weights((n,), dtype)
+    return x, weight, draw.weights((n,), dtype), epsilon(case, EPS)
 
 
 def _liger(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:

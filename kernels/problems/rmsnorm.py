@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Inputs, Problem, epsilon
 
 EPS = 1e-6
 
@@ -27,13 +27,14 @@ def residual_reference(
 
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
-    return draw.values((case["m"], case["n"]), case.torch_dtype), draw.weights((case["n"],), case.torch_dtype), EPS
+    x = draw.values((case["m"], case["n"]), case.torch_dtype)
+    return x, draw.weights((case["n"],), case.torch_dtype), epsilon(case, EPS)
 
 
 def make_residual_inputs(case: Case, draw: Draw) -> Inputs:
     shape = (case["m"], case["n"])
     x, residual = draw.values(shape, case.torch_dtype), draw.normal(shape, case.torch_dtype)
-    return x, residual, draw.weights((case["n"],), case.torch_dtype), EPS
+    return x, residual, draw.weights((case["n"],), case.torch_dtype), epsilon(case, EPS)
 
 
 def _liger(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
