@@ -119,7 +119,7 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     bases = [case for dtype in problem.dtypes if (case := _of_dtype(problem, candidate, base, dtype)) is not None]
     probes = [Probe("smoke", bases[0], "normal", (_seed(rng),))]
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in admitted]
-    wide = _widest(problem, candidate, admitted)
+    wide = _widest(problem, candidate, admitted, scope)
     for layout, parts in MIXED.items():
         for case in dict.fromkeys((rng.choice(bases), *wide)):
             mixed = case.with_(layout=layout)
@@ -159,11 +159,22 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     return tuple(probes)
 
 
-def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case]) -> list[Case]:
-    """The case with the longest last axis, contiguous: kernels often take another path there."""
+def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case], scope: Scope) -> list[Case]:
+    """The case with the longest last axis, contiguous: kernels often take another path there. Of many rows, so that
+    eager's error is no luck; and for a GPU only, because an interpreter's time does not allow it."""
+    last = problem.axes[-1].name
     plain = (case.with_(layout="contiguous") for case in admitted if all(case.sizes.values()))
     whole = [case for case in plain if _admits(problem, candidate, case)]
-    return [max(whole, key=lambda case: case[problem.axes[-1].name])] if whole else []
+    if not whole or not scope.benchmark:
+        return []
+    wide = max(whole, key=lambda case: case[last])
+    for axis in problem.axes[:-1]:
+        while problem.compulsory_bytes(wide) < scope.base_bytes:
+            more = wide.with_(**{axis.name: 2 * wide[axis.name]})
+            if more[axis.name] > axis.high or not _admits(problem, candidate, more):
+                break
+            wide = more
+    return [wide]
 
 
 def calls_of(distribution: str) -> int:
@@ -242,7 +253,9 @@ def _sizes(
         return
     fixed = problem.cases[0].sizes
     for axis in usable:
-        for edge in dict.fromkeys((*axis.edges, *_beside(axis, rng, min(3, scope.sweep_random)), axis.high)):
+        high = min(axis.high, max(axis.low, scope.largest) // axis.multiple * axis.multiple)
+        beside = _beside(replace(axis, high=high), rng, min(3, scope.sweep_random))
+        for edge in dict.fromkeys((*axis.edges, *beside, high)):
             yield (
                 {**fixed, **{other.name: _pick(other, rng, scope.largest) for other in usable}, axis.name: edge},
                 axis.name,
