@@ -170,7 +170,7 @@ def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case], sc
     wide = max(whole, key=lambda case: case[last])
     for axis in problem.axes[:-1]:
         while problem.compulsory_bytes(wide) < scope.base_bytes:
-            more = wide.with_(**{axis.name: 2 * wide[axis.name]})
+            more = Case.of(wide.dtype, wide.layout, **{**wide.sizes, axis.name: 2 * wide[axis.name]})
             if more[axis.name] > axis.high or not _admits(problem, candidate, more):
                 break
             wide = more
