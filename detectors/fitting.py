@@ -103,7 +103,7 @@ class Watched:
         """Days by series of these kinds; ranks and jobs are both what steps."""
         for kind in list(self._index):
             self._flush(kind)
-        wanted = {k for kind in kinds for k in (STEPPERS if kind in STEPPERS else (kind,))}
+        wanted = dict.fromkeys(k for kind in kinds for k in (STEPPERS if kind in STEPPERS else (kind,)))
         return {s: d for kind in wanted for s, d in self._days.get(kind, {}).items()}
 
 
