@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import figures_page
+from kernel_plot import kernels_svg
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 _NOTE = "<!-- Written by `make docs` from the code; change it there. -->\n"
@@ -42,6 +43,7 @@ def pages() -> dict[str, str]:
         "telemetry.md": telemetry_page(),
         "detectors.md": detectors_page(),
         "figures.md": _NOTE.replace("the code", "benchmarks/results") + figures_page(),
+        "../images/kernels.svg": kernels_svg(),
         "../concepts/lifecycle.md": lifecycle_page(),
         "../../helm/nightshift/values.schema.json": chart_schema(),
     }
