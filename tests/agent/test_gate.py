@@ -11,8 +11,8 @@ import pytest
 
 from agent.gate import Gate, GateAnswer
 from agent.incident import Cause, IncidentState
-from agent.policy import ApprovalSettings, Person, Role, Rule, rule_for
-from agent.store import Store
+from agent.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from agent.store import NoSuchIncident, Store
 from controllers.action import Action, ActionKind, BlastRadius
 from tests.agent.incidents import NODE, ManualClock, a_diagnosis, a_finding, an_action
 
@@ -226,6 +226,27 @@ def test_halting_holds_for_every_process_and_only_approvers_resume(store: Store,
     assert gate.resume(ANN).changed is False
     assert gate.approve(name, plan.plan_sha256, ANN).changed
     assert [r.kind for r in store.audit.records() if r.incident is None] == ["halted", "resumed"]
+
+
+def test_a_halt_names_what_it_holds_where_it_stands(store: Store, gate: Gate) -> None:
+    """What has begun is named to whoever halts, and stands among what is held until it ends."""
+    name, plan = _awaiting(store)
+    gate.approve(name, plan.plan_sha256, ANN)
+    assert gate.held() == []
+    store.move(name, Cause.INTENT_STORED, "lifecycle", "", store.incident(name).version)
+    assert gate.halt(RESPONDER).message.endswith(f"Held where it stands: {name} (restart job).")
+    assert gate.held() == [f"{name} (restart job)"]
+
+
+def test_a_team_approves_its_own_and_knows_of_nothing_else(store: Store, gate: Gate) -> None:
+    """Over its namespace a grant decides; over another's there is no such incident; the stop is the cluster's."""
+    name, plan = _awaiting(store)
+    tia = Person("tia", frozenset(), "console", grants=(Grant(Role.APPROVER, ("team",)),))
+    tom = Person("tom", frozenset(), "slack", grants=(Grant(Role.APPROVER, ("other",)),))
+    with pytest.raises(NoSuchIncident, match=f"there is no {name}"):
+        gate.approve(name, plan.plan_sha256, tom)
+    assert not gate.halt(tia).ok
+    assert gate.approve(name, plan.plan_sha256, tia).changed
 
 
 def test_execution_asks_again_for_hash_expiry_and_standing_approvals(store: Store, clock: ManualClock) -> None:
