@@ -67,6 +67,12 @@ def doubly_robust(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
     certain (chance 0 or 1: the policy would have done what the baseline does) count as no difference.
     Raises ValueError where a propensity is not usable or fewer than two jobs took part.
     """
+    score, job = scores(turns)
+    return clustered_mean(score, job, alpha)
+
+
+def scores(turns: Sequence[Turn]) -> tuple[F8, NDArray[np.int64]]:
+    """Each turn's doubly robust score, and the number of its job. Raises ValueError as `doubly_robust` does."""
     if not turns:
         raise ValueError("no turns")
     job = _number(turns)
@@ -97,7 +103,7 @@ def doubly_robust(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
     safe = np.where(drawn, chance, 0.5)
     score = expected[1] - expected[0]
     score = score + treated / safe * (reward - expected[1]) - (1 - treated) / (1 - safe) * (reward - expected[0])
-    return clustered_mean(np.where(drawn, score, 0.0), job, alpha)
+    return np.where(drawn, score, 0.0), job
 
 
 def clustered_mean(values: F8, job: NDArray[np.int64], alpha: float = 0.05) -> Estimate:

@@ -236,6 +236,21 @@ TABLES = (
         ),
     ),
     Table(
+        "Promotion of learned policies, in worlds whose truth is known",
+        "promotion",
+        "python -m benchmarks.promotion",
+        (
+            Row("the one-sided 95 % bound covers the truth", "results/coverage_of_95_by_job",
+                lambda v: f"{v:.0%}", "95 %"),
+            Row("a policy without effect passes any of four looks", "results/no_effect_passes",
+                lambda v: f"{v:.0%}", "≤ 5 %"),
+            Row("a policy worse by 0.6 of a window's noise passes", "results/worse_passes/0.03",
+                lambda v: f"{v:.0%}", "0 %"),
+            Row("a gain of 0.8 of a window's noise passes, with 60 / 120 / 240 jobs", "results/power/0.04",
+                lambda v: " / ".join(f"{v[jobs]:.0%}" for jobs in ("60", "120", "240"))),
+        ),
+    ),
+    Table(
         "Stragglers",
         "detect_straggler",
         "python -m benchmarks.detect_straggler",

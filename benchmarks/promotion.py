@@ -1,0 +1,73 @@
+"""Promotion's statistics in worlds whose truth is known: `python -m benchmarks.promotion`.
+
+A world is a trial of jobs that differ among themselves by twice what a window is noisy, with propensities that
+follow a feature that also moves the reward. Told: how often the one-sided bound covers the truth, by job and (as a
+peer) by window; how often a policy without effect, and a worse one, passes any of four looks; and how often a gain
+of a given size passes with a given number of jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import write
+from controllers.estimate import Turn, clustered_mean, doubly_robust, scores
+from controllers.promotion import Criteria
+
+SPREAD = 0.05
+
+
+def world(seed: int, gain: float, jobs: int, windows: int) -> list[Turn]:
+    random = np.random.default_rng((seed, 0x90D))
+    turns = []
+    for job in range(jobs):
+        own, level = random.normal(0, 2 * SPREAD), random.normal()
+        chance, lift = (0.7 if level > 0 else 0.3), gain + random.normal(0, SPREAD / 2)
+        for _ in range(windows):
+            treated = bool(random.random() < chance)
+            reward = own + 0.1 * level + lift * treated + random.normal(0, SPREAD)
+            turns.append(Turn(str(job), treated, chance, reward, 1.0, 1.0, False, (level,)))
+    return turns
+
+
+def by_window(turns: list[Turn]) -> float:
+    """The lower bound from the same scores as if windows were independent."""
+    score, _ = scores(turns)
+    return clustered_mean(score, np.arange(len(score))).low
+
+
+def passes(gain: float, jobs: int, worlds: int, windows: int = 6) -> float:
+    """Share of worlds in which any of the looks finds the bound above zero."""
+    criteria = Criteria()
+    alpha = criteria.alpha / criteria.looks
+    passed = 0
+    for seed in range(worlds):
+        turns = world(seed, gain, jobs, windows)
+        cuts = [len(turns) * look // criteria.looks for look in range(1, criteria.looks + 1)]
+        passed += any(doubly_robust(turns[:cut], alpha).low > 0 for cut in cuts)
+    return passed / worlds
+
+
+def main() -> None:
+    covered: list[list[bool]] = [[], []]
+    for seed in range(300):
+        turns = world(seed, 0.03, 40, 8)
+        covered[0].append(doubly_robust(turns).low <= 0.03)
+        covered[1].append(by_window(turns) <= 0.03)
+    results: dict[str, Any] = {
+        "coverage_of_95_by_job": float(np.mean(covered[0])),
+        "coverage_of_95_by_window": float(np.mean(covered[1])),
+        "no_effect_passes": passes(0.0, 80, 300),
+        "worse_passes": {str(loss): passes(-loss, 80, 100) for loss in (0.01, 0.03)},
+        "spread_of_a_window": SPREAD,
+        "power": {
+            str(gain): {str(jobs): passes(gain, jobs, 50) for jobs in (60, 120, 240)} for gain in (0.01, 0.02, 0.04)
+        },
+    }
+    write("promotion", results)
+
+
+if __name__ == "__main__":
+    main()
