@@ -138,6 +138,16 @@ class Archive:
         with self.database.read() as connection:
             return list(connection.execute(sa.select(tenancies.c.namespace).distinct()).scalars())
 
+    def plan_before(self, incident_id: str) -> Action | None:
+        """The plan that was made before the present one; None for the first."""
+        number = number_of(incident_id)
+        query = sa.select(plans.c.body).where(plans.c.incident == number)
+        with self.database.read() as connection:
+            present = row_of(connection, number).plan_sha256
+            older = query.where(plans.c.plan_sha256 != present).order_by(plans.c.attempt.desc()).limit(1)
+            body = connection.execute(older).scalar_one_or_none()
+        return None if body is None else load(Action, body)
+
     def summaries(self, incident_ids: Iterable[str]) -> list[IncidentSummary]:
         """Summaries of some incidents, newest first; those that do not exist are left out."""
         numbers = [number_of(name) for name in incident_ids]

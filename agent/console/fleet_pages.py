@@ -31,6 +31,7 @@ class FleetPages:
         self._site = site
         self._parts = site.parts
         self._fresh: Fresh[View] = Fresh()
+        self._is_large = False
 
     def add_to(self, app: FastAPI) -> None:
         for path, page in (("/", self.fleet), ("/racks/{rack}", self.rack), ("/incidents", self.incidents)):
@@ -55,9 +56,11 @@ class FleetPages:
         )
 
     def _view(self, window: Window) -> View:
-        """The whole fleet's is kept for moments; a team's is made for it."""
-        if window.person.is_tenant:
-            return self._make(window)
+        """A large fleet's is kept for moments; a small one's, and a team's, is made for its reader."""
+        if window.person.is_tenant or not self._is_large:
+            view = self._make(window)
+            self._is_large = self._is_large or view.front.gpus > AT_ONCE
+            return view
         return self._fresh.get("", lambda: self._make(window))
 
     def _make(self, window: Window) -> View:

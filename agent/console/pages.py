@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from agent.access import Decision, Sight, Verb, may
 from agent.console import incident_page
 from agent.console.chart import Chart
+from agent.console.plan_diff import Line, against, effect
 from agent.console.site import Site
 from agent.incident import Incident, taken_on
 from agent.kernel_gate import KernelGate
@@ -72,10 +73,19 @@ class Pages:
             cited=cited,
             others=others,
             plan=incident_page.plan(incident, now_s),
+            effect=effect(incident.action) if incident.action is not None else [],
+            replanned=self._replanned(window, incident),
             signals=incident_page.signals(incident),
             decides=self._decides(request, window, incident),
             sign_in_again=self._sign_in_again(window, incident),
         )
+
+    def _replanned(self, window: Window, incident: Incident) -> list[Line]:
+        """How the plan differs from the one before; a team may not see what an earlier plan touched."""
+        if incident.action is None or window.person.is_tenant:
+            return []
+        before = self._parts.store.plan_before(incident.id)
+        return [] if before is None else against(before, incident.action)
 
     def _decides(self, request: Request, window: Window, incident: Incident) -> dict[str, Decision]:
         """What the visitor may do to an incident; nobody may who has not signed in."""

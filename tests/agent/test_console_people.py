@@ -183,6 +183,14 @@ def test_a_person_decides_with_keys_alone(page: Page, url: str, story: Story) ->
     assert story.store.incident(name).state is IncidentState.MONITORING
 
 
+def test_the_focus_stays_when_the_page_renews_itself(page: Page, url: str) -> None:
+    page.goto(f"{url}/incidents")
+    page.locator("#row-INC-2").focus()
+    page.evaluate("document.querySelector('#row-INC-2').dataset.old = 'yes'")
+    expect(page.locator("#row-INC-2[data-old]")).to_have_count(0, timeout=20_000)
+    expect(page.locator("#row-INC-2")).to_be_focused()
+
+
 def test_a_screen_reader_hears_what_colours_say(page: Page, url: str, story: Story) -> None:
     """Severity, state, suppression and each chart have words; landmarks and headings make an outline."""
     page.goto(f"{url}/incidents")

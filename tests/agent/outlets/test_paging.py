@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.drill import stage
 from agent.incident import Cause, IncidentState
 from agent.outlets.letter import Phase, key_of, read_key
 from agent.outlets.settings import Settings
@@ -267,6 +268,15 @@ def test_with_all_three_outlets_an_incident_is_paged_once(tmp_path: Path) -> Non
                 assert len(ward.services.pages()) == (pager != "nobody"), pager
                 assert {alert["labels"]["page"] for alert in alertmanager.alerts} == {"no"}
                 assert {alert["labels"]["incident"] for alert in alertmanager.alerts} == {name}
+
+
+def test_a_drill_pages_marked_as_a_test(ward: Ward) -> None:
+    """So that the phone rings once before a fault does."""
+    name = ward.store.open_incident("TEST: drill ecc", stage("ecc", 1_000_000.0).findings)
+    ward.once(2, 5.0)
+    (key,) = ward.services.pages()
+    service = ward.services.pagerduty if ward.services.pagerduty.pages else ward.services.opsgenie
+    assert service.alerts[key].summary.startswith(f"{name}: TEST: drill ecc")
 
 
 def test_an_outlet_that_pages_has_to_be_configured() -> None:

@@ -1,0 +1,65 @@
+"""What a plan changes, as a diff: the world before and after it, and what differs from the plan before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agent.console.words import gpu_hours, sentence
+from controllers.action import Action, ActionKind
+
+_K = ActionKind
+_FACTS: dict[ActionKind, tuple[tuple[str, str, str], ...]] = {
+    _K.CORDON: (("takes new pods", "yes", "no"),),
+    _K.UNCORDON: (("takes new pods", "no", "yes"),),
+    _K.DRAIN: (("takes new pods", "yes", "no"), ("its jobs", "run here", "stop whole and start elsewhere")),
+    _K.QUARANTINE_GPU: (("is offered to jobs", "yes", "no"),),
+    _K.RESTART_JOB: (("its processes", "run on", "stopped once, started from the checkpoint"),),
+    _K.RESTART_POD: (("its processes", "run on", "stopped and started anew"),),
+    _K.RESET_GPU: (("GPU state", "as it is", "reset, empty, and given back"),),
+    _K.REBOOT_NODE: (("boot", "this one", "the next one"),),
+    _K.OPEN_RMA: (("return to the vendor", "none", "opened"),),
+    _K.TAINT: (("tolerates every pod", "yes", "no"),),
+    _K.PROMOTE_POLICY: (("decides", "as it does", "one step further"),),
+    _K.PROMOTE_KERNEL: (("kernel in use", "as it is", "the certified one"),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: `sign` is -, + or a space."""
+
+    sign: str
+    text: str
+
+
+def effect(action: Action) -> list[Line]:
+    """The target before and after; then what the plan sets. Empty where it changes nothing."""
+    found: list[Line] = []
+    for name, before, after in _FACTS.get(action.kind, ()):
+        target = action.target.name
+        found += [Line("-", f"{target}: {name}: {before}"), Line("+", f"{target}: {name}: {after}")]
+    if found:
+        found += [Line("+", f"{sentence(name)}: {value}") for name, value in action.params.items()]
+    return found
+
+
+def against(before: Action, after: Action) -> list[Line]:
+    """How a plan differs from the one that was made before it; lines that both have are left out."""
+    old, new = list(_lines(before)), list(_lines(after))
+    gone = [Line("-", text) for text in old if text not in new]
+    return gone + [Line("+", text) for text in new if text not in old]
+
+
+def _lines(action: Action) -> Iterator[str]:
+    radius = action.blast_radius
+    yield f"{sentence(action.kind)} {action.target.name}"
+    yield f"Why: {action.why}"
+    yield from (f"{sentence(name)}: {value}" for name, value in action.params.items())
+    parts: Sequence[tuple[str, tuple[str, ...]]] = (
+        ("jobs", radius.jobs), ("nodes", radius.nodes), ("GPUs", radius.gpus), ("pods", radius.pods)
+    )  # fmt: skip
+    yield from (f"Touches {word}: {', '.join(names)}" for word, names in parts if names)
+    yield f"Costs {gpu_hours(radius.cost_gpu_hours)}"
+    yield f"Undo: {action.undo.how}"
+    yield from (f"Holds while {p.subject.name} {p.fact} = {p.expected}" for p in action.preconditions)
