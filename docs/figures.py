@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from figure_rows import Row, Table, count, number, percent
+from figures_power import POWER
+
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-Show = Callable[[Any], str]
 _ABOUT = (
     "Measured by the benchmarks and written from their committed results (`benchmarks/results/`), which name the "
     "environment. A goal that is missed stands here like one that is met. `make setup-benchmarks` installs peers."
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One figure: what it is, where it stands in the file (path of keys), how it is written, what was aimed at."""
-
-    label: str
-    path: str
-    show: Show
-    goal: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    file: str
-    command: str
-    rows: tuple[Row, ...]
-    note: str = ""
-
-
-def number(unit: str = "", scale: float = 1.0, digits: int = 2) -> Show:
-    def show(value: Any) -> str:
-        return "–" if value is None else f"{value * scale:,.{digits}f}{unit}"
-
-    return show
-
-
-percent = number(" %", 100.0, 1)
-count = number("", 1.0, 0)
 
 
 def _found(value: Any) -> str:
@@ -545,7 +515,7 @@ def figures_page() -> str:
         "",
         _ABOUT,
     ]
-    for table in TABLES:
+    for table in (*TABLES, POWER):
         data = json.loads((RESULTS / f"{table.file}.json").read_text(encoding="utf-8"))
         lines += ["", f"## {table.title}", "", f"`{table.command}` → `{table.file}.json`", ""]
         lines += ["| | measured | goal |", "|---|---|---|"]

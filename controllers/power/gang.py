@@ -21,7 +21,7 @@ from controllers.power.belief import TOP, Bank, N, Outlook
 from controllers.power.curves import LEVELS
 from controllers.power.features import ACTIONS, PROBE, STEPS, features
 
-POWER, CLOCK = "power", "clock"
+POWER = "power"
 
 
 @dataclass(frozen=True)
