@@ -24,6 +24,7 @@ from agent.audit import AuditLog, Head
 from agent.database import Database
 from agent.incident import IncidentState
 from agent.intents import commitments
+from agent.receipts import Receipts
 from agent.tables import (
     approvals,
     chat_messages,
@@ -66,6 +67,7 @@ class Settings(BaseModel):
         default=4 * 2**30, ge=2**20, description="Most that diagnoses with their evidence take before old ones go"
     )
     audit_days: float = Field(default=1095.0, gt=0, description="Records of the audit log (days)")
+    decisions_days: float = Field(default=30.0, gt=0, description="Receipts of learned control (days)")
     every_s: float = Field(default=3600.0, ge=60, description="How often this is looked after (s)")
     anchor_file: Path | None = Field(
         default=None,
@@ -90,6 +92,7 @@ class Keeping:
         self._next_s = now_s + self.settings.every_s
         try:
             removed, cut = self.remove_incidents(now_s), self.cut_audit(now_s)
+            Receipts(self._database).prune(now_s - self.settings.decisions_days * DAY_S)
             self.anchor(now_s)
         except (Temporary, Permanent, OSError) as error:
             self._log.error("not kept in order; tries again", error=str(error))

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from agent.cli import app
 from agent.gate import Gate
+from agent.keeping import Keeping
+from agent.keeping import Settings as KeepingSettings
 from agent.policy import ApprovalSettings, Person, Role, Rule
 from agent.policy_gate import PolicyGate
 from agent.receipts import Receipts
@@ -161,6 +163,16 @@ def test_a_receipt_is_found_by_its_beginning_and_what_came_of_it_makes_a_turn(st
     assert [(turn.job, turn.chance, turn.predicted) for turn in turns] == [("job-2", 0.5, 1.02)]
     assert fell_back == 0.25
     assert receipts.prune(3.0) == 2
+
+
+def test_old_receipts_go_when_their_days_are_over(store: Store) -> None:
+    receipts = Receipts(store.database)
+    receipts.keep(receipt(1))
+    keeping = Keeping(store.database, KeepingSettings(decisions_days=1.0))
+    keeping.turn(80_000.0)
+    assert len(receipts.newest()) == 1
+    keeping.turn(90_000.0)
+    assert receipts.newest() == []
 
 
 def test_the_command_line_stands_explains_and_takes_back(tmp_path: Path, clock: ManualClock) -> None:
