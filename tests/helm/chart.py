@@ -150,6 +150,33 @@ SETS: dict[str, Object] = {
             "console": {"session_s": 3600},
         },
     },
+    "people are paged": {
+        "secretMounts": [{"name": "nightshift-pager", "mountPath": "/etc/nightshift/pager"}],
+        "networkPolicy": {"extraEgress": [{"ports": [{"port": 443, "protocol": "TCP"}]}]},
+        "config": {
+            "outlets": {
+                "pages": [{"outlet": "pagerduty", "severities": ["critical"]}, {"outlet": "nobody"}],
+                "failover": {"to": "opsgenie", "after_s": 60},
+                "pagerduty": {
+                    "routing_key_file": "/etc/nightshift/pager/pagerduty-key",
+                    "webhook_secret_file": "/etc/nightshift/pager/pagerduty-webhook",
+                },
+                "opsgenie": {"api_key_file": "/etc/nightshift/pager/opsgenie-key"},
+                "alertmanager": {"urls": ["http://alertmanager-0:9093"]},
+            },
+            "guard": {
+                "maintenance": [
+                    {
+                        "subjects": ["node:gpu-r12-*"],
+                        "start_s": 1795255200,
+                        "end_s": 1795262400,
+                        "owner": "facilities",
+                        "every": "week",
+                    }
+                ]
+            },
+        },
+    },
     "where pods go": {
         "nodeSelector": {"pool": "system"},
         "tolerations": [{"key": "system", "operator": "Exists"}],
