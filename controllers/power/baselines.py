@@ -38,13 +38,12 @@ class Static:
 class Zeus:
     """Profiles the grid downwards, then keeps what its selector chose.
 
-    `slowdown` None: ZeusCost, least eta·energy + (1-eta)·highest limit·time; else MaxSlowdownConstraint: the lowest
-    limit whose measured slowdown is within the budget.
+    Not `constrained`: ZeusCost, least eta·energy + (1-eta)·highest limit·time; else MaxSlowdownConstraint: the
+    lowest limit whose measured slowdown is within the budget.
     """
 
     constrained: bool
     eta: float = 0.5
-    state: dict[str, Floats] = field(default_factory=dict)
     chosen: Ints | None = None
     budget: float = 0.05
 

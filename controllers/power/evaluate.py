@@ -20,7 +20,7 @@ from controllers.power.baselines import Descent, PlainDescent, Static, Zeus
 from controllers.power.belief import Bank, Ints
 from controllers.power.curves import Curve, Floats, read_sweeps, synthetic
 from controllers.power.features import apply, features
-from controllers.power.simulate import Controller, Score, run
+from controllers.power.simulate import Controller, run
 
 BUDGETS = (0.03, 0.05)
 GOALS = {0.05: 0.90, 0.03: 0.80}
@@ -114,6 +114,3 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def meets(row: Mapping[str, Any]) -> bool:
     """Whether a row meets the goal of its budget."""
     return bool(row["of_oracle"] >= GOALS[row["budget"]] and row["over"] <= OVER and row["beyond"] <= BEYOND)
-
-
-__all__ = ["Score", "evaluate", "interval", "meets"]

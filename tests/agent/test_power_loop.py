@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.app import App
+from agent.clock import SteppedClock
 from agent.node import answer_lease, tell_lease
+from agent.policy_gate import PolicyGate
 from agent.power_loop import Around, PowerLoop
+from agent.settings import Settings
 from collectors.base import Permanent
 from collectors.exporter import NodeExporter
 from collectors.exporter import Settings as ExporterSettings
@@ -301,3 +305,23 @@ def test_leases_without_mutual_tls_are_not_sent() -> None:
         PowerNodes(NodeSettings(urls={"n0": "https://localhost:1"}))
     with pytest.raises(ValueError, match="https"):
         NodeSettings(urls={"n0": "http://localhost:1"})
+
+
+def test_a_daemon_with_power_control_shadows_and_stands_its_policy_up(tmp_path: Path) -> None:
+    """Off: no part of it is built. On: it takes looks in, turns in its own thread, and sends nothing."""
+    base = {"state_dir": tmp_path, "console": {"enabled": False}, "sources": []}
+    off = App(Settings(**base), clock=SteppedClock(1000.0))
+    assert off.power is None
+    off.start()
+    off.stop()
+    app = App(Settings(**base, power={"enabled": True}), clock=SteppedClock(1000.0))
+    app.start()
+    try:
+        assert app.power is not None
+        stands = PolicyGate(app.gate, app.store, app.clock, "cluster").standing("power")
+        assert (stands.policy, stands.mode) == ("descent", Mode.SHADOW)
+        app.power.take(Tick(1000.0))
+        app.power.take(Tick(1031.0))
+    finally:
+        app.stop()
+    assert app.metrics.registry.get_sample_value("nightshift_power_decisions_total", {"outcome": "failed"}) is None
