@@ -184,7 +184,7 @@ class Desk:
     def _show(self, name: str, person: Person) -> Message:
         """An incident or a promotion with its buttons, which bind the hash of what is shown."""
         now_s, url = self._p.clock.now_s(), self._p.settings.console_url
-        if "/" in name:
+        if name.partition("/")[0] in proposals.FAMILIES:
             for proposal in self._promotions.all(person):
                 if proposal.id == name:
                     return proposals.card(proposal, self._p.gate, now_s, url)

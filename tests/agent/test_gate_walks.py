@@ -129,4 +129,4 @@ class LongWalk(Walk):
 
 
 TestLongWalk = pytest.mark.full(LongWalk.TestCase)
-TestLongWalk.settings = settings(max_examples=80, stateful_step_count=50, **_common)  # type: ignore[arg-type]
+TestLongWalk.settings = settings(max_examples=40, stateful_step_count=50, **_common)  # type: ignore[arg-type]
