@@ -72,6 +72,16 @@ def _tick(value: Any) -> str:
     )
 
 
+_RUNS = "results/trace3/loads"
+
+
+def _over(d: dict[str, dict[str, float]]) -> str:
+    """Ratios to the baseline: the mean with its interval, and the worst of seeds."""
+    mean = d["mean_jct_s"]
+    waits = f"{d['p99_wait_s']['worst']:.2f} and {d['longest_wait_s']['worst']:.2f}"
+    return f"{mean['mean']:.2f} [{mean['low']:.2f}, {mean['high']:.2f}]; {mean['worst']:.2f}; {waits}"
+
+
 def _accused(value: Any) -> str:
     def ranks(found: list[int]) -> str:
         return " ".join(map(str, found[:6])) + (f" and {len(found) - 6} more" if len(found) > 6 else "") or "none"
@@ -203,6 +213,19 @@ TABLES = (
                 lambda d: f"{d['server_busy_s']:.1f} s, {d['rested_s']:.1f} s"),
             Row("the leak told before the node was cordoned", "results/lead_before_cordon_h", number(" h", 1, 1)),
             Row("false pages per week", "results/false_pages_per_week", number()),
+        ),
+    ),
+    Table(
+        "Scheduling a Philly-derived trace on 64 GPUs, over FIFO with backfill in the same run",
+        "scheduling",
+        "NIGHTSHIFT_DATA=… python -m benchmarks.scheduling",
+        (
+            *(Row(f"load {load}: mean completion time; the worst seed's; worst p99 and longest wait",
+                  f"{_RUNS}/{load}/steering/over_backfill", _over, "≤ 0.6; ≤ 1" if load >= "0.9" else "≤ 1")
+              for load in ("0.5", "0.7", "0.9", "1.2")),
+            Row("0.9: our order without sharing", f"{_RUNS}/0.9/steering_without_sharing/over_backfill", _over),
+            Row("0.9: backfill's order with sharing", f"{_RUNS}/0.9/backfill_sharing/over_backfill", _over),
+            Row("decision, 10,000 GPUs", "results/decision_10000_gpus_cpu_s", number(" s", 1, 2), "≤ 1 s"),
         ),
     ),
     Table(
