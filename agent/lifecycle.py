@@ -243,7 +243,7 @@ class Lifecycle:
             cause, note = _C.NEW_EVIDENCE, "a fault was found that the diagnosis has not seen"
         elif state is _S.AWAITING_APPROVAL and row.expires_s <= now_s:
             cause, note = _C.EXPIRED, "nobody decided in time"
-        elif state is _S.AWAITING_APPROVAL:
+        elif state is _S.AWAITING_APPROVAL and row.approval_rule == str(Rule.AUTOMATIC):
             return self._parts.gate.approve_by_policy(self._store.incident(incident_id))
         else:
             return False

@@ -117,6 +117,19 @@ def undo(
         raise typer.Exit(1)
 
 
+def release(name: Annotated[str, typer.Argument(help="A GPU's UUID, or a node")], config: Config = None) -> None:
+    """Gives a GPU whose limit a person set, or a node that was locked out, back to power control."""
+    from agent.access import Verb, may
+    from agent.power import release as give_back
+
+    with stored(config) as (store, _, now_s):
+        who = operator(now_s)
+        if not (allowed := may(who, Verb.RESUME)):
+            raise Permanent(allowed.reason)
+        give_back(store, name, who.identity, now_s)
+    typer.echo(f"{name}: power control takes it up at its next window")
+
+
 def explain(
     decision: Annotated[str, typer.Argument(help="A decision's id, or its beginning")],
     as_json: AsJson = False,
@@ -149,5 +162,5 @@ def _lines(found: Any) -> Iterator[tuple[str, str]]:
 
 def add_to(group: typer.Typer) -> None:
     """Puts the commands into a group."""
-    for command in (standing, promote, approve, reject, undo, explain):
+    for command in (standing, promote, approve, reject, undo, release, explain):
         group.command()(command)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
+from agent import audit
 from agent.clock import Clock
 from agent.gate import Gate
 from agent.metrics import Metrics
@@ -18,7 +20,20 @@ from controllers.actuators.power_nodes import PowerNodes
 from controllers.decision import Mode
 from controllers.promotion import chance_of
 
-_STATE = "power/state"
+_STATE, _RELEASED = "power/state", "power/released"
+
+
+def released(store: Store) -> dict[str, float]:
+    """GPUs and nodes that people gave back to power control, and when (Unix s)."""
+    kept = store.recall(_RELEASED)
+    return {} if kept is None else {str(name): float(at_s) for name, at_s in json.loads(kept[1]).items()}
+
+
+def release(store: Store, name: str, by: str, now_s: float) -> None:
+    """Gives a GPU (by UUID) or a node back to power control: its next turn takes it up."""
+    store.keep({_RELEASED: json.dumps({**released(store), name: now_s}).encode()})
+    with store.database.write() as connection:
+        audit.append(connection, at_s=now_s, kind="power_release", by=by, incident=None, body={"name": name})
 
 
 def build_power(
@@ -70,6 +85,7 @@ def build_power(
         term=term,
         store=lambda state: store.keep({_STATE: state}),
         recall=recall,
+        released=lambda: released(store),
         count=lambda outcome: metrics.power_decisions.labels(outcome).inc(),
         gauge=gauge,
     )

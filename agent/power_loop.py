@@ -53,6 +53,8 @@ class Around:
     term: Callable[[], int] = lambda: 1
     store: Callable[[bytes], None] = lambda _state: None
     recall: Callable[[], bytes | None] = lambda: None
+    released: Callable[[], Mapping[str, float]] = dict
+    """GPUs and nodes that people gave back to power control, and when (Unix s)."""
     count: Callable[[str], None] = lambda _outcome: None
     gauge: Callable[[str, float, bool], None] = lambda _rack, _headroom_w, _open: None
 
@@ -84,6 +86,7 @@ class PowerLoop:
         self._rack_of = {node: name for name, rack in settings.racks.items() for node in rack.nodes}
         self._breakers = dict.fromkeys(settings.racks, Breaker())
         self._memory = shield.Memory()
+        self._released: dict[str, float] = {}
         self._gangs: dict[str, Gang] = {}
         self._before: dict[str, int] = {}
         self._granted: dict[str, bool] = {}
@@ -156,6 +159,7 @@ class PowerLoop:
                 gangs[window.job].append(window)
         beliefs = {job: self._believe(job, members, speeds, told) for job, members in gangs.items()}
         gpus = [g for w in seen if (g := self._gpu(w, told, ill, beliefs, now_s)) is not None]
+        self._give_back(gpus)
         self._memory = shield.observe(gpus, self._memory, self._granted, now_s, s.shield)
         self._settle({g.uuid: g.enforced_mw for g in gpus})
         found = Turn()
@@ -199,6 +203,16 @@ class PowerLoop:
             self._around.gauge(name, room / 1000.0, self._breakers[name].open(now_s, s.breaker))
         self._keep_state()
         return found
+
+    def _give_back(self, gpus: list[shield.Gpu]) -> None:
+        """Takes up what people gave back since the last turn; what is not seen now is taken up when it is."""
+        seen = {name for gpu in gpus if gpu.enforced_mw is not None for name in (gpu.uuid, gpu.node)}
+        asked = self._around.released()
+        names = frozenset(n for n, at_s in asked.items() if n in seen and at_s > self._released.get(n, -math.inf))
+        if names:
+            self._memory = shield.give_back(self._memory, gpus, names)
+            self._released |= {name: asked[name] for name in names}
+            self._log.info("given back to power control", names=sorted(names))
 
     def _decide(
         self, job: str, belief: tuple[Gang, Outlook, GangSeen, descent.Care], now_s: float
@@ -362,7 +376,8 @@ class PowerLoop:
             self._around.keep(done, chance, treated)
 
     def _keep_state(self) -> None:
-        body = {"memory": plain(self._memory), "gangs": {job: gang.to_json() for job, gang in self._gangs.items()}}
+        gangs = {job: gang.to_json() for job, gang in self._gangs.items()}
+        body = {"memory": plain(self._memory), "gangs": gangs, "released": self._released}
         self._around.store(json.dumps(body).encode())
 
     def _restore(self) -> None:
@@ -376,6 +391,7 @@ class PowerLoop:
             }
             self._memory = shield.Memory(**memory)
             self._gangs = {job: Gang.from_json(text) for job, text in body["gangs"].items()}
+            self._released = {str(name): float(at_s) for name, at_s in body.get("released", {}).items()}
         except (ValueError, KeyError, TypeError) as error:
             self._log.warning("power state of before not readable; begins anew", error=str(error))
 

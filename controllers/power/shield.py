@@ -161,6 +161,21 @@ def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], no
     )
 
 
+def give_back(memory: Memory, gpus: Iterable[Gpu], names: frozenset[str]) -> Memory:
+    """A person gave GPUs (by UUID) or all of a node's back to power control: what is set there now counts as ours
+    to change, and the node is believed again."""
+    mine = [gpu for gpu in gpus if (gpu.uuid in names or gpu.node in names) and gpu.enforced_mw is not None]
+    uuids = frozenset(gpu.uuid for gpu in mine)
+    return replace(
+        memory,
+        manual=memory.manual - uuids,
+        liars=memory.liars - names,
+        unmet={uuid: turns for uuid, turns in memory.unmet.items() if uuid not in uuids},
+        ordered_mw={**memory.ordered_mw, **{gpu.uuid: gpu.enforced_mw or 0 for gpu in mine}},
+        confirmed=memory.confirmed | uuids,
+    )
+
+
 def decide(
     racks: Mapping[str, Rack],
     gpus: Iterable[Gpu],

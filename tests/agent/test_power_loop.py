@@ -209,6 +209,31 @@ def test_a_node_that_lies_is_locked_out() -> None:
     assert any(c.constraint == "lockout" for d, _, _ in w.kept for c in d.clips)
 
 
+def test_what_a_person_gives_back_is_controlled_again_and_once() -> None:
+    """A GPU with a limit of theirs, and a node that was locked out; also over a restart of the daemon."""
+    given: dict[str, float] = {}
+    state: list[bytes] = []
+    w = world(released=lambda: given, store=state.append)
+    w.run(3)
+    w.cluster.lying.add("n1")
+    w.run(20)
+    assert "n1" not in w.cluster.sent[-1]
+    w.cluster.lying.clear()
+    w.cluster.limit["G3"] = 333_000
+    w.run(3)
+    assert "G3" in w.loop._memory.manual
+    given |= {"G3": w.now_s, "n1": w.now_s}
+    w.run(3)
+    assert "G3" in w.cluster.sent[-1]["n0"]["limits_mw"]
+    assert "n1" in w.cluster.sent[-1]
+    w.cluster.limit["G3"] = 333_000
+    w.run(5)
+    assert "G3" not in w.cluster.sent[-1]["n0"]["limits_mw"]  # what was given back once is not given back for ever
+    again = world(released=lambda: given, recall=lambda: state[-1])
+    again.run(2)
+    assert again.loop._memory.manual == {"G3"}
+
+
 def test_an_open_incident_on_a_node_suspends_it() -> None:
     ill: list[frozenset[str]] = [frozenset()]
     w = world(ill_nodes=lambda: ill[0])
