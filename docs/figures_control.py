@@ -1,0 +1,46 @@
+"""The tables of figures of learned scheduling and of promotion."""
+
+from __future__ import annotations
+
+from figure_rows import Row, Table, number
+
+_RUNS = "results/trace3/loads"
+
+
+def _over(d: dict[str, dict[str, float]]) -> str:
+    """Ratios to the baseline: the mean with its interval, and the worst of seeds."""
+    mean = d["mean_jct_s"]
+    waits = f"{d['p99_wait_s']['worst']:.2f} and {d['longest_wait_s']['worst']:.2f}"
+    return f"{mean['mean']:.2f} [{mean['low']:.2f}, {mean['high']:.2f}]; {mean['worst']:.2f}; {waits}"
+
+
+TABLES = (
+    Table(
+        "Scheduling a Philly-derived trace on 64 GPUs, over FIFO with backfill in the same run",
+        "scheduling",
+        "NIGHTSHIFT_DATA=… python -m benchmarks.scheduling",
+        (
+            *(Row(f"load {load}: mean completion time; the worst seed's; worst p99 and longest wait",
+                  f"{_RUNS}/{load}/steering/over_backfill", _over, "≤ 0.6; ≤ 1" if load >= "0.9" else "≤ 1")
+              for load in ("0.5", "0.7", "0.9", "1.2")),
+            Row("0.9: our order without sharing", f"{_RUNS}/0.9/steering_without_sharing/over_backfill", _over),
+            Row("0.9: backfill's order with sharing", f"{_RUNS}/0.9/backfill_sharing/over_backfill", _over),
+            Row("decision, 10,000 GPUs", "results/decision_10000_gpus_cpu_s", number(" s", 1, 2), "≤ 1 s"),
+        ),
+    ),
+    Table(
+        "Promotion of learned policies, in worlds whose truth is known",
+        "promotion",
+        "python -m benchmarks.promotion",
+        (
+            Row("the one-sided 95 % bound covers the truth", "results/coverage_of_95_by_job",
+                lambda v: f"{v:.0%}", "95 %"),
+            Row("a policy without effect passes any of four looks", "results/no_effect_passes",
+                lambda v: f"{v:.0%}", "≤ 5 %"),
+            Row("a policy worse by 0.6 of a window's noise passes", "results/worse_passes/0.03",
+                lambda v: f"{v:.0%}", "0 %"),
+            Row("a gain of 0.8 of a window's noise passes, with 60 / 120 / 240 jobs", "results/power/0.04",
+                lambda v: " / ".join(f"{v[jobs]:.0%}" for jobs in ("60", "120", "240"))),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,127 @@
+"""The kernel judge's and the kernel loop's tables of figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from figure_rows import Row, Table, count, number, percent
+
+
+def _judged(value: Any) -> str:
+    return f"{value['right']} of {value['judged']}"
+
+
+TABLES = (
+    Table(
+        "A training step with certified kernels, one H200",
+        "kernels_train_step",
+        "python -m benchmarks.kernels_train_step",
+        (
+            Row("compile + kernels over torch.compile", "over_compile/compile + kernels", number("×"), "≥ 1.03×"),
+            Row("compile + kernels over eager", "over_eager/compile + kernels", number("×"), "≥ 1.15×"),
+            Row("eager + kernels over eager", "over_eager/eager + kernels", number("×"), "≥ 1.15×"),
+            Row("tokens/s, eager", "tokens_per_s/eager, fused AdamW", count),
+            Row("tokens/s, torch.compile", "tokens_per_s/compile, fused AdamW", count),
+            Row("tokens/s, torch.compile + kernels", "tokens_per_s/compile + kernels", count),
+            Row("steps with the loss outside five seeds' band", "loss/outside_band", count, "0"),
+            Row("… of a sixth eager seed, the yardstick", "loss/outside_band_of_a_sixth_seed", count),
+            Row("largest gap to the eager loss of the same seed", "loss/largest_gap_to_the_same_seed",
+                number(digits=4)),
+            Row("… of torch.compile alone", "loss/largest_gap_of_compile_to_the_same_seed", number(digits=4)),
+            Row("kernels that the canary kept in the compiled step", "kept/compile",
+                lambda names: ", ".join(names) or "none"),
+        ),
+        "All with fused AdamW. The canary decides in the step itself which certified kernels stay; it kept none, "
+        "so the ratios are the noise of one contestant against itself. See the note in the file.",
+    ),
+    Table(
+        "Where the compiled training step goes (no kernel of ours, one H200)",
+        "kernels_step_profile",
+        "python -m benchmarks.kernels_step_profile",
+        (
+            Row("step", "compile/step_us", number(" ms", 1e-3)),
+            Row("of it kernels run", "compile/busy_us", number(" ms", 1e-3)),
+            *(Row(name, f"compile/classes_us/{name}", number(" ms", 1e-3))
+              for name in ("matmul", "fused by the compiler", "attention", "optimizer", "other")),
+        ),
+    ),
+    Table(
+        "Our suite in KernelBench's format",
+        "kernels_suite_coverage",
+        "python -m benchmarks.kernels_suite --coverage",
+        (
+            Row("tasks", "tasks", count, "≥ 40"),
+            Row("tasks that a family of ours computes", "covered", count, "≥ 40"),
+            Row("coverage", "coverage", percent),
+        ),
+        "Coverage only: fast_1 and fast_1.5 need a GPU (`python -m benchmarks.kernels_suite`), not measured yet.",
+    ),
+    Table(
+        "The kernel judge against exploits and good candidates (H200)",
+        "kernels_exploits_cuda",
+        "python -m benchmarks.kernels_exploits",
+        (
+            Row("refused for an expected reason, static read on", "summary/static_on", _judged, "all"),
+            Row("the same, static read off", "summary/static_off", _judged, "all"),
+            Row("known-good candidates not refused", "summary/good", _judged, "all"),
+            Row("ten mutants written after its freeze, refused by that judge", "summary/mutants_later", _judged,
+                "told apart"),
+            Row("the ten of an earlier freeze, which taught this judge", "summary/mutants", _judged, "told apart"),
+        ),
+        "Every row of the file names the commit it was judged at; what was changed since has run on the CPU only. "
+        "Static read on: by reading alone, or by the verdict without it.",
+    ),
+    Table(
+        "The kernel judge's clock and pace (H200)",
+        "kernels_judge",
+        "python -m benchmarks.kernels_judge",
+        (
+            Row("row-softmax configurations per GPU-hour", "throughput/per_gpu_hour", count, "≥ 4,000"),
+            Row("a race against itself said faster", "same_against_same",
+                lambda runs: f"{sum(r['said_faster'] for r in runs)} of {sum(r['pairs'] for r in runs)}", "≤ 1 %"),
+            Row("interval width at 68 µs, median", "same_against_same/0/width_median", percent, "≤ 3 %"),
+            Row("the same, 99th percentile", "same_against_same/0/width_p99", percent, "≤ 3 %"),
+            Row("whole races against the same source said faster", "whole_races",
+                lambda runs: f"{sum(r['said_faster'] for r in runs)} of {sum(r['pairs'] for r in runs)}", "≤ 1 %"),
+            Row("full verdicts per hour", "full/per_hour", count, "≥ 60"),
+            Row("two verdicts agree", "full", lambda full: f"{len(full['verdicts']) // 2} pair: "
+                + ("yes" if full["agree"] else "no"), "all"),
+        ),
+        "The machine's time ended before more pairs of verdicts were made.",
+    ),
+    Table(
+        "Our kernels beside their peers (H200)",
+        "kernels_table",
+        "python -m benchmarks.kernels_table",
+        (
+            Row("rows of the table that were judged and raced", "summary",
+                lambda x: f"{x['certified']} of {x['anchor_rows']}", "all"),
+            Row("of those, wrong", "summary/wrong", count, "0"),
+            Row("geometric mean over the best peer, memory-bound rows that were raced",
+                "summary/geometric_mean_over_best_peer", number("×"), "≥ 1.25× over all"),
+            Row("lowest of stencils, particles, cross-entropy, rotary that were raced",
+                "summary/lowest_speedup_of_stencils_particles_cross_entropy_rotary", number("×"), "≥ 1.3×"),
+            Row("slower than the best peer", "summary/slower_than_best_peer",
+                lambda names: ", ".join(names) or "none", "none"),
+        ),
+        "Rows without a verdict stand in the file as `swept`: quick looks, without a peer in the same run.",
+    ),
+    Table(
+        "The kernel search, replayed on measured tables",
+        "kernels_search",
+        "python -m benchmarks.kernels_search",
+        (
+            Row("best of 100 trials over the exhaustive best, worst seed of the worst table",
+                "worst_share_of_best/search", percent, "≥ 97 %"),
+            Row("the same, random search", "worst_share_of_best/random", percent),
+            Row("the same, simulated annealing", "worst_share_of_best/annealing", percent),
+            Row("tables in which every seed reached 97 %", "",
+                lambda x: f"{x['reached_97_percent']} of {x['tables']}", "all"),
+            Row("median trials to 97 %: search, warm, random, annealing", "median_trials_to_97_percent",
+                lambda x: ", ".join(f"{x[k]:g}" for k in ("search", "warm", "random", "annealing"))),
+            Row("worst loss on a neighbouring shape without tuning", "worst_loss_without_tuning", percent,
+                "≤ 10 %"),
+        ),
+        "The tables are flat near their best: any search finds 97 % of it soon; the last per cent is what differs.",
+    ),
+)  # fmt: skip

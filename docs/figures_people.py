@@ -1,0 +1,75 @@
+"""The tables of figures of what people meet: Slack, the console, incidents diagnosed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from figure_rows import Row, Table, count, number, percent
+
+
+def _reliable(value: Any) -> str:
+    """Right of shown per level, and what is stated for the level."""
+    said = []
+    for level, row in value.items():
+        stated = f" (stated {percent(row['stated'])})" if "stated" in row else ""
+        said.append(f"{level} {row['right']} of {row['shown']}{stated}")
+    return "; ".join(said)
+
+
+TABLES = (
+    Table(
+        "People in Slack",
+        "chat",
+        "python -m benchmarks.chat",
+        (
+            Row("opened to its first message, p95", "results/opened_to_first_message_s/p95", number(" s"), "≤ 2 s"),
+            Row("click to action done, p95", "results/click_to_action_done_s/p95", number(" s"), "start ≤ 1 s"),
+            Row("messages for a storm of 10,000 findings", "results/storm/messages", number("", 1, 0), "≤ 10"),
+            Row("incidents lost in it", "results/storm/lost", number("", 1, 0), "0"),
+        ),
+    ),
+    Table(
+        "The console over 10,000 GPUs and 5,000 open incidents",
+        "console",
+        "python -m benchmarks.console",
+        (
+            Row("first paint of a first visit, median; p95", "results/first_visit/first_paint_ms",
+                lambda f: f"{f['median']:.0f} ms; {f['p95']:.0f} ms", "≤ 300 ms"),
+            Row("first paint of a later visit, median; p95", "results/later_visit/first_paint_ms",
+                lambda f: f"{f['median']:.0f} ms; {f['p95']:.0f} ms", "≤ 300 ms"),
+            Row("first paint when nobody has looked for a while", "results/nothing_kept/first_paint_ms",
+                number(" ms", 1, 0)),
+            Row("transferred on a first visit, compressed", "results/first_visit/transferred_bytes",
+                number(" KB", 1e-3, 0), "≤ 150 KB"),
+            Row("a rack, first paint, median", "results/rack/first_paint_ms/median", number(" ms", 1, 0)),
+            Row("a search among 5,500 incidents, first paint, median", "results/search/first_paint_ms/median",
+                number(" ms", 1, 0)),
+        ),
+    ),
+    Table(
+        "Incidents, diagnosed and repaired without a language model",
+        "incidents",
+        "python -m benchmarks.incidents",
+        tuple(
+            row
+            for half in ("written", "drawn")
+            for row in (
+                Row(f"{half} half: cases; faults; no-ops", f"halves/{half}",
+                    lambda h: f"{h['cases']}; {h['faults']}; {h['no_ops']}", "≥ 60 cases in both"),
+                Row(f"{half}: detected", f"halves/{half}/detected", percent, "100 %"),
+                Row(f"{half}: located (more than it: its share)", f"halves/{half}/located", percent, "≥ 90 %"),
+                Row(f"{half}: cause", f"halves/{half}/caused", percent, "≥ 80 %"),
+                Row(f"{half}: mitigated, by the cluster's state", f"halves/{half}/mitigated", percent, "≥ 85 %"),
+                Row(f"{half}: no-ops acted on; unneeded actions", f"halves/{half}",
+                    lambda h: f"{h['no_ops_acted_on']}; {h['unneeded_actions']}", "none"),
+                Row(f"{half}: incidents beyond the faults", f"halves/{half}/extra_incidents", count),
+                Row(f"{half}: claims shown; of them not grounded", f"halves/{half}",
+                    lambda h: f"{h['claims_shown']}; {h['ungrounded_claims_shown']}", "none not grounded"),
+                Row(f"{half}: onset to incident, median", f"halves/{half}/median_delay_s", number(" s", 1, 0)),
+                Row(f"{half}: right at high, medium, low confidence", f"halves/{half}/confidence", _reliable),
+            )
+        ),
+        "The drawn half was drawn after the rules were frozen (the commit stands in the file), and run once. "
+        "Signals are simulated; collectors, detectors, correlation, rules, playbooks, guard are production's.",
+    ),
+)  # fmt: skip
