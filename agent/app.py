@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 
-from agent.advisor import Advisor, resembling
 from agent.by_hand import ByHand
 from agent.clock import Clock, WallClock
 from agent.collection import Collection
@@ -28,11 +27,8 @@ from agent.construct import build_actuators, build_collectors, build_detectors
 from agent.detection import Detection
 from agent.doors import Doors
 from agent.doors import Parts as DoorParts
-from agent.drill import Drills, is_drill, is_drills
 from agent.election import build as build_election
 from agent.gate import Gate
-from agent.incident import Incident, IncidentState
-from agent.intents import commitments
 from agent.keeping import Keeping
 from agent.kernel_gate import KernelGate
 from agent.kernel_watch import KernelWatch
@@ -40,25 +36,14 @@ from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
 from agent.people import Directory
 from agent.power import build_power
-from agent.proof import ResumedProgress
-from agent.rca.bundle import PastIncident
-from agent.rca.diagnosis import Diagnosis
-from agent.rca.investigate import Investigator, Spent
-from agent.rca.model import Model
-from agent.rca.promql import range_query
-from agent.rca.redact import Redactor
-from agent.scoreboard import Scoreboard
+from agent.practice import Practice
 from agent.settings import Settings
-from agent.stages import Parts as StageParts
 from agent.store import Store
 from agent.told_time import tell_time
 from agent.watch import Look, Watch
 from collectors.base import Permanent, Temporary
 from collectors.history import History
 from collectors.subject import Inventory
-from controllers.action import Action, ActionKind, Actuator, Proposal
-from controllers.guard import Commitment, Ruling
-from controllers.playbooks import plugins as playbooks
 
 NEEDS_RESTART = (
     "state_dir",
@@ -102,7 +87,7 @@ class App:
         self._looked_at: float | None = None
         self._problem = ""
         self._make_state_dir()
-        self.actuators = build_actuators(settings.actuators, self.clock)
+        actuators = build_actuators(settings.actuators, self.clock)
         self.inventory = Inventory(settings.cluster)
         self.store = Store(settings.store_url, self.clock, inventory=self.inventory)
         self.by_hand = ByHand(self.store, self.inventory)
@@ -127,10 +112,11 @@ class App:
         self.power = build_power(
             settings, self.inventory, self.store, self.gate, self.clock, self.metrics, lambda: self.lifecycle.term
         )
-        self._advisor = self._build_advisor(settings)
-        self.drills = Drills(settings.state_dir / "drill.sqlite", self.clock.now_s)
+        self.practice = Practice(
+            settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
+        )
         election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
-        self.lifecycle = Lifecycle(self._stage_parts(), replica=settings.replica, election=election)
+        self.lifecycle = Lifecycle(self.practice.parts(), replica=settings.replica, election=election)
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
 
@@ -262,13 +248,12 @@ class App:
         new = iter(fresh)
         count = len(settings.sources) or len(fresh)
         self.collection.swap([reused[j] if j in reused else next(new) for j in range(count)])
-        self.actuators = actuators
         self.gate.policy = settings.approval
         self.keeping = Keeping(self.store.database, settings.keeping)
         self.settings = settings
         self.doors.suppressor.look_again()
         self.kernels.settings = settings.kernels
-        self._advisor = self._build_advisor(settings)
+        self.practice.heed(settings, actuators)
         self.metrics.reload_ok.set(1)
         self.metrics.reload_at.set(time.time())
         self._log.info("configuration reloaded", sources=len(self.collection))
@@ -299,80 +284,6 @@ class App:
             return ""
         token = operator_token(self.settings.state_dir, self.settings.console.secrets_dir)
         return f"{self.server.url}/sign-in#token={token}"
-
-    def actuator_for(self, incident: Incident) -> Actuator:
-        """Who carries out an incident's plan; a drill's never leaves its simulated cluster."""
-        kind = incident.action.kind if incident.action is not None else ActionKind.NONE
-        if is_drill(incident):
-            return self.drills.actuator
-        for actuator in self.actuators:
-            if kind in actuator.kinds():
-                return actuator
-        raise Permanent(f"no configured actuator carries out {kind}: do it by hand, or name one under `actuators`")
-
-    def _build_advisor(self, settings: Settings) -> Advisor:
-        redact = Redactor(settings.redact)
-
-        def heed(outcome: str, spent: Spent) -> None:
-            self.metrics.model_outcomes.labels(outcome).inc()
-            self.metrics.model_tokens.inc(spent.tokens)
-
-        return Advisor(
-            history=self.history,
-            inventory=self.inventory,
-            playbooks=playbooks.build(settings.economy),
-            # without an actuator everything is proposed, and a person does it by hand
-            can=frozenset(kind for actuator in self.actuators for kind in actuator.kinds()) or None,
-            now_s=self.clock.now_s,
-            guard_settings=settings.guard,
-            ladder=settings.ladder,
-            begun=self._begun,
-            past=self._past,
-            redact=redact,
-            investigate=Investigator(Model(settings.llm), redact, heed=heed) if settings.llm.enabled else None,
-            promql=range_query(settings.sources),
-        )
-
-    def _stage_parts(self) -> StageParts:
-        return StageParts(
-            store=self.store,
-            gate=self.gate,
-            clock=self.clock,
-            diagnose=self._diagnose,
-            plan=self._plan,
-            actuator_for=self.actuator_for,
-            settings=self.settings.lifecycle,
-            guard=self._guard,
-            not_earned=self._not_earned,
-            probe=ResumedProgress(lambda: self.history, self.clock.now_s),
-        )
-
-    def _diagnose(self, incident: Incident) -> Diagnosis:
-        return self._advisor_of(incident).diagnose(incident)
-
-    def _plan(self, incident: Incident) -> Proposal:
-        return self._advisor_of(incident).plan(incident)
-
-    def _advisor_of(self, incident: Incident) -> Advisor:
-        """The present one: a reload may have changed it."""
-        return self.drills.advisor(incident) if is_drill(incident) else self._advisor
-
-    def _guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
-        if is_drills(action):
-            return Ruling(True, "a drill touches nothing")
-        return self._advisor.guard(action, [item for item in begun if not is_drills(item.action)])
-
-    def _not_earned(self, action: Action) -> str:
-        rating = Scoreboard(self.store.database, self.settings.autonomy).may_act(action, self.clock.now_s())
-        return "" if rating is None else f"{action.kind} has not earned to act by itself here: {rating.reason}"
-
-    def _begun(self) -> list[Commitment]:
-        with self.store.database.read() as connection:
-            return [item for item in commitments(connection) if not is_drills(item.action)]
-
-    def _past(self, incident: Incident) -> Iterable[PastIncident]:
-        ended = (IncidentState.RESOLVED, IncidentState.ESCALATED)
-        return resembling(incident, [self.store.incident(s.id) for s in self.store.incidents(ended, limit=_PAST)])
 
     def _build_server(self) -> Server:
         console = self.settings.console

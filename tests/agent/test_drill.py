@@ -83,10 +83,10 @@ def test_a_drill_is_diagnosed_decided_and_closed_on_a_simulated_actuator(daemon:
     run.join(60)
     assert result[0].exit_code == 0, result[0].output
     assert app.store.incident(incident.id).state is IncidentState.RESOLVED
-    (fleet,) = app.actuators
+    (fleet,) = app.practice.actuators
     assert fleet.cluster.effects() == []
-    assert len(app.drills.actuator.cluster.effects()) == (decision == "approve")
-    assert app._begun() == []
+    assert len(app.practice.drills.actuator.cluster.effects()) == (decision == "approve")
+    assert app.practice._begun() == []
 
 
 def test_a_real_incident_is_never_sent_to_the_drill_s_cluster(daemon: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_real_incident_is_never_sent_to_the_drill_s_cluster(daemon: Any) -> No
     incident = replace(an_incident("x"), action=an_action(kind=ActionKind.CORDON, target=NODE))
     assert not is_drill(incident)
     assert not is_drills(incident.action)
-    assert app.actuator_for(incident) is app.actuators[0]
+    assert app.practice.actuator_for(incident) is app.practice.actuators[0]
     mixed = replace(incident.findings[0].finding, facts={FACT: 1.0, "drill": "ecc"})
     assert is_drill(replace(incident, findings=(replace(incident.findings[0], finding=mixed),)))
     both = (replace(incident.findings[0], finding=mixed), incident.findings[0])

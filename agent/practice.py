@@ -1,0 +1,132 @@
+"""How incidents are handled here: by the advisor of the present settings and the configured actuators, a drill's on
+its own simulated cluster. What the lifecycle's stages work with is built from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agent.advisor import Advisor, resembling
+from agent.clock import Clock
+from agent.drill import Drills, is_drill, is_drills
+from agent.gate import Gate
+from agent.incident import Incident, IncidentState
+from agent.intents import commitments
+from agent.metrics import Metrics
+from agent.proof import ResumedProgress
+from agent.rca.bundle import PastIncident
+from agent.rca.diagnosis import Diagnosis
+from agent.rca.investigate import Investigator, Spent
+from agent.rca.model import Model
+from agent.rca.promql import range_query
+from agent.rca.redact import Redactor
+from agent.scoreboard import Scoreboard
+from agent.settings import Settings
+from agent.stages import Parts
+from agent.store import Store
+from collectors.base import Permanent
+from collectors.history import History
+from collectors.subject import Inventory
+from controllers.action import Action, ActionKind, Actuator, Proposal
+from controllers.guard import Commitment, Ruling
+from controllers.playbooks import plugins as playbooks
+
+_PAST = 50
+
+
+class Practice:
+    """One per daemon; `heed` takes other settings and actuators up."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        actuators: Sequence[Actuator],
+        store: Store,
+        gate: Gate,
+        history: History,
+        inventory: Inventory,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._store, self._gate, self._history, self._inventory = store, gate, history, inventory
+        self._clock, self._metrics = clock, metrics
+        self._lifecycle = settings.lifecycle
+        self.drills = Drills(settings.state_dir / "drill.sqlite", clock.now_s)
+        self.heed(settings, actuators)
+
+    def heed(self, settings: Settings, actuators: Sequence[Actuator]) -> None:
+        """From now on by these."""
+        self.actuators, self._autonomy = actuators, settings.autonomy
+        redact = Redactor(settings.redact)
+        model = Model(settings.llm) if settings.llm.enabled else None
+        self._advisor = Advisor(
+            history=self._history,
+            inventory=self._inventory,
+            playbooks=playbooks.build(settings.economy),
+            # without an actuator everything is proposed, and a person does it by hand
+            can=frozenset(kind for actuator in actuators for kind in actuator.kinds()) or None,
+            now_s=self._clock.now_s,
+            guard_settings=settings.guard,
+            ladder=settings.ladder,
+            begun=self._begun,
+            past=self._past,
+            redact=redact,
+            investigate=None if model is None else Investigator(model, redact, heed=self._spent),
+            promql=range_query(settings.sources),
+        )
+
+    def parts(self) -> Parts:
+        """What the lifecycle's stages work with; asked each time, so that a reload is heeded."""
+        return Parts(
+            store=self._store,
+            gate=self._gate,
+            clock=self._clock,
+            diagnose=self._diagnose,
+            plan=self._plan,
+            actuator_for=self.actuator_for,
+            settings=self._lifecycle,
+            guard=self._guard,
+            not_earned=self._not_earned,
+            probe=ResumedProgress(lambda: self._history, self._clock.now_s),
+        )
+
+    def actuator_for(self, incident: Incident) -> Actuator:
+        """Who carries out an incident's plan; a drill's never leaves its simulated cluster."""
+        kind = incident.action.kind if incident.action is not None else ActionKind.NONE
+        if is_drill(incident):
+            return self.drills.actuator
+        for actuator in self.actuators:
+            if kind in actuator.kinds():
+                return actuator
+        raise Permanent(f"no configured actuator carries out {kind}: do it by hand, or name one under `actuators`")
+
+    def _spent(self, outcome: str, spent: Spent) -> None:
+        self._metrics.model_outcomes.labels(outcome).inc()
+        self._metrics.model_tokens.inc(spent.tokens)
+
+    def _diagnose(self, incident: Incident) -> Diagnosis:
+        return self._advisor_of(incident).diagnose(incident)
+
+    def _plan(self, incident: Incident) -> Proposal:
+        return self._advisor_of(incident).plan(incident)
+
+    def _advisor_of(self, incident: Incident) -> Advisor:
+        """The present one: a reload may have changed it."""
+        return self.drills.advisor(incident) if is_drill(incident) else self._advisor
+
+    def _guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
+        if is_drills(action):
+            return Ruling(True, "a drill touches nothing")
+        return self._advisor.guard(action, [item for item in begun if not is_drills(item.action)])
+
+    def _not_earned(self, action: Action) -> str:
+        rating = Scoreboard(self._store.database, self._autonomy).may_act(action, self._clock.now_s())
+        return "" if rating is None else f"{action.kind} has not earned to act by itself here: {rating.reason}"
+
+    def _begun(self) -> list[Commitment]:
+        with self._store.database.read() as connection:
+            return [item for item in commitments(connection) if not is_drills(item.action)]
+
+    def _past(self, incident: Incident) -> Iterable[PastIncident]:
+        ended = (IncidentState.RESOLVED, IncidentState.ESCALATED)
+        found = [self._store.incident(summary.id) for summary in self._store.incidents(ended, limit=_PAST)]
+        return resembling(incident, found)
