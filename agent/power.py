@@ -10,7 +10,8 @@ from agent.clock import Clock
 from agent.gate import Gate
 from agent.metrics import Metrics
 from agent.policy_gate import PolicyGate
-from agent.power_loop import Around, PowerLoop
+from agent.power_loop import PowerLoop
+from agent.power_parts import Around
 from agent.receipts import Receipts
 from agent.settings import Settings
 from agent.store import Store

@@ -13,13 +13,14 @@ import math
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import structlog
 
+from agent.power_parts import Around, Turn
 from agent.power_windows import GpuWindow, Windows
 from collectors.base import Permanent, Temporary
 from collectors.seal import SealError, fingerprint, trusted_keys
@@ -37,35 +38,6 @@ from controllers.power.gang import DescentPolicy, Gang, GangSeen, Guard, Highest
 from controllers.power.settings import PowerSettings
 
 _WAITING = 4
-
-
-@dataclass
-class Around:
-    """What the loop asks of the daemon; tests hand in their own."""
-
-    keep: Callable[[Decision, float, bool], None]
-    """Stores a receipt, with the chance that the policy was executed and whether it was."""
-    chance: Callable[[str, bool], tuple[Mode, float]] = lambda _job, _opted: (Mode.SHADOW, 0.0)
-    """(job, its owner opted in) → how far the policy is trusted, and its chance of being executed."""
-    halted: Callable[[], bool] = lambda: False
-    ill_nodes: Callable[[], frozenset[str]] = frozenset
-    """Nodes on which an incident is open."""
-    term: Callable[[], int] = lambda: 1
-    store: Callable[[bytes], None] = lambda _state: None
-    recall: Callable[[], bytes | None] = lambda: None
-    released: Callable[[], Mapping[str, float]] = dict
-    """GPUs and nodes that people gave back to power control, and when (Unix s)."""
-    count: Callable[[str], None] = lambda _outcome: None
-    gauge: Callable[[str, float, bool], None] = lambda _rack, _headroom_w, _open: None
-
-
-@dataclass
-class Turn:
-    """What one turn did, for tests and logs."""
-
-    receipts: list[Decision] = field(default_factory=list)
-    orders: shield.Orders | None = None
-    grants: Mapping[str, Grant] = field(default_factory=dict)
 
 
 class PowerLoop:

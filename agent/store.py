@@ -30,6 +30,7 @@ from agent.incident import (
 from agent.kept import Kept
 from agent.rca.diagnosis import Diagnosis
 from agent.records import dump
+from agent.runs import Position, Runs
 from agent.tables import diagnoses, findings, incidents, plans, steps, tenancies
 from agent.tenancy import Tenancy
 from collectors.base import Temporary
@@ -67,17 +68,7 @@ class Move:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where an incident stands: its state, and the runs and failures of that state's stage."""
-
-    state: IncidentState
-    version: int
-    stage_runs: int
-    stage_failures: int
-
-
-class Store(Archive, Kept):
+class Store(Archive, Kept, Runs):
     """Incidents, and what the daemon keeps across restarts. Threads and processes may share one database."""
 
     def __init__(
@@ -376,33 +367,6 @@ class Store(Archive, Kept):
 
         note = f"{action.kind} {action.target}: {reason}"
         self.change(incident.id, Move(Cause.PLAN_PROPOSED, by, note, incident.version), keep, columns)
-
-    # One runner at a time ---------------------------------------------------------------------------------------
-
-    def claim(self, number: int, version: int, runs: int, runner: str, term: int) -> bool:
-        """Takes an incident for one run of its stage. False where it has moved, has been run, or is being run by
-        somebody of this term; a claim of an earlier term belongs to a leader that is gone."""
-        c = incidents.c
-        free = sa.or_(c.runner.is_(None), c.runner_term < term, c.runner == runner)
-        mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs) & free
-        with self.database.write() as connection:
-            row = {"runner": runner, "runner_term": term}
-            return connection.execute(sa.update(incidents).where(mine).values(row)).rowcount == 1
-
-    def put_off(self, number: int, version: int, runs: int, due_s: float | None, *, failed: bool) -> bool:
-        """Ends a run that did not move the incident: the next one is not before `due_s` and has another key."""
-        c = incidents.c
-        mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs)
-        row: dict[str, Any] = {"runner": None, "runner_term": None, "due_s": due_s, "stage_runs": runs + 1}
-        row["stage_failures"] = c.stage_failures + int(failed)
-        with self.database.write() as connection:
-            return connection.execute(sa.update(incidents).where(mine).values(row)).rowcount == 1
-
-    def position(self, number: int) -> Position:
-        """Where an incident stands on its way."""
-        with self.database.read() as connection:
-            row = row_of(connection, number)
-        return Position(IncidentState(row.state), row.version, row.stage_runs, row.stage_failures)
 
     def touch(self, connection: Connection, incident: Incident) -> None:
         """Raises an incident's version without a move. Raises Conflict where it is no longer as it was read."""

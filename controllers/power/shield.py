@@ -13,82 +13,23 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-
-from pydantic import BaseModel, ConfigDict, Field
+from dataclasses import replace
 
 from controllers.decision import Clip
+from controllers.power.limits import Gpu, Memory, Orders, Rack, Settings
 
-
-class Settings(BaseModel):
-    """What power control may never do."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    margin_share: float = Field(0.03, ge=0, lt=1, description="Part of a rack's budget that is never given out")
-    dwell_s: float = Field(
-        30.0, ge=0, description="A limit stays at least this long, unless the budget lowers it (s)"
-    )
-    raise_w_per_min: float = Field(2000.0, gt=0, description="How fast a rack's limits may rise in sum (W/min)")
-    stale_s: float = Field(60.0, gt=0, description="Telemetry older than this: the GPU holds (s)")
-    lockout_s: float = Field(3600.0, gt=0, description="How long a job that was slowed too much is left alone (s)")
-    slowdown: float = Field(0.05, gt=0, lt=1, description="A job may be slowed by this share, unless it says less")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU as it was seen. Limits in mW; None: not known."""
-
-    uuid: str
-    node: str
-    rack: str
-    job: str  # gang; empty: none
-    min_mw: int
-    max_mw: int
-    default_mw: int
-    fallback_mw: int  # what its node returns to without a lease
-    enforced_mw: int | None  # read back from telemetry, not from the node's answer
-    seen_age_s: float  # of that reading and of the job's speed
-    incident: bool = False
-    slowdown: float = 0.0  # measured, share; NaN: not known
-    slowdown_budget: float = 0.05
-
-
-@dataclass(frozen=True)
-class Rack:
-    name: str
-    budget_mw: int
-    host_mw: int  # everything in the rack that is no GPU, at its most
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What the shield remembers between turns; plain, so that it can be kept and restored."""
-
-    ordered_mw: Mapping[str, int] = field(default_factory=dict)
-    confirmed: frozenset[str] = frozenset()  # GPUs whose last order was read back
-    read_mw: Mapping[str, int] = field(default_factory=dict)  # what was read at the turn before
-    changed_s: Mapping[str, float] = field(default_factory=dict)
-    manual: frozenset[str] = frozenset()  # GPUs that a person took over
-    liars: frozenset[str] = frozenset()  # nodes that said done and did not
-    unmet: Mapping[str, int] = field(default_factory=dict)  # turns that an order was not read back
-    locked_until_s: Mapping[str, float] = field(default_factory=dict)  # jobs
-    raised_at_s: Mapping[str, float] = field(default_factory=dict)  # racks
-
-
-@dataclass(frozen=True)
-class Orders:
-    """Limits to be set, lowering and raising apart; a GPU in neither is left as it is."""
-
-    lower_mw: Mapping[str, int]
-    raise_mw: Mapping[str, int]
-    clips: Mapping[str, tuple[Clip, ...]]  # by GPU
-    memory: Memory
-    overdrawn: Mapping[str, int]  # racks whose worst case does not fit, and by how much (mW)
-
-    @property
-    def limits_mw(self) -> dict[str, int]:
-        return {**self.raise_mw, **self.lower_mw}
+__all__ = [
+    "Gpu",
+    "Memory",
+    "Orders",
+    "Rack",
+    "Settings",
+    "decide",
+    "give_back",
+    "headroom_mw",
+    "observe",
+    "worst_mw",
+]
 
 
 _WATT = 1000

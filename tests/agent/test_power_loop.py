@@ -18,7 +18,8 @@ from agent.app import App
 from agent.clock import SteppedClock
 from agent.node import answer_lease, tell_lease
 from agent.policy_gate import PolicyGate
-from agent.power_loop import Around, PowerLoop
+from agent.power_loop import PowerLoop
+from agent.power_parts import Around
 from agent.settings import Settings
 from collectors.base import Permanent
 from collectors.exporter import NodeExporter
