@@ -37,16 +37,22 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.full
 def test_the_cluster_tests_pass_on_a_server_that_they_cannot_look_into(kubeconfig: Path) -> None:
     """As on a real cluster: none assumes controllers at once, fresh caches or an empty cluster."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full", *FILES],
+    done = _run(kubeconfig)
+    if done.returncode and "Timeout (>" in done.stdout:  # a wait that ran out on a loaded machine; no assertion did
+        done = _run(kubeconfig)
+    assert done.returncode == 0, done.stdout[-4000:]
+    found = re.search(r"(\d+) passed(?:, (\d+) skipped)?", done.stdout)
+    assert found is not None
+    assert int(found[1]) > 55
+    assert int(found[2] or 0) <= 6, "what only our own server can do"
+
+
+def _run(kubeconfig: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full", "--timeout=60", *FILES],
         cwd=ROOT,
         env={**os.environ, VARIABLE: str(kubeconfig)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:]
-    found = re.search(r"(\d+) passed(?:, (\d+) skipped)?", done.stdout)
-    assert found is not None
-    assert int(found[1]) > 55
-    assert int(found[2] or 0) <= 6, "what only our own server can do"
