@@ -1,18 +1,23 @@
 """What `nightshift policy train | evaluate` asks of a kind of policy: power and scheduling each have one such part.
 
 The part lives in its own package and is named in `KINDS`; nothing of it is imported before it is asked for, since
-training needs the extra `rl` (gymnasium, stable-baselines3, torch) and the daemon does not.
+training needs the extra `rl` (gymnasium, stable-baselines3, torch) and the daemon does not. What every kind's
+training shares stands here too: the hash of its environment, the normaliser, and the network's export.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from collectors.base import Permanent
-from controllers.policy_file import Interface, PolicyFile
+from controllers.policy_file import Interface, Network, Normaliser, PolicyFile
 
 KINDS: Mapping[str, str] = {"power": "controllers.power.learn", "scheduling": "controllers.scheduling.learn"}
 """Kind → module that holds `LEARNABLE`."""
@@ -46,3 +51,36 @@ def learnable(kind: str) -> Learnable:
     except ImportError as error:
         raise Permanent(f"{error.name} is not installed: pip install 'nightshift[rl]'") from error
     return found
+
+
+# shared by every kind's training
+
+
+def environment_sha256(package: Path, sources: Sequence[str]) -> str:
+    """Of the source text of everything that a policy is trained in: files of a package, in this order."""
+    state = hashlib.sha256()
+    for name in sources:
+        state.update((package / name).read_bytes())
+    return state.hexdigest()
+
+
+def normaliser(seen: NDArray[Any], *, robust: bool = False, clip: float = 5.0) -> Normaliser:
+    """From features [n, n_features] seen under random actions: mean and standard deviation; `robust`: median, and
+    the spread of a normal distribution with the same 10th and 90th percentile, for features with long tails."""
+    rows = np.asarray(seen, np.float64)
+    if robust:
+        middle, spread = np.median(rows, axis=0), np.subtract(*np.percentile(rows, (90, 10), axis=0)) / 2.56
+    else:
+        middle, spread = rows.mean(axis=0), rows.std(axis=0)
+    return Normaliser(middle, np.maximum(spread, 1e-3), clip)
+
+
+def exported(model: Any, normaliser: Normaliser) -> Network:
+    """The policy's half of a stable-baselines3 MlpPolicy as plain arrays, in its layers' order."""
+    weights = {name: w.detach().numpy().astype(np.float64) for name, w in model.policy.state_dict().items()}
+    names = sorted(
+        {name.rpartition(".")[0] for name in weights if name.startswith("mlp_extractor.policy_net.")},
+        key=lambda name: int(name.rpartition(".")[2]),
+    )
+    layers = tuple((weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in (*names, "action_net"))
+    return Network(normaliser, layers)

@@ -7,14 +7,14 @@ else.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from controllers.policy_file import Interface, Network, Normaliser, PolicyFile
+from controllers.learnable import environment_sha256, exported, normaliser
+from controllers.policy_file import Interface, Normaliser, PolicyFile
 from controllers.power.belief import Bank
 from controllers.power.features import INTERFACE
 
@@ -22,14 +22,6 @@ STEPS = 600_000
 JOBS = 128
 TRAIN_BANK = 256
 _SOURCES = ("environment.py", "features.py", "descent.py", "belief.py", "curves.py")
-
-
-def environment_sha256() -> str:
-    """Of the source text of everything that a policy is trained in."""
-    state = hashlib.sha256()
-    for name in _SOURCES:
-        state.update(Path(__file__).with_name(name).read_bytes())
-    return state.hexdigest()
 
 
 class PowerLearnable:
@@ -49,8 +41,8 @@ class PowerLearnable:
         total = steps or STEPS
         torch.set_num_threads(1)
         bank = Bank.make(TRAIN_BANK)
-        normaliser = _normaliser(PowerEnv(JOBS, seed + 1, bank=bank))
-        env = PowerEnv(JOBS, seed, bank=bank, normaliser=normaliser)
+        scale = _normaliser(PowerEnv(JOBS, seed + 1, bank=bank))
+        env = PowerEnv(JOBS, seed, bank=bank, normaliser=scale)
 
         class Progress(BaseCallback):
             def _on_step(self) -> bool:
@@ -74,20 +66,14 @@ class PowerLearnable:
             device="cpu",
         )
         model.learn(total, callback=Progress())
-        weights = {name: w.detach().numpy().astype(np.float64) for name, w in model.policy.state_dict().items()}
-        layers = [
-            (weights[f"mlp_extractor.policy_net.{i}.weight"], weights[f"mlp_extractor.policy_net.{i}.bias"])
-            for i in (0, 2)
-        ]
-        layers.append((weights["action_net.weight"], weights["action_net.bias"]))
         training = {
             "algorithm": "PPO",
-            "environment_sha256": environment_sha256(),
+            "environment_sha256": environment_sha256(Path(__file__).parent, _SOURCES),
             "seeds": [seed],
             "steps": int(model.num_timesteps),
             "data": "synthetic curves",
         }
-        return PolicyFile("power-ppo", INTERFACE, Network(normaliser, tuple(layers)), training, {})
+        return PolicyFile("power-ppo", INTERFACE, exported(model, scale), training, {})
 
     def evaluate(self, policy: PolicyFile | None, data: Sequence[Path], seeds: Sequence[int]) -> Mapping[str, Any]:
         from controllers.power.evaluate import evaluate
@@ -101,10 +87,7 @@ def _normaliser(env: Any) -> Normaliser:
     rows = [env.reset()]
     for _ in range(60):
         rows.append(env.step(rng.integers(0, env.action_space.n, env.num_envs))[0])
-    seen = np.concatenate(rows[5:]).astype(np.float64)
-    middle = np.median(seen, axis=0)
-    spread = (np.percentile(seen, 90, axis=0) - np.percentile(seen, 10, axis=0)) / 2.56
-    return Normaliser(middle, np.maximum(spread, 1e-3), 5.0)
+    return normaliser(np.concatenate(rows[5:]), robust=True)
 
 
 LEARNABLE = PowerLearnable()

@@ -6,7 +6,6 @@ traces in the same run as the baseline and the heuristic; what wins is what `eva
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from controllers.learnable import environment_sha256, exported, normaliser
 from controllers.policy_file import Interface, Network, Normaliser, PolicyFile
 from controllers.scheduling import trace
 from controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice
@@ -54,14 +54,6 @@ class Learned:
             choice.carry_out(state, action)
 
 
-def environment_sha256() -> str:
-    """Of the source text of everything that a policy is trained in."""
-    state = hashlib.sha256()
-    for name in _SOURCES:
-        state.update(Path(__file__).with_name(name).read_bytes())
-    return state.hexdigest()
-
-
 class SchedulingLearnable:
     """See `controllers.learnable.Learnable`."""
 
@@ -79,10 +71,10 @@ class SchedulingLearnable:
 
         total = steps or STEPS
         torch.set_num_threads(1)
-        normaliser = _normaliser(SchedulingEnv(seed + 1))
+        scale = _normaliser(SchedulingEnv(seed + 1))
         raw = SchedulingEnv(seed)
         env = TransformObservation(
-            raw, lambda o: normaliser(np.asarray(o, float)).astype(np.float32), raw.observation_space
+            raw, lambda o: scale(np.asarray(o, float)).astype(np.float32), raw.observation_space
         )
 
         class Progress(BaseCallback):
@@ -104,17 +96,14 @@ class SchedulingLearnable:
             device="cpu",
         )
         model.learn(total, callback=Progress())
-        weights = {name: w.detach().numpy().astype(np.float64) for name, w in model.policy.state_dict().items()}
-        names = ("mlp_extractor.policy_net.0", "mlp_extractor.policy_net.2", "action_net")
-        layers = tuple((weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names)
         training = {
             "algorithm": "MaskablePPO",
-            "environment_sha256": environment_sha256(),
+            "environment_sha256": environment_sha256(Path(__file__).parent, _SOURCES),
             "seeds": [seed],
             "steps": int(model.num_timesteps),
             "data": "drawn traces",
         }
-        return PolicyFile("scheduling-ppo", INTERFACE, Network(normaliser, layers), training, {})
+        return PolicyFile("scheduling-ppo", INTERFACE, exported(model, scale), training, {})
 
     def evaluate(self, policy: PolicyFile | None, data: Sequence[Path], seeds: Sequence[int]) -> Mapping[str, Any]:
         """Per trace and load: mean over the seeds of each figure as a ratio to FIFO with backfill. Without files:
@@ -149,8 +138,7 @@ def _normaliser(env: Any) -> Normaliser:
     for _ in range(3000):
         observation, _, ended, _, _ = env.step(int(random.choice(np.flatnonzero(env.action_masks()))))
         rows.append(env.reset()[0] if ended else observation)
-    seen = np.asarray(rows, float)
-    return Normaliser(seen.mean(0), np.maximum(seen.std(0), 1e-3), 5.0)
+    return normaliser(np.asarray(rows, float))
 
 
 LEARNABLE = SchedulingLearnable()
