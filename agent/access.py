@@ -33,6 +33,10 @@ class Verb(StrEnum):
     APPROVE = "approve"
     HALT = "halt"
     RESUME = "resume"
+    TAKE_BACK = "take_back"
+    """A learned policy, to where the baseline controls: the safe direction."""
+    STAND = "stand"
+    """A learned policy up, into shadow: it proposes and nothing of it is executed."""
 
 
 NEEDS = MappingProxyType(
@@ -46,9 +50,11 @@ NEEDS = MappingProxyType(
         Verb.APPROVE: Role.APPROVER,
         Verb.HALT: Role.RESPONDER,
         Verb.RESUME: Role.APPROVER,
+        Verb.TAKE_BACK: Role.RESPONDER,
+        Verb.STAND: Role.APPROVER,
     }
 )
-OF_THE_CLUSTER = frozenset({Verb.SEE_CLUSTER, Verb.HALT, Verb.RESUME})
+OF_THE_CLUSTER = frozenset({Verb.SEE_CLUSTER, Verb.HALT, Verb.RESUME, Verb.TAKE_BACK, Verb.STAND})
 """Verbs that reach everybody's jobs, so that a role over one team's does not do."""
 _DOING = {
     Verb.SEE: "seeing it",
@@ -60,6 +66,8 @@ _DOING = {
     Verb.APPROVE: "approving",
     Verb.HALT: "halting",
     Verb.RESUME: "resuming",
+    Verb.TAKE_BACK: "taking a policy back",
+    Verb.STAND: "standing a policy up",
 }
 
 

@@ -35,6 +35,7 @@ from agent.kernel_watch import KernelWatch
 from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
 from agent.people import Directory
+from agent.policies import build_policies
 from agent.power import build_power
 from agent.practice import Practice
 from agent.settings import Settings
@@ -109,9 +110,11 @@ class App:
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
+        self.policies = build_policies(settings, self.store, self.gate, self.clock, self.metrics)
         self.power = build_power(
-            settings, self.inventory, self.store, self.gate, self.clock, self.metrics, lambda: self.lifecycle.term
-        )
+            settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies,
+            lambda: self.lifecycle.term,
+        )  # fmt: skip
         self.practice = Practice(
             settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
         )
@@ -157,6 +160,8 @@ class App:
         self.kernels.look(look.tick.logs)
         if self.power is not None:
             self.power.take(look.tick)
+        if not look.problem:
+            self.policies.turn(now_s)
         self.by_hand.look(look.tick.logs)
         if not look.problem:
             self.keeping.turn(now_s)

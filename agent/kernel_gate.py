@@ -215,6 +215,14 @@ class KernelGate:
             body = {"plan": action.id, "plan_sha256": action.plan_sha256, "note": note}
             audit.append(connection, at_s=now_s, kind=f"{self.family}_done", by=by, incident=None, body=body)
 
+    def withdraw(self, connection: Connection, prefix: str, note: str, now_s: float) -> None:
+        """Takes back what nobody has carried out yet, in the caller's transaction: what it rested on is gone."""
+        query = sa.select(controls.c.name).where(controls.c.name.like(f"{self.family}/%"))
+        for name in connection.execute(query).scalars().all():
+            known = _get(connection, name, self.family) if name.startswith(prefix) else None
+            if known is not None and known.state in (ProposalState.WAITING, ProposalState.APPROVED):
+                _put(connection, replace(known, state=ProposalState.REJECTED, note=note), now_s, NIGHTSHIFT)
+
     def used_gpu_hours(self, since_s: float) -> float:
         """GPU-hours of searches approved or carried out since then: what counts against the week's cap."""
         spent = (ProposalState.APPROVED, ProposalState.DONE)

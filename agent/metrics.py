@@ -156,6 +156,30 @@ class Metrics:
             ["rack"],
             registry=registry,
         )
+        self.policy_mode = Gauge(
+            "nightshift_policy_mode",
+            "How far a learned policy is trusted: 0 shadow, 1 trial, 2 canary, 3 active.",
+            ["kind"],
+            registry=registry,
+        )
+        self.policy_demotions = Counter(
+            "nightshift_policy_demotions",
+            "Policies taken down unasked, by reason: budget, violation, lockout, drift, worth.",
+            ["kind", "reason"],
+            registry=registry,
+        )
+        self.policy_outcomes = Counter(
+            "nightshift_policy_outcomes",
+            "Outcomes of decisions: settled, void (never known), or lost because the store was away.",
+            ["kind", "state"],
+            registry=registry,
+        )
+        self.policy_jobs = Gauge(
+            "nightshift_policy_settled_jobs",
+            "Jobs with a settled outcome since the policy's last step: what its next step rests on.",
+            ["kind"],
+            registry=registry,
+        )
         self.halted = Gauge(
             "nightshift_halted", "1 while the emergency stop holds every action.", registry=registry
         )

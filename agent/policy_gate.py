@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from agent import audit
+from agent.access import Verb, may
 from agent.clock import Clock
 from agent.gate import NIGHTSHIFT, Gate, GateAnswer
-from agent.kernel_gate import VALID_S, KernelGate, KernelProposal
-from agent.policy import Person, Role
+from agent.kernel_gate import VALID_S, KernelGate, KernelProposal, ProposalState
+from agent.policy import Person
 from agent.records import dump, load, plain
 from agent.store import Store
 from agent.tables import controls
@@ -26,9 +27,10 @@ from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, BlastRadius, Undo
 from controllers.decision import Mode
 from controllers.estimate import Turn
-from controllers.promotion import Criteria, Evidence, Health, Standing, assess, demotion, moved
+from controllers.promotion import STEPS, Criteria, Evidence, Health, Standing, Tally, assess, demotion, moved
 
 _ROW = "policy-standing/"
+_TALLY = "policy-tally/"
 
 
 def promotion(cluster: str, standing: Standing, evidence: Evidence, criteria: Criteria, now_s: float) -> Action:
@@ -97,6 +99,7 @@ class PolicyGate:
             known = _read(connection, kind)
             if known is not None and known.manifest_sha256 == manifest_sha256:
                 return known
+            self.plans.withdraw(connection, f"policy/{kind}/", f"{policy} took its place", now_s)
             made = Standing(kind, policy, manifest_sha256, Mode.SHADOW, now_s)
             before = "" if known is None else f"{known.policy} ({known.mode})"
             self._write(connection, made, by, "policy_stands", {"replaces": before})
@@ -104,10 +107,17 @@ class PolicyGate:
 
     # steps up
 
-    def look(self, kind: str, turns: Sequence[Turn], fallback_share: float, seed: int = 0) -> Evidence:
+    def look(
+        self,
+        kind: str,
+        turns: Sequence[Turn],
+        fallback_share: float,
+        seed: int = 0,
+        lost: tuple[float, float] = (0.0, 0.0),
+    ) -> Evidence:
         """One counted look at the next step: looks are what the 5 % is divided by, so each is stored."""
         standing = self.standing(kind)
-        evidence = assess(standing, turns, fallback_share, self.criteria, self.clock.now_s(), seed)
+        evidence = assess(standing, turns, fallback_share, self.criteria, self.clock.now_s(), seed, lost)
         with self.store.database.write() as connection:
             now = self._same(connection, standing)
             made = replace(now, looks=evidence.look, evidence=evidence)
@@ -153,20 +163,52 @@ class PolicyGate:
         self.plans.done(plan, by, f"{made.policy} is {made.mode}")
         return made
 
+    def carry_out_approved(self, kind: str) -> Standing | None:
+        """Takes the step that people have approved, on whatever door; None where there is none. A step that was
+        taken by a process that died before it noted so is noted now."""
+        standing = self.standing(kind)
+        mine = f"policy/{kind}/{standing.manifest_sha256[:16]}/"
+        for plan in self.plans.proposals():
+            if plan.state is not ProposalState.APPROVED or not plan.id.startswith(mine):
+                continue
+            to = Mode(plan.id.removeprefix(mine))
+            if STEPS.index(to) <= STEPS.index(standing.mode):
+                self.plans.done(plan.action, NIGHTSHIFT, f"{standing.policy} is {standing.mode}")
+            elif to is standing.next and not self.plans.objections(plan.action):
+                return self.carry_out(kind, plan.approvals[-1].person)
+        return None
+
     # steps down
 
     def watch(self, kind: str, health: Health) -> str:
         """Demotes at once where health asks for it; returns why, empty where the policy may stay."""
-        standing = self.standing(kind)
-        why = demotion(standing, health, self.criteria)
-        if why:
-            self._down(standing, NIGHTSHIFT, why)
+        with self.store.database.write() as connection:
+            standing = _read(connection, kind)
+            why = demotion(standing, health, self.criteria) if standing is not None else ""
+            if why and standing is not None:
+                self._take_down(connection, standing, NIGHTSHIFT, why)
+        return why
+
+    def note(self, kind: str, what: Health) -> str:
+        """Adds what happened just now (counts of this moment, not of the day) to the day's tally and demotes where
+        it is too much, in one transaction: a process that dies has noted both or neither. Returns why."""
+        now_s = self.clock.now_s()
+        with self.store.database.write() as connection:
+            standing = _read(connection, kind)
+            if standing is None:
+                return ""
+            tally = _tally(connection, standing).add(now_s, what)
+            body = {"at_s": now_s, "by": NIGHTSHIFT, "body": dump(tally)}
+            _put(connection, _TALLY + kind, body)
+            why = demotion(standing, tally.health(now_s, what), self.criteria)
+            if why:
+                self._take_down(connection, standing, NIGHTSHIFT, why)
         return why
 
     def undo(self, kind: str, by: Person, reason: str) -> GateAnswer:
         """Back to shadow: the safe direction, so whoever may halt may do it and nobody has to approve."""
-        if not by.identity or not by.may(Role.RESPONDER):
-            return GateAnswer(False, f"You are {by.role}; taking a policy back needs the role responder.")
+        if not (allowed := may(by, Verb.TAKE_BACK)):
+            return GateAnswer(False, allowed.reason)
         standing = self.standing(kind)
         if standing.mode is Mode.SHADOW:
             return GateAnswer(True, f"{standing.policy} is in shadow: the baseline controls already.")
@@ -175,9 +217,13 @@ class PolicyGate:
 
     def _down(self, standing: Standing, by: str, why: str) -> None:
         with self.store.database.write() as connection:
-            known = _read(connection, standing.kind) or standing
-            made = moved(known, Mode.SHADOW, by, why, self.clock.now_s())
-            self._write(connection, made, by, "policy_demoted", {"why": why, "from": str(known.mode)})
+            self._take_down(connection, _read(connection, standing.kind) or standing, by, why)
+
+    def _take_down(self, connection: Connection, known: Standing, by: str, why: str) -> None:
+        now_s = self.clock.now_s()
+        made = moved(known, Mode.SHADOW, by, why, now_s)
+        self._write(connection, made, by, "policy_demoted", {"why": why, "from": str(known.mode)})
+        self.plans.withdraw(connection, f"policy/{known.kind}/", f"demoted: {why}", now_s)
 
     # rows
 
@@ -194,9 +240,7 @@ class PolicyGate:
     def _write(self, connection: Connection, standing: Standing, by: str, kind: str, body: dict[str, Any]) -> None:
         now_s = self.clock.now_s()
         row = {"at_s": now_s, "by": by, "body": dump(standing)}
-        name = _ROW + standing.kind
-        if not connection.execute(sa.update(controls).where(controls.c.name == name).values(row)).rowcount:
-            connection.execute(sa.insert(controls).values(name=name, **row))
+        _put(connection, _ROW + standing.kind, row)
         facts = {"kind": standing.kind, "policy": standing.policy, "mode": str(standing.mode), **body}
         audit.append(connection, at_s=now_s, kind=kind, by=by, incident=None, body=facts)
 
@@ -205,3 +249,16 @@ def _read(connection: Connection, kind: str) -> Standing | None:
     query = sa.select(controls.c.body).where(controls.c.name == _ROW + kind).with_for_update()
     body = connection.execute(query).scalar()
     return None if body is None else load(Standing, body)
+
+
+def _tally(connection: Connection, standing: Standing) -> Tally:
+    """The day's counts of what stands now; those of another policy or mode are not its own."""
+    body = connection.execute(sa.select(controls.c.body).where(controls.c.name == _TALLY + standing.kind)).scalar()
+    known = None if body is None else load(Tally, body)
+    fresh = Tally(standing.manifest_sha256, standing.since_s)
+    return known if known is not None and (known.policy, known.since_s) == (fresh.policy, fresh.since_s) else fresh
+
+
+def _put(connection: Connection, name: str, row: dict[str, Any]) -> None:
+    if not connection.execute(sa.update(controls).where(controls.c.name == name).values(row)).rowcount:
+        connection.execute(sa.insert(controls).values(name=name, **row))

@@ -9,17 +9,13 @@ from agent import audit
 from agent.clock import Clock
 from agent.gate import Gate
 from agent.metrics import Metrics
-from agent.policy_gate import PolicyGate
+from agent.policy_watch import PolicyWatch
 from agent.power_loop import PowerLoop
 from agent.power_parts import Around
-from agent.receipts import Receipts
 from agent.settings import Settings
 from agent.store import Store
-from collectors.base import Permanent
 from collectors.subject import Inventory, SubjectKind
 from controllers.actuators.power_nodes import PowerNodes
-from controllers.decision import Mode
-from controllers.promotion import chance_of
 
 _STATE, _RELEASED = "power/state", "power/released"
 
@@ -44,21 +40,14 @@ def build_power(
     gate: Gate,
     clock: Clock,
     metrics: Metrics,
+    watch: PolicyWatch,
     term: Callable[[], int],
 ) -> PowerLoop | None:
     """Raises Permanent where a policy file or a certificate is not fit."""
     power = settings.power
     if not power.enabled:
         return None
-    policies = PolicyGate(gate, store, clock, settings.cluster)
-    receipts = Receipts(store.database)
-
-    def chance(job: str, opted_in: bool) -> tuple[Mode, float]:
-        try:
-            standing = policies.standing("power")
-        except Permanent:  # nobody has stood a policy up
-            return Mode.SHADOW, 0.0
-        return standing.mode, chance_of(standing, job, opted_in, policies.criteria)
+    receipts = watch.receipts
 
     def ill_nodes() -> frozenset[str]:
         now_s = clock.now_s()
@@ -80,7 +69,9 @@ def build_power(
 
     around = Around(
         keep=lambda decision, odds, treated: receipts.keep(decision, chance=odds, treated=treated),
-        chance=chance,
+        trusts=lambda: watch.trusts("power"),
+        note=lambda what: watch.note("power", what),
+        happened=lambda now: watch.happened("power", now.now_s, now.stretches, now.samples, now.gone),
         halted=lambda: gate.halted().halted,
         ill_nodes=ill_nodes,
         term=term,
@@ -91,5 +82,5 @@ def build_power(
         gauge=gauge,
     )
     loop = PowerLoop(power, inventory, PowerNodes(power.nodes) if power.act else None, around)
-    policies.stand("power", loop.policy, loop.policy_sha256)
+    watch.begin("power", loop.policy, loop.policy_sha256)
     return loop

@@ -20,22 +20,25 @@ from typing import Any
 import numpy as np
 import structlog
 
-from agent.power_parts import Around, Turn
+from agent.power_decide import Belief, Decided, decide_gang, load
+from agent.power_parts import Around, Happened, Trusts, Turn
 from agent.power_windows import GpuWindow, Windows
 from collectors.base import Permanent, Temporary
-from collectors.seal import SealError, fingerprint, trusted_keys
+from collectors.seal import fingerprint
 from collectors.subject import Inventory
 from collectors.tick import Tick
 from controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
-from controllers.decision import Decision, Mode, Policy, confirm, decide, plain
-from controllers.policy_file import PolicyFile, read
+from controllers.decision import Decision, Trust, confirm, plain
+from controllers.outcome import Sample, Stretch
 from controllers.power import descent, shield
-from controllers.power.belief import TOP, Bank, Outlook
+from controllers.power.arms import Round, newly_locked
+from controllers.power.belief import Bank
 from controllers.power.breaker import Breaker
 from controllers.power.curves import LEVELS
-from controllers.power.features import INTERFACE
-from controllers.power.gang import DescentPolicy, Gang, GangSeen, Guard, Highest, NetworkPolicy, level_of
+from controllers.power.gang import Gang, GangSeen, level_of
 from controllers.power.settings import PowerSettings
+from controllers.power.worth import reference, worth
+from controllers.promotion import Health
 
 _WAITING = 4
 
@@ -53,7 +56,7 @@ class PowerLoop:
         self._log = structlog.get_logger("power")
         self._rng = np.random.default_rng(seed)
         self._bank = Bank.make()
-        self._file = _load(settings)
+        self._file = load(settings)
         self._care = descent.Care()
         self._rack_of = {node: name for name, rack in settings.racks.items() for node in rack.nodes}
         self._breakers = dict.fromkeys(settings.racks, Breaker())
@@ -63,6 +66,10 @@ class PowerLoop:
         self._before: dict[str, int] = {}
         self._granted: dict[str, bool] = {}
         self._pending: list[tuple[Decision, tuple[str, ...], float, bool]] = []
+        self._owed = Health()
+        self._mutex = threading.Lock()
+        self._turned_s = math.nan
+        self._jobs: frozenset[str] = frozenset()
         self._closed_s = -math.inf
         self._queue: queue.Queue[tuple[Tick, bool] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
@@ -97,6 +104,8 @@ class PowerLoop:
         """Takes a look in; a turn is due at the end of a window, or at once where a breaker trips."""
         self._windows.take(tick)
         tripped = self._watch_draw(tick)
+        if tripped:
+            self._tell(Health(budget_events=tripped))
         if self._closed_s == -math.inf:
             self._closed_s = tick.at_s
         if not tripped and tick.at_s - self._closed_s < self.settings.window_s:
@@ -105,7 +114,7 @@ class PowerLoop:
         if self._thread is None:
             return
         try:
-            self._queue.put_nowait((tick, tripped))
+            self._queue.put_nowait((tick, bool(tripped)))
         except queue.Full:
             self._log.warning("turn left out: the one before takes too long")
 
@@ -132,43 +141,45 @@ class PowerLoop:
         beliefs = {job: self._believe(job, members, speeds, told) for job, members in gangs.items()}
         gpus = [g for w in seen if (g := self._gpu(w, told, ill, beliefs, now_s)) is not None]
         self._give_back(gpus)
-        self._memory = shield.observe(gpus, self._memory, self._granted, now_s, s.shield)
+        before = self._memory
+        self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
         self._settle({g.uuid: g.enforced_mw for g in gpus})
+        self._look_back(beliefs, {j: {self._rack_of.get(w.node, "") for w in gangs[j]} for j in gangs}, now_s)
+        trusts = self._trusts(len(gangs), newly_locked(before, self._memory))
         found = Turn()
         if self._around.halted():
             self._around.count("halted")
             found.grants = self._send(self._memory.ordered_mw, gpus)
             return found
         wishes: dict[str, float] = {g.uuid: float(g.fallback_mw) for g in gpus if not g.job}
-        decided: list[tuple[Decision, tuple[str, ...], float, bool]] = []
+        decided: list[Decided] = []
         for job, members in gangs.items():
-            decision, level, chance, treated = self._decide(job, beliefs[job], now_s)
-            share = float(LEVELS[level])
-            wishes.update({w.uuid: share * self._range(w, told)[1] for w in members})
-            decided.append((decision, tuple(w.uuid for w in members), chance, treated))
+            trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
+            made = decide_gang(job, beliefs[job], trust, self._file, self._rng, now_s)
+            made = replace(made, highest_mw={w.uuid: self._range(w, told)[1] for w in members})
+            wishes.update(made.wishes_mw(made.level))
+            decided.append(made)
         racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
         for gpu in gpus:
             if gpu.rack in self._breakers and self._breakers[gpu.rack].open(now_s, s.breaker):
                 wishes[gpu.uuid] = float(min(gpu.fallback_mw, wishes.get(gpu.uuid, gpu.fallback_mw)))
-        orders = shield.decide(racks, gpus, wishes, self._memory, now_s, s.shield)
+        observed = self._memory
+        orders = shield.decide(racks, gpus, wishes, observed, now_s, s.shield)
         found.orders = orders
+        asked = Round(racks, gpus, wishes, observed, now_s, s.shield, orders)
+        for made in decided:
+            receipt, chance, treated = made.through(asked, self._nodes is not None)
+            found.receipts.append(receipt)
+            self._pending.append((receipt, tuple(made.highest_mw), chance, treated))
+            self._around.count("fallback" if receipt.fallback else "clipped" if receipt.clips else "as proposed")
+            self._around.keep(receipt, chance, treated)  # before anything is done, so that no crash loses it
         if self._nodes is not None:
             self._memory = orders.memory
             found.grants = self._send(orders.memory.ordered_mw, gpus)
             self._granted = {node: grant.ok for node, grant in found.grants.items()}
-        for decision, uuids, chance, treated in decided:
-            clips = tuple(dict.fromkeys(c for uuid in uuids for c in orders.clips.get(uuid, ())))
-            limits = {u: orders.limits_mw[u] for u in uuids if u in orders.limits_mw}
-            whole = replace(
-                decision,
-                clips=decision.clips + clips,
-                executed={"level": decision.executed, "limits_mw": limits if self._nodes is not None else {}},
-            )
-            found.receipts.append(whole)
-            self._pending.append((whole, uuids, chance, treated))
-            self._around.count("fallback" if decision.fallback else "clipped" if whole.clips else "as proposed")
+        self._around.happened(Happened(now_s, [Stretch(d.id, d.unit, d.job, now_s) for d in found.receipts]))
         if self._nodes is None:
-            self._settle({})
+            self._pending.clear()
         for name, rack in racks.items():
             mine = [g for g in gpus if g.rack == name]
             room = shield.headroom_mw(rack, mine, self._memory, s.shield)
@@ -186,26 +197,40 @@ class PowerLoop:
             self._released |= {name: asked[name] for name in names}
             self._log.info("given back to power control", names=sorted(names))
 
-    def _decide(
-        self, job: str, belief: tuple[Gang, Outlook, GangSeen, descent.Care], now_s: float
-    ) -> tuple[Decision, int, float, bool]:
-        gang, seen, observation, care = belief
-        opted_in = job.partition("/")[0] in self.settings.opted_in
-        mode, chance = self._around.chance(job, opted_in)
-        treated = bool(chance > 0 and self._rng.random() < chance)
-        beliefs = {job: (gang, seen)}
-        policy: Policy[GangSeen, int] = DescentPolicy(beliefs, care)
-        if self._file is not None:
-            policy = NetworkPolicy(self._file, beliefs, care, greedy=mode is not Mode.TRIAL)
-        shown = mode if treated else Mode.SHADOW
-        guard = Guard(gang, seen, care)
-        level, decision = decide("power", shown, policy, Highest(), guard, observation, self._rng, now_s)
-        probes = level == TOP and decision.why.startswith("reference")
-        if treated and not probes:
-            gang.jobs.home[0] = level
-        if not treated:
-            gang.jobs.home[0] = gang.level
-        return decision, level, chance, treated
+    def _tell(self, what: Health) -> bool:
+        """What happened to the policy, at once; whether it was taken. What was not is owed, and told again."""
+        with self._mutex:
+            owed, self._owed = self._owed, Health()
+        what = Health(
+            what.turns + owed.turns, what.lockouts + owed.lockouts, 0, what.budget_events + owed.budget_events
+        )
+        try:
+            if why := self._around.note(what):
+                self._log.error("policy demoted: the baseline controls", why=why)
+        except (Temporary, Permanent) as error:
+            with self._mutex:
+                self._owed = what
+            self._log.error("store away: no policy is trusted until it is back", error=str(error))
+            return False
+        return True
+
+    def _trusts(self, turns: int, lockouts: int) -> Trusts:
+        """How far the policy is trusted in this turn, once everything that happened is told."""
+        if not self._tell(Health(turns, lockouts)):
+            return lambda _job, _opted, _now_s: Trust()
+        return self._around.trusts()
+
+    def _look_back(self, beliefs: Mapping[str, Belief], racks: Mapping[str, set[str]], now_s: float) -> None:
+        """Tells what came of the window that ended now, and which jobs are gone. `racks`: of each job."""
+        since_s, self._turned_s = self._turned_s, now_s
+        overdrawn = {name for name, breaker in self._breakers.items() if breaker.open(now_s, self.settings.breaker)}
+        samples = []
+        for job, (gang, _, seen, _) in beliefs.items() if math.isfinite(since_s) else ():
+            reward, slowdown = worth(seen.speed, seen.draw, reference(gang))
+            samples.append(Sample(job, since_s, now_s, reward, slowdown, bool(racks[job] & overdrawn)))
+        gone = sorted(self._jobs - beliefs.keys())
+        self._jobs = frozenset(beliefs)
+        self._around.happened(Happened(now_s, (), samples, gone))
 
     def _believe(
         self,
@@ -213,7 +238,7 @@ class PowerLoop:
         members: list[GpuWindow],
         speeds: Mapping[str, tuple[float, float]],
         told: Mapping[str, NodeStatus],
-    ) -> tuple[Gang, Outlook, GangSeen, descent.Care]:
+    ) -> Belief:
         """The gang after this window, what is believed of it, and what a policy sees."""
         ranges = [self._range(w, told) for w in members]
         lowest = max(level_of(low / high) for low, high in ranges)
@@ -263,7 +288,7 @@ class PowerLoop:
         window: GpuWindow,
         told: Mapping[str, NodeStatus],
         ill: frozenset[str],
-        beliefs: Mapping[str, tuple[Gang, Outlook, GangSeen, descent.Care]],
+        beliefs: Mapping[str, Belief],
         now_s: float,
     ) -> shield.Gpu | None:
         rack = self._rack_of.get(window.node)
@@ -321,9 +346,9 @@ class PowerLoop:
                 self._log.warning("power lease not granted", node=node, said=grant.said)
         return grants
 
-    def _watch_draw(self, tick: Tick) -> bool:
-        """Whether a breaker tripped just now."""
-        tripped = False
+    def _watch_draw(self, tick: Tick) -> int:
+        """How many breakers tripped just now."""
+        tripped = 0
         for name, rack in self.settings.racks.items():
             draw_mw = self._windows.draw_mw(rack.nodes, tick) + rack.host_w * 1000.0
             before = self._breakers[name]
@@ -333,7 +358,7 @@ class PowerLoop:
                 self._log.error(
                     "breaker open: the rack's GPUs go to their fallback", rack=name, draw_w=draw_mw / 1000
                 )
-                tripped = True
+                tripped += 1
         return tripped
 
     # What is kept
@@ -371,12 +396,3 @@ class PowerLoop:
 def _mean(values: list[float]) -> float:
     known = [v for v in values if math.isfinite(v)]
     return sum(known) / len(known) if known else math.nan
-
-
-def _load(settings: PowerSettings) -> PolicyFile | None:
-    if settings.policy_file is None:
-        return None
-    try:
-        return read(settings.policy_file, INTERFACE, trusted_keys(settings.policy_keys))
-    except SealError as error:
-        raise Permanent(f"power.policy_keys: {error}") from error

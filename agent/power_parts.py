@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controllers.actuators.power_nodes import Grant
-from controllers.decision import Decision, Mode
+from controllers.decision import Decision, Trust
+from controllers.outcome import Sample, Stretch
 from controllers.power import shield
+from controllers.promotion import Health
+
+Trusts = Callable[[str, bool, float], Trust]
+"""(job, its owner opted in, now) → how far the policy is trusted with it."""
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What one turn tells of outcomes: decisions that came into force, what was seen, and jobs that are gone."""
+
+    now_s: float
+    stretches: Sequence[Stretch] = ()
+    samples: Sequence[Sample] = ()
+    gone: Sequence[str] = ()
 
 
 @dataclass
@@ -16,8 +31,12 @@ class Around:
 
     keep: Callable[[Decision, float, bool], None]
     """Stores a receipt, with the chance that the policy was executed and whether it was."""
-    chance: Callable[[str, bool], tuple[Mode, float]] = lambda _job, _opted: (Mode.SHADOW, 0.0)
-    """(job, its owner opted in) → how far the policy is trusted, and its chance of being executed."""
+    trusts: Callable[[], Trusts] = lambda: lambda _job, _opted, _now_s: Trust()
+    """Read once a turn."""
+    note: Callable[[Health], str] = lambda _health: ""
+    """Tells what happened to the policy just now; where that demotes it, why. Raises Temporary where the store is
+    away: it is told again, and until then no policy is trusted."""
+    happened: Callable[[Happened], None] = lambda _happened: None
     halted: Callable[[], bool] = lambda: False
     ill_nodes: Callable[[], frozenset[str]] = frozenset
     """Nodes on which an incident is open."""

@@ -150,6 +150,7 @@ decisions = Table(
     Column("reward", Float, doc="what came of it; null: not known yet"),
     Column("slowdown", Float),
     Column("violated", Integer),
+    Column("void", Text, doc="why its outcome will never be known"),
     Column("body", Text, nullable=False, doc="the receipt"),
     Index("decisions_by_kind", "kind", "mode", "at_s"),
 )

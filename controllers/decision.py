@@ -38,6 +38,17 @@ class Mode(StrEnum):
     ACTIVE = "active"
 
 
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far the policy goes for one job now. `chance`: that its proposal is executed, given all that is drawn
+    already; `designed`: that the design gives this turn to it, before anything is drawn
+    (`controllers.promotion.designed_chance`)."""
+
+    mode: Mode = Mode.SHADOW
+    chance: float = 0.0
+    designed: float = 0.0
+
+
 class Observation(Protocol):
     """What a policy sees: a frozen dataclass. `unit` is what is decided on (a GPU gang, a queue), `job` the cluster
     that statistics resample."""
@@ -127,13 +138,14 @@ class Decision:
     propensity: float  # of the proposed action
     clips: tuple[Clip, ...]
     executed: Any
-    executed_propensity: float  # of the executed action, over everything that the policy might have proposed
+    executed_propensity: float  # of the executed action: over both arms and all that the policy might have proposed
     baseline: Any  # what the baseline would have had executed
     baseline_policy: str
     prediction: Mapping[str, float]
     why: str
     read_back: Any = None
     mismatch: str = ""
+    arm: str = ""  # policy | baseline: whose proposal was executed
 
     def to_json(self) -> dict[str, Any]:
         return {**plain(self), "clips": [plain(clip) for clip in self.clips]}
@@ -142,8 +154,9 @@ class Decision:
     def from_json(cls, record: Mapping[str, Any]) -> Decision:
         """Raises ValueError naming the field where the record is not of this form."""
         fields = {f.name for f in dataclasses.fields(cls)}
-        if set(record) != fields:
-            raise ValueError(f"decision: fields {sorted(fields ^ set(record))} are missing or unknown")
+        wrong = (fields ^ set(record)) - {"arm"}  # receipts from before it was kept have none
+        if wrong:
+            raise ValueError(f"decision: fields {sorted(wrong)} are missing or unknown")
         try:
             clips = tuple(Clip(**clip) for clip in record["clips"])
             return cls(**{**record, "mode": Mode(record["mode"]), "clips": clips})
@@ -213,19 +226,27 @@ def decide(
     observation: O,
     rng: np.random.Generator,
     at_s: float,
+    *,
+    treated: bool | None = None,
+    chance: float | None = None,
 ) -> tuple[A, Decision]:
-    """One turn up to what is to be executed; pure but for `rng`. In shadow what is executed is the baseline.
+    """One turn up to what is to be executed; pure but for `rng`.
 
-    The baseline is the fallback's own shielded answer to the same observation: the counterfactual of the receipt.
-    The executed action's propensity sums over all proposals that the shield maps to it (all modes but shadow).
+    `treated`: the policy's proposal is executed, else the baseline's (without: in every mode but shadow, where it
+    never is); `chance`: that the design gives this turn to the policy, without: 1 or 0. The baseline is the
+    fallback's own shielded answer to the same observation: the counterfactual of the receipt. The executed
+    action's propensity sums over both arms and over all proposals that the shield maps to it.
     """
     proposal, reason = propose(policy, fallback, observation, rng)
     baseline = shield.decide(observation, fallback.propose(observation, rng).action).action
     ruling = shield.decide(observation, proposal.action)
-    executed = baseline if mode is Mode.SHADOW else ruling.action
-    chance = 1.0
-    if mode is not Mode.SHADOW and proposal.support:
-        chance = sum(p for a, p in proposal.support if shield.decide(observation, a).action == executed)
+    acts = mode is not Mode.SHADOW and treated is not False
+    executed = ruling.action if acts else baseline
+    share = chance if chance is not None else float(acts)
+    theirs = float(ruling.action == executed)
+    if share > 0 and proposal.support:
+        theirs = sum(p for a, p in proposal.support if shield.decide(observation, a).action == executed)
+    odds = share * theirs + (1.0 - share) * float(baseline == executed)
     decision = Decision(
         id="",
         kind=kind,
@@ -240,11 +261,12 @@ def decide(
         propensity=min(1.0, proposal.propensity),
         clips=tuple(Clip(c.constraint, plain(c.before), plain(c.after), c.why) for c in ruling.clips),
         executed=plain(executed),
-        executed_propensity=min(1.0, chance),
+        executed_propensity=min(1.0, odds),
         baseline=plain(baseline),
         baseline_policy=fallback.name,
         prediction=plain(proposal.prediction),
         why=proposal.why,
+        arm="policy" if acts else "baseline",
     )
     return executed, dataclasses.replace(decision, id=fingerprint(plain(decision))[:16])
 

@@ -4,9 +4,11 @@
        ▲         │          │          │
        └─────────┴──────────┴──────────┘          drift, lock-outs, a violation, a budget event: at once, unasked
 
-In *shadow* a policy is asked and the baseline executed. In the *trial* a coin decides, turn by turn, on jobs whose
-owners opted in; the executed action's propensity is on the receipt. In *canary* a share of all jobs has the policy,
-by a hash of the job; when *active*, all but the permanent holdout, which goes on to say what the policy is worth.
+In *shadow* a policy is asked and the baseline executed. In the *trial* a coin decides, block of time by block (a
+policy that is taken away every half minute shows nothing), on jobs whose owners opted in; the executed action's
+propensity is on the receipt. In *canary* a share of all jobs has the policy, by a hash of the job; when *active*,
+all but the permanent holdout, which goes on to say what the policy is worth. Every coin is a hash, so a daemon that
+is killed and started again goes on with the same arm.
 
 Looks are counted: each spends its part of the 5 % (Bonferroni over `looks`), so asking daily does not promote by
 luck. Decides purely; `agent.policy_gate` asks people and stores.
@@ -21,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from controllers.decision import Mode
+from controllers.decision import Mode, Trust
 from controllers.estimate import Turn, calibration, doubly_robust, quantile_gap, violation_bound
 
 STEPS = (Mode.SHADOW, Mode.TRIAL, Mode.CANARY, Mode.ACTIVE)
@@ -44,7 +46,11 @@ class Criteria:
     most_violations: float = 0.05
     """The bound above the rate of jobs with a violation (none seen) may be this high."""
     most_fallback: float = 0.05
+    most_lost: float = 0.1
+    """Share of an arm's drawn turns whose outcome may be missing; the arms may differ by half of it."""
     trial_chance: float = 0.5
+    block_s: float = 1800.0
+    """How long a job keeps its arm in a trial; infinite: for ever."""
     canary_share: float = 0.1
     holdout_share: float = 0.05
     most_lockouts: float = 0.02
@@ -144,6 +150,23 @@ def in_holdout(job: str, kind: str, criteria: Criteria) -> bool:
     return part_of(job, f"holdout/{kind}") < criteria.holdout_share
 
 
+def arm_of(standing: Standing, job: str, at_s: float, criteria: Criteria) -> bool:
+    """Whether the trial's coin gives this job to the policy now: fixed for a block of time."""
+    block = f"{int(at_s // criteria.block_s)}" if math.isfinite(criteria.block_s) else ""
+    return part_of(f"{job}/{block}", f"trial/{standing.policy}") < criteria.trial_chance
+
+
+def trust_of(standing: Standing, job: str, opted_in: bool, at_s: float, criteria: Criteria) -> Trust:
+    """How far the policy goes for a job now: the arm it fell to, and with which probability by design."""
+    designed = designed_chance(standing, opted_in, criteria)
+    if standing.mode is Mode.TRIAL:
+        # the holdout is fixed before anything is drawn, so that its turns are certain, not a coin's
+        if not opted_in or in_holdout(job, standing.kind, criteria):
+            return Trust(standing.mode)
+        return Trust(standing.mode, float(arm_of(standing, job, at_s, criteria)), designed)
+    return Trust(standing.mode, chance_of(standing, job, opted_in, criteria), designed)
+
+
 def chance_of(standing: Standing, job: str, opted_in: bool, criteria: Criteria) -> float:
     """Probability that the policy's proposal, rather than the baseline's, is executed for this job now."""
     if standing.mode is Mode.SHADOW or in_holdout(job, standing.kind, criteria):
@@ -167,6 +190,24 @@ def designed_chance(standing: Standing, opted_in: bool, criteria: Criteria) -> f
 # what a step asks for
 
 
+def least_jobs(standing: Standing, criteria: Criteria) -> int:
+    """Jobs with an outcome below which the next step cannot pass, however good the policy is."""
+    alpha = criteria.alpha / criteria.looks
+    clean = math.log(alpha) / math.log1p(-criteria.most_violations)  # none seen, and the bound still low enough
+    tail = 3.0 / (1.0 - 0.99) if standing.mode is not Mode.SHADOW else 0.0
+    return max(criteria.least_jobs, math.ceil(clean), math.ceil(tail))
+
+
+def is_look_due(standing: Standing, jobs: int, criteria: Criteria) -> bool:
+    """Whether the daemon looks by itself: first when a step can pass at all, then with twice the jobs each time, so
+    that the looks are planned before anything is seen. Never again while evidence that holds waits for people."""
+    if standing.next is None or standing.looks >= criteria.looks:
+        return False
+    if standing.evidence is not None and standing.evidence.ready:
+        return False
+    return jobs >= least_jobs(standing, criteria) << standing.looks
+
+
 def assess(
     standing: Standing,
     turns: Sequence[Turn],
@@ -174,8 +215,11 @@ def assess(
     criteria: Criteria,
     now_s: float,
     seed: int = 0,
+    lost: tuple[float, float] = (0.0, 0.0),
 ) -> Evidence:
-    """A look at the next step: counts as one of `criteria.looks`. `turns`: of this mode, since `since_s`.
+    """A look at the next step: counts as one of `criteria.looks`. `turns`: of this mode, since `since_s`. `lost`:
+    share of drawn turns whose outcome is missing, with the policy and with the baseline: where an arm loses more,
+    what is left is no random sample.
 
     Shadow has executed nothing of the policy's: it shows that predictions for turns in which policy and baseline
     agree are right, and that the policy answers. Later modes show what it is worth.
@@ -205,6 +249,9 @@ def assess(
     words = f"at most {bound:.1%} of jobs can have one (rule of three), {criteria.most_violations:.1%} is asked for"
     checks.append(_check("violation_bound", bound, criteria.most_violations, words))
     if standing.mode is not Mode.SHADOW:
+        share = max(*lost, 2.0 * abs(lost[0] - lost[1]))
+        words = f"no outcome of {lost[0]:.1%} of turns with the policy and {lost[1]:.1%} without"
+        checks.append(_check("lost", share, criteria.most_lost, words))
         checks += _worth(turns, criteria, alpha, seed)
     return Evidence(to, now_s, look, jobs, len(turns), tuple(checks))
 
@@ -245,6 +292,52 @@ class Health:
     """Turns with the policy and of the holdout, for its worth."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """Counts of one hour since 1970."""
+
+    hour: int
+    turns: int = 0
+    lockouts: int = 0
+    violations: int = 0
+    budget_events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What has been counted of a policy since it stands where it does, by the hour, for the last day."""
+
+    policy: str
+    since_s: float
+    hours: tuple[Hour, ...] = ()
+
+    def add(self, now_s: float, what: Health) -> Tally:
+        """With what happened just now. An hour from the future (a clock that was set) is dropped."""
+        now = int(now_s // 3600.0)
+        kept = {hour.hour: hour for hour in self.hours if now - 24 < hour.hour <= now}
+        old = kept.get(now, Hour(now))
+        kept[now] = Hour(
+            now,
+            old.turns + what.turns,
+            old.lockouts + what.lockouts,
+            old.violations + what.violations,
+            old.budget_events + what.budget_events,
+        )
+        return replace(self, hours=tuple(kept[key] for key in sorted(kept)))
+
+    def health(self, now_s: float, what: Health) -> Health:
+        """The last day's sums, with the drift and the turns of `what`."""
+        recent = [hour for hour in self.hours if hour.hour > int(now_s // 3600.0) - 24]
+        return Health(
+            sum(hour.turns for hour in recent),
+            sum(hour.lockouts for hour in recent),
+            sum(hour.violations for hour in recent),
+            sum(hour.budget_events for hour in recent),
+            what.drift,
+            what.treated,
+        )
+
+
 def demotion(standing: Standing, health: Health, criteria: Criteria) -> str:
     """Why a policy has to go back to shadow now; empty where it may stay. Needs nobody's approval."""
     if standing.mode is Mode.SHADOW:
@@ -263,7 +356,7 @@ def demotion(standing: Standing, health: Health, criteria: Criteria) -> str:
 
 
 def _worse(turns: Sequence[Turn], criteria: Criteria) -> str:
-    groups = [[t for t in turns if t.treated is arm] for arm in (True, False)]
+    groups = [[t for t in turns if t.treated is arm and 0 < t.chance < 1] for arm in (True, False)]
     if min(len({t.job for t in group}) for group in groups) < 20:
         return ""
     sides = []

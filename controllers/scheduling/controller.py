@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from collectors.base import Permanent, Temporary
-from controllers.decision import Decision, Mode, Policy, confirm, decide, plain
+from controllers.decision import Decision, Policy, Trust, confirm, decide, plain
 from controllers.scheduling.cluster import Cluster, Shape
 from controllers.scheduling.interference import Load, columns
 from controllers.scheduling.policies import Steering, backfill
@@ -55,16 +55,6 @@ class Snapshot:
     jobs: Sequence[JobSeen]
     closed: Mapping[int, int] = field(default_factory=dict)
     slope_w: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """How far the policy goes for one job now. `chance`: that its proposal is executed; `designed`: that the design
-    gives this turn to it (`controllers.promotion.designed_chance`)."""
-
-    mode: Mode = Mode.SHADOW
-    chance: float = 0.0
-    designed: float = 0.0
 
 
 class Keep(Protocol):
@@ -125,11 +115,10 @@ class SchedulingController:
     def _decide(self, job: JobSeen, seen: Waiting) -> Decision:
         trust = self.standing(job.name)
         treated = bool(self.rng.random() < trust.chance)
-        mode = trust.mode if treated else Mode.SHADOW
         action, receipt = decide(
-            "scheduling", mode, self.policy, self.baseline, self.shield, seen, self.rng, seen.now_s
-        )
-        receipt = replace(receipt, mode=trust.mode)
+            "scheduling", trust.mode, self.policy, self.baseline, self.shield, seen, self.rng, seen.now_s,
+            treated=treated, chance=trust.designed,
+        )  # fmt: skip
         proposed = self.shield.decide(seen, Steer(**{**receipt.proposed, "verb": Verb(receipt.proposed["verb"])}))
         same = plain(proposed.action) == receipt.baseline
         chance, counts = (1.0, True) if same else (trust.designed, treated)

@@ -33,7 +33,7 @@ from controllers.actuators.nvml_power import NvmlPower
 from controllers.actuators.power_leases import PowerLeases
 from controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus, PowerNodes
 from controllers.actuators.power_nodes import Settings as NodeSettings
-from controllers.decision import Decision, Mode
+from controllers.decision import Decision, Mode, Trust
 from controllers.power.curves import Curve
 from controllers.power.settings import PowerSettings
 from tests.certificates import Authority
@@ -130,7 +130,16 @@ def world(
         inventory.observe(pod, job, 0.0)
     cluster = Cluster()
     kept: list[tuple[Decision, float, bool]] = []
-    around = Around(keep=lambda d, c, t: kept.append((d, c, t)), chance=lambda _j, _o: mode, **more)
+
+    def keep(decision: Decision, chance: float, treated: bool) -> None:
+        mine = [k for k, known in enumerate(kept) if known[0].id == decision.id]
+        if mine:  # the same receipt again: with what was read back
+            kept[mine[0]] = (decision, *kept[mine[0]][1:])
+        else:
+            kept.append((decision, chance, treated))
+
+    trust = Trust(mode[0], mode[1], mode[1])
+    around = Around(keep=keep, trusts=lambda: lambda _job, _opted, _now_s: trust, **more)
     settings = PowerSettings(
         enabled=True,
         act=act,

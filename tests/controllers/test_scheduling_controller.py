@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from collectors.base import Permanent
 from collectors.kube_api import Busy
 from controllers.actuators.kube_queue import CONTROLLER, Gate
-from controllers.decision import Decision, Mode
+from controllers.decision import Decision, Mode, Trust
 from controllers.scheduling.cluster import Shape
-from controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot, Trust
+from controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
 from controllers.scheduling.steer import Steer, Verb
 from tests.controllers.test_kube_queue import gated_pod, mine, queue_of
 from tests.kubernetes_api.cluster import Cluster

@@ -1,0 +1,99 @@
+"""One gang's decision in the frame: the policy is asked, the slowdown guard has its word, a coin says whose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from collectors.base import Permanent
+from collectors.seal import SealError, trusted_keys
+from controllers.decision import Decision, Mode, Policy, Trust, decide
+from controllers.policy_file import PolicyFile, read
+from controllers.power import descent
+from controllers.power.arms import Round
+from controllers.power.belief import TOP, Outlook
+from controllers.power.curves import LEVELS
+from controllers.power.features import INTERFACE
+from controllers.power.gang import DescentPolicy, Gang, GangSeen, Guard, Highest, NetworkPolicy
+from controllers.power.settings import PowerSettings
+
+Belief = tuple[Gang, Outlook, GangSeen, descent.Care]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A gang's decision on its way through the racks' shield. `other`: the level that the other arm would have had;
+    `highest_mw`: its GPUs with their highest limits."""
+
+    decision: Decision
+    level: int
+    other: int
+    trust: Trust
+    treated: bool
+    present: int = -1
+    """The level that the gang is at."""
+    highest_mw: Mapping[str, int] = field(default_factory=dict)
+
+    def wishes_mw(self, level: int) -> dict[str, float]:
+        return {uuid: float(LEVELS[level]) * mw for uuid, mw in self.highest_mw.items()}
+
+    def through(self, around: Round, acts: bool) -> tuple[Decision, float, bool]:
+        """The whole receipt after the racks' shield; the chance by design that what was executed was the policy's,
+        and whether it was. Where the other arm would have led to the same, nothing was drawn: certain."""
+        orders = around.orders
+        clips = tuple(dict.fromkeys(c for uuid in self.highest_mw for c in orders.clips.get(uuid, ())))
+        limits = {u: orders.limits_mw[u] for u in self.highest_mw if u in orders.limits_mw}
+        whole = replace(
+            self.decision,
+            clips=self.decision.clips + clips,
+            executed={"level": self.decision.executed, "limits_mw": limits if acts else {}},
+        )
+        if not acts and self.present != self.level:  # nothing is executed, and it is not at the baseline by itself
+            return whole, 0.0, False
+        same = self.level == self.other
+        if not same and acts and 0.0 < self.trust.designed < 1.0:
+            same = around.same_with(self.wishes_mw(self.other))
+        if same:
+            return replace(whole, executed_propensity=1.0), 1.0, True
+        return whole, self.trust.designed, self.treated
+
+
+def decide_gang(
+    job: str, belief: Belief, trust: Trust, file: PolicyFile | None, rng: np.random.Generator, now_s: float
+) -> Decided:
+    """Asks the policy and the baseline; moves the gang's home to what is executed. The receipt's prediction is of
+    the level that is executed, whoever asked for it."""
+    gang, seen, observation, care = belief
+    treated = bool(trust.chance > 0 and rng.random() < trust.chance)
+    beliefs = {job: (gang, seen)}
+    policy: Policy[GangSeen, int] = DescentPolicy(beliefs, care)
+    if file is not None:
+        policy = NetworkPolicy(file, beliefs, care, greedy=trust.mode is not Mode.TRIAL)
+    guard = Guard(gang, seen, care)
+    level, decision = decide(
+        "power", trust.mode, policy, Highest(), guard, observation, rng, now_s,
+        treated=treated, chance=trust.designed,
+    )  # fmt: skip
+    other = int(decision.baseline if treated else guard.decide(observation, decision.proposed).action)
+    slow, slow_sd = float(seen.slowdown[0, level]), float(seen.slowdown_sd[0, level])
+    expected = {"slowdown": 1.0 + slow, "slowdown_sd": slow_sd} if math.isfinite(slow + slow_sd) else {}
+    decision = replace(decision, prediction=expected)
+    probes = level == TOP and decision.why.startswith("reference")
+    if treated and not probes:
+        gang.jobs.home[0] = level
+    if not treated:
+        gang.jobs.home[0] = gang.level
+    return Decided(decision, level, other, trust, treated, gang.level)
+
+
+def load(settings: PowerSettings) -> PolicyFile | None:
+    """The policy file of the settings; None for the heuristic. Raises Permanent where it is not fit."""
+    if settings.policy_file is None:
+        return None
+    try:
+        return read(settings.policy_file, INTERFACE, trusted_keys(settings.policy_keys))
+    except SealError as error:
+        raise Permanent(f"power.policy_keys: {error}") from error
