@@ -37,19 +37,21 @@ class Runs:
     step: list[np.ndarray]
     loss: list[np.ndarray]
     lr: list[np.ndarray]
+    norm: list[np.ndarray]
     meta: pd.DataFrame
 
     @classmethod
     def load(cls, name: str, curves: Path, meta: Path) -> Runs:
         table, about = pd.read_parquet(curves), pd.read_csv(meta)
         by_run = dict(tuple(table.groupby("run", sort=False)))
-        step, loss, lr = (
-            [by_run[run][column].to_numpy(float) for run in about.run] for column in ("step", "loss", "lr")
+        step, loss, lr, norm = (
+            [by_run[run][column].to_numpy(float) for run in about.run]
+            for column in ("step", "loss", "lr", "grad_norm")
         )
-        return cls(name, [s.astype(np.int64) for s in step], loss, lr, about)
+        return cls(name, [s.astype(np.int64) for s in step], loss, lr, norm, about)
 
 
-def ours(runs: Runs, with_lr: bool = True) -> list[list[int]]:
+def ours(runs: Runs, with_lr: bool = True, with_norm: bool = True) -> list[list[int]]:
     """First-alarm places by run, through the detector itself: ticks of ten steps, as a log would bring them."""
     detector, inventory = Divergence(), Inventory()
     jobs = [Subject(SubjectKind.JOB, f"bench/{run}") for run in range(len(runs.loss))]
@@ -63,7 +65,8 @@ def ours(runs: Runs, with_lr: bool = True) -> list[list[int]]:
             step, loss = runs.step[row][part], runs.loss[row][part]
             if len(step) == 0:
                 continue
-            columns = {"loss": loss, "grad_norm": np.ones(len(step))}
+            norm = runs.norm[row][part] if with_norm else np.ones(len(step))
+            columns = {"loss": loss, "grad_norm": norm}
             columns |= {"learning_rate": runs.lr[row][part]} if with_lr else {}
             place = np.arange(first + 1, first + 1 + len(step), dtype=float)  # one step a second: a time is a place
             series.append(StepSeries(job, "run", step, place, columns, "bench"))
@@ -118,12 +121,39 @@ def cusum(loss: np.ndarray) -> np.ndarray:
     return alarm
 
 
+def told_the_onset(runs: Runs) -> list[list[int]]:
+    """A bound, no rival: it knows the onset of every fault, and that it is one, and needs only to see it.
+
+    The first step at which the mean of the last 1, 2, 4 … 64 losses since the onset stands four standard errors
+    above the 64 before. What it sees late, no watcher of the loss can tell early.
+    """
+    found = []
+    for row, about in enumerate(runs.meta.itertuples()):
+        kind = truth(about.kind, about.loss_pre, about.loss_final, about.n_nonfinite)
+        onset, loss = int(about.onset_step), runs.loss[row]
+        before = loss[max(onset - 65, 0) : onset - 1]
+        if kind is not Truth.DIVERGED or len(before) < 32:
+            found.append([onset] if kind is Truth.DIVERGED else [])
+            continue
+        level, sigma = np.median(before), 1.4826 * np.median(np.abs(before - np.median(before)))
+        rise = np.nan_to_num(loss[onset - 1 :] - level, nan=1e9, posinf=1e9).clip(-1e9, 1e9)
+        sums = np.concatenate([[0.0], np.cumsum(rise)])
+        seen = np.zeros(len(rise), dtype=bool)
+        for width in (1, 2, 4, 8, 16, 32, 64):
+            mean = (sums[width:] - sums[:-width]) / width
+            seen[width - 1 :] |= mean * np.sqrt(width) > 4.0 * sigma
+        found.append([onset + int(seen.argmax())] if seen.any() else [])
+    return found
+
+
 METHODS: dict[str, Callable[[Runs], list[list[int]]]] = {
     "nightshift": ours,
     "nightshift, learning rate not logged": lambda runs: ours(runs, with_lr=False),
+    "nightshift, gradient norm not logged": lambda runs: ours(runs, with_norm=False),
     "rolling z > 3": each(rolling_z),
     "1.2 x mean(300) sustained 20": each(sustained),
     "log-CUSUM": each(cusum),
+    "bound: told the onset": told_the_onset,
 }
 
 
@@ -156,6 +186,7 @@ def score(runs: Runs, alarms: list[list[int]]) -> dict[str, Any]:
         "benign_by_kind": _by_kind(about, kinds, alarmed),
         "median_delay_steps": float(np.median(delays)) if delays else None,
         "p90_delay_steps": float(np.quantile(delays, 0.9)) if delays else None,
+        "within_15_steps": sum(delay <= 15 for delay in delays),
         "missed": missed,
     }
 

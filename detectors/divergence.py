@@ -21,12 +21,14 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from detectors.episodes import Alarm, Episodes
+from detectors.gradient_witness import factor
 from detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
 from detectors.promise import stated
 from detectors.snapshot import pack, unpack
 
-VERSION = 3
-"""1, 2: no memory of the lowest loss of a watch; a watch that is open goes on from its next step."""
+VERSION = 4
+"""1, 2: no memory of the lowest loss of a watch; a watch that is open goes on from its next step.
+3: no gradient norms; the witness is learned anew."""
 CERTAIN = 1e6
 """The score of a loss that is no number: no test stands behind it, and none can silence it."""
 HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 140, 156, 171, 172})
@@ -35,6 +37,7 @@ _SAY = {
     Why.STUCK: "stays above its baseline and no longer falls",
     Why.DRIFT: "has drifted up from its best level and still rises",
     Why.EARLY: "rose above where it began",
+    Why.GRADIENT: "stays above its baseline, and the gradients changed with it",
 }
 
 
@@ -103,15 +106,15 @@ class Divergence:
         longest = max(len(row[0]) for row in rows)
         for wave in range(longest):
             live = [i for i, row in enumerate(rows) if len(row[0]) > wave]
-            columns = [np.array([rows[i][c][wave] for i in live]) for c in range(4)]
+            columns = [np.array([rows[i][c][wave] for i in live]) for c in range(5)]
             for i in live:
-                if rows[i][4][wave]:
+                if rows[i][5][wave]:
                     self.machine.rewind(int(slots[i]))
-            self.machine.advance(slots[live], columns[0], columns[1], columns[2], columns[3])
+            self.machine.advance(slots[live], *columns)
         return subjects
 
     def _fresh(self, slot: int, subject: Subject, queue: list[StepSeries]) -> tuple[NDArray[Any], ...]:
-        """(step, t_s, loss, lr, rewound) of new steps with a printed loss; late and repeated ones are dropped."""
+        """(step, t_s, loss, lr, norm, rewound) of new steps with a printed loss; no late and no repeated ones."""
         table = self.machine.table
         for one in queue:
             known = self._runs.get(subject)
@@ -125,13 +128,14 @@ class Divergence:
         loss = np.concatenate([one.column("loss") for one in queue])
         printed = np.concatenate([self._printed(one) for one in queue])
         lr = np.concatenate([one.column("learning_rate") for one in queue])
+        norm = np.concatenate([one.column("grad_norm") for one in queue])
         last_t = np.maximum.accumulate(np.concatenate([[table["last_t_s"][slot]], np.nan_to_num(t_s, nan=-np.inf)]))
         keep = printed & (t_s >= last_t[:-1])
-        step, t_s, loss, lr = step[keep], t_s[keep], loss[keep], lr[keep]
+        step, t_s, loss, lr, norm = (a[keep] for a in (step, t_s, loss, lr, norm))
         before = np.concatenate([[table["last_step"][slot]], step[:-1]])
         repeated = (step == before) if len(step) else np.zeros(0, dtype=bool)
-        step, t_s, loss, lr, before = (a[~repeated] for a in (step, t_s, loss, lr, before))
-        return step, t_s, loss, lr, (step < before) & (before >= 0)
+        step, t_s, loss, lr, norm, before = (a[~repeated] for a in (step, t_s, loss, lr, norm, before))
+        return step, t_s, loss, lr, norm, (step < before) & (before >= 0)
 
     def _remember(self, slot: int, subject: Subject, successor: StepSeries) -> None:
         """A successor that resumes where the damage is diverges on, with nothing in its own steps to show it: only
@@ -211,6 +215,8 @@ class Divergence:
             "arm": why.name.lower(),
             **self._corruption(subject, at_s, inventory),
         }
+        norm = factor(table, slot)
+        facts |= {"gradient_norm_factor": norm} if np.isfinite(norm) else {}
         summary = f"Loss {_SAY.get(why, 'diverged')}: {base:.3g} → {level:.3g} since step {onset_step}"
         asked = self.settings.drift_level if why is Why.DRIFT else self.settings.stuck_level
         return Alarm(
@@ -302,7 +308,7 @@ class Divergence:
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
-        _, meta, arrays = unpack(state, self.name, (1, 2, VERSION))
+        _, meta, arrays = unpack(state, self.name, (1, 2, 3, VERSION))
         fresh = Divergence(self.settings)
         fresh.machine.table.load(meta["subjects"], arrays)
         fresh._episodes.load(meta["episodes"])

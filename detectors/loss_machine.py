@@ -6,7 +6,8 @@ three ways: the loss is back (recovered), it stays far above (diverged, soon), o
 (diverged, later). A second arm compares the best level of the run with the level now, for drifts without a spike.
 
 "Far" is measured in three units at once, and must hold in each: the run's noise (σ), its level, and the progress it
-made since it began; a loss that went from 9.2 to 0.03 may double without meaning anything.
+made since it began; a loss that went from 9.2 to 0.03 may double without meaning anything. The gradient norm, where
+printed, is a witness (`detectors.gradient_witness`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.frame import Floats, Ints
+from detectors import gradient_witness
 from detectors.table import Column, Table
 
 RING = 64
@@ -29,6 +31,8 @@ PATIENCE = 0.4
 """A watched loss is stuck after no new low in this share of the watch: what falls slowly is given longer."""
 LOWER = 0.08
 """A new low takes this share off what is still missing to the baseline."""
+ALL_LOST = 1.25
+"""A loss that stays this share of the progress above its best is worse than where the run began."""
 STEP = 0.8
 """A rise that two neighbouring blocks bring more than this share of is a step, not a drift."""
 LARGEST_LOSS = 1e30
@@ -48,6 +52,7 @@ class Why(IntEnum):
     STUCK = 2
     DRIFT = 3
     EARLY = 4
+    GRADIENT = 5
 
 
 class LossSettings(BaseModel):
@@ -115,6 +120,7 @@ _COLUMNS = {
     "nonfinite": Column(np.int64, 0),
     "nonfinite_t_s": Column(np.float64, np.nan),
     "finite_run": Column(np.int64, 0),
+    **gradient_witness.COLUMNS,
 }
 
 Slots = NDArray[np.int64]
@@ -145,8 +151,11 @@ class LossMachine:
             table["best_level"][slot] = np.inf
             table["block_total"][slot] = 0
 
-    def advance(self, slots: Slots, step: Ints, t_s: Floats, loss: Floats, lr: Floats) -> None:
-        """One step of each of these series (slots distinct). loss may be ±inf; NaN is a non-finite loss here."""
+    def advance(self, slots: Slots, step: Ints, t_s: Floats, loss: Floats, lr: Floats, norm: Floats) -> None:
+        """One step of each of these series (slots distinct). loss may be ±inf; NaN is a non-finite loss here.
+
+        lr: the learning rate, norm: the gradient norm; NaN where not printed.
+        """
         table = self.table
         finite = np.abs(loss) < LARGEST_LOSS
         lr = np.where((lr > 0) & (lr < LARGEST_LOSS), lr, np.nan)
@@ -159,6 +168,7 @@ class LossMachine:
         position = table["total"][slots] % RING
         table["ring_loss"][slots, position] = np.where(finite, loss, np.nan)
         table["ring_t_s"][slots, position] = t_s
+        gradient_witness.note(table, slots, position, norm)
         table["total"][slots] += 1
         if not finite.all():
             slots, step = slots[finite], step[finite]
@@ -259,7 +269,11 @@ class LossMachine:
         certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.strength * s.far_level)
         diverged &= (five - base > far) & ~back & (~falling | certain)
         late = recent[:, 24:].mean(axis=1)
-        above = np.maximum.reduce([1.5 * sigma, s.strength * s.stuck_level * np.abs(base), 0.03 * progress])
+        much = s.strength * np.minimum(s.stuck_level * np.abs(base), ALL_LOST * progress)
+        above = np.maximum.reduce([1.5 * sigma, much, 0.03 * progress])
+        collapsed, exploded = gradient_witness.testifies(table, slots, watched)
+        broken = (window.mean(axis=1) - base > np.maximum(above, 3.0 * sigma)) & (five - base > above) & ~back
+        broken &= collapsed | (exploded & ~falling)
         low = table["low"][slots]
         least = np.maximum(sigma * np.sqrt(2.0 / 24.0), LOWER * (low - base))
         lower = (watched >= 24) & ~(late > low - least)
@@ -268,6 +282,8 @@ class LossMachine:
         still = watched - table["low_at"][slots] >= np.maximum(24, PATIENCE * watched)
         stuck = (watched >= 72) & (late - base > above) & still & ~back
         self._settle(slots[diverged], Why.FAR)
+        self._settle(slots[broken & ~diverged], Why.GRADIENT)
+        diverged |= broken
         self._settle(slots[stuck & ~diverged], Why.STUCK)
         recovered = slots[back]
         long = recovered[table["watched"][recovered] >= 30]
@@ -307,6 +323,7 @@ class LossMachine:
         slots, loss = slots[learning], loss[learning]
         if len(slots) == 0:
             return
+        gradient_witness.learn(table, slots, table["total"][slots] - 1, s.memory_steps)
         table["n"][slots] += 1
         n = table["n"][slots]
         rate = np.maximum(1.0 / n, 1.0 / s.memory_steps)
@@ -340,7 +357,8 @@ class LossMachine:
         columns = (table["block_total"][ready][:, None] + offsets[None, :]) % BLOCKS
         levels = table["blocks"][ready[:, None], columns]
         now, before = levels[:, 4:].mean(axis=1), levels[:, :4].mean(axis=1)
-        best = table["best_level"][ready]
+        # A young run has no level yet that it lost: it is held to where it began.
+        best = np.minimum(table["best_level"][ready], table["top"][ready])
         _, sigma, progress = self.scales(ready)
         error = sigma / np.sqrt(4 * BLOCK_STEPS)
         limit = np.maximum.reduce(
