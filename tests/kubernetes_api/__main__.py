@@ -7,8 +7,11 @@ that are late, slow answers, and objects of others in it.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import sys
 import threading
+import traceback
 from pathlib import Path
 
 import yaml
@@ -42,6 +45,13 @@ def populate(api: Api) -> None:
         api.create(api.by_kind["Event"], "default", event, mine)
 
 
+def _die(caught: threading.ExceptHookArgs) -> None:
+    """A server without its controllers would let every test wait: it goes, and says why."""
+    traceback.print_exception(caught.exc_value)
+    sys.stderr.flush()
+    os._exit(3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kubeconfig", type=Path)
@@ -53,6 +63,7 @@ def main() -> None:
     populate(api)
     api.controllers.lag_s = 0.0 if chosen.bare else chosen.lag
     api.controllers.are_there = not chosen.bare
+    threading.excepthook = _die
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

@@ -135,8 +135,11 @@ class Controllers:
                     self._wake.wait(self._queue[0][0] - time.monotonic() if self._queue else None)
                     continue
                 *_, kind, namespace, name = heapq.heappop(self._queue)
-            with self._api.storage.lock:
-                self._works[kind](namespace, name)
+            try:
+                with self._api.storage.lock:
+                    self._works[kind](namespace, name)
+            except ApiError:  # its namespace goes, say: what a real controller is refused it tries again later
+                self._later(kind, namespace, name)
 
     # each reads what is there now and writes what is missing
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import re
 import ssl
+import sys
 import tempfile
 import threading
 import time
@@ -67,6 +68,14 @@ class Route:
     subresource: str
 
 
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that went away is no news
+            super().handle_error(request, client_address)
+
+
 class ApiServer:
     """A server on a loopback port; `admin_token` may do everything."""
 
@@ -82,8 +91,7 @@ class ApiServer:
         self.faults = Faults()
         self.latency_s = latency_s
         self.stopping = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
-        self._http.daemon_threads = True
+        self._http = _Http(("127.0.0.1", port), self._handler())
         self._authority = ""
         if tls:
             self._authority = self._serve_tls()

@@ -35,11 +35,10 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_the_cluster_tests_pass_on_a_server_that_they_cannot_look_into(kubeconfig: Path) -> None:
     """As on a real cluster: none assumes controllers at once, fresh caches or an empty cluster."""
     done = _run(kubeconfig)
-    if done.returncode and "Timeout (>" in done.stdout:  # a wait that ran out on a loaded machine; no assertion did
-        done = _run(kubeconfig)
     assert done.returncode == 0, done.stdout[-4000:]
     found = re.search(r"(\d+) passed(?:, (\d+) skipped)?", done.stdout)
     assert found is not None
