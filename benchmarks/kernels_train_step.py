@@ -105,16 +105,15 @@ class Job:
     def leave(self) -> None:
         """Torch's own functions are back until `enter`: what this contestant uses is no other's."""
         if self.kernels is not None:
-            self.state = dict(self.kernels._STATE.kernels)
-            self.kernels._STATE.kernels.clear()
-            for name, original in self.kernels._STATE.functions.items():
-                setattr(F, name, original)
-            self.kernels._STATE.functions.clear()
+            self.state = dict(self.kernels.STATE.kernels)
+            self.kernels.STATE.kernels.clear()
+            self.kernels.give_functions_back()
 
     def enter(self) -> None:
         if self.kernels is not None:
-            self.kernels._STATE.kernels.update(self.state)
-            self.kernels._swap_functions(self.kernels.Report())
+            self.kernels.STATE.kernels.update(self.state)
+            self.kernels.swap_functions(self.kernels.Report())
+            self.kernels.swap_optimizer(self.kernels.Report())
 
     def step(self, x: torch.Tensor) -> torch.Tensor:
         loss = self.forward(x)
@@ -188,8 +187,8 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
     from collectors.seal import Signer
     from kernels import loop_cli
     from kernels import optimise as loop
-    from kernels.apply import runtime
     from kernels.apply.bundle import FILE, kernel_record, write_bundle
+    from kernels.apply.job.problems import SPECS
     from kernels.executor import LocalExecutor
     from kernels.judge.contest import Pace
     from kernels.judge.inputs import QUICK_GPU
@@ -203,7 +202,7 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
 
     peaks = probe(device) if device == "cuda" else None
     found = read_profile(path, peaks)
-    places = frozenset(runtime._SPECS)
+    places = frozenset(SPECS)
     works, decisions = loop.from_profile(found, run, peaks, most, 0.002, problems=places)
     loop_cli._write(run / "profile.json", loop_cli._profile_json(found, decisions))
     print(as_text(found), flush=True)
@@ -288,7 +287,7 @@ def main() -> None:
         result["canary"][how] = kernels.canary(
             lambda job=job, turn=turn: job.step(next(turn)), steps=max(2, count // 2)
         )
-        kept[how] = tuple(sorted(kernels._STATE.kernels))
+        kept[how] = tuple(sorted(kernels.STATE.kernels))
         kernels.unapply(job.model)
         del job
         save(result, f"canary, {how}: {kept[how]}")

@@ -1,1 +1,1 @@
-"""Certified kernels in a user's job: one standalone file (`runtime.py` with the kernels written into it)."""
+"""Certified kernels in a user's job: one standalone file, joined of `job/`, with the kernels written into it."""

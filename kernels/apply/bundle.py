@@ -1,8 +1,10 @@
-"""Writes the file for the job: `runtime.py` and `folds.py` with certified kernels, checked as they go in."""
+"""Writes the file for the job: the parts of `kernels.apply.job` joined, with kernels checked as they go in."""
 
 from __future__ import annotations
 
+import ast
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from collectors.seal import fingerprint
+from kernels.apply.job import PARTS
 from kernels.candidate import Candidate
 from kernels.certificate import CertificateError, read
 
 FILE = "nightshift_kernels.py"
-_IMPORT = "from kernels.apply.folds import FoldCasts\n"
-_LAST_IMPORT = "import torch\n"
 _PLACE = "KERNELS: list[dict[str, Any]] = []\n"
 
 
@@ -59,15 +60,59 @@ def certificate_sha256(envelope: Mapping[str, Any]) -> str:
 
 def bundle(records: Sequence[Mapping[str, Any]]) -> str:
     """The text of the standalone file."""
-    text = (Path(__file__).parent / "runtime.py").read_text(encoding="utf-8")
+    text = standalone()
     if text.count(_PLACE) != 1:
-        raise ValueError("runtime.py: the place for the kernels is not there")
-    if text.count(_IMPORT) != 1:
-        raise ValueError("runtime.py: the place for the graph pass is not there")
-    folds = (Path(__file__).parent / "folds.py").read_text(encoding="utf-8")
-    text = text.replace(_IMPORT, folds.partition(_LAST_IMPORT)[2])
+        raise ValueError("kernels/apply/job: the place for the kernels is not there")
     listed = json.dumps(json.dumps(list(records), sort_keys=True))
     return text.replace(_PLACE, f"KERNELS: list[dict[str, Any]] = json.loads(\n    {listed}\n)\n")
+
+
+def standalone() -> str:
+    """The parts as one module: the interface's docstring, everybody's imports once, then part by part.
+
+    Raises ValueError where two parts define one name, or one imports something that a job does not have.
+    """
+    plain: set[str] = set()
+    taken: dict[str, set[str]] = {}
+    bodies: list[str] = []
+    owner: dict[str, str] = {}
+    docstring = ""
+    for name in PARTS:
+        text = (Path(__file__).parent / "job" / f"{name}.py").read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        docstring = ast.get_docstring(tree, clean=False) or ""
+        lines = text.splitlines()
+        after = tree.body[0].end_lineno or 0
+        for node in tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                after = max(after, node.end_lineno or 0)
+                module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
+                if module.startswith("kernels.apply.job.") or module == "__future__":
+                    continue
+                if module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):
+                    raise ValueError(f"kernels/apply/job/{name}.py: a job may not have {module}")
+                if isinstance(node, ast.ImportFrom):
+                    taken.setdefault(module, set()).update(alias.name for alias in node.names)
+                else:
+                    plain.add(ast.unparse(node))
+            for defined in _names(node):
+                if owner.setdefault(defined, name) != name:
+                    raise ValueError(f"kernels/apply/job: {defined} stands in {owner[defined]}.py and in {name}.py")
+        heading = f"# {name} {'-' * (112 - len(name))}"
+        bodies.append("\n".join([heading, *lines[after:]]).rstrip())
+    from_ = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(taken.items())]
+    head = [f'"""{docstring}"""', "", "from __future__ import annotations", "", *sorted(plain), *from_]
+    return "\n".join(head) + "\n\n" + "\n\n\n".join(bodies) + "\n"
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """What a statement defines at a module's top."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = (
+        node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    )
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def write_bundle(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

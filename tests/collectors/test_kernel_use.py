@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from collectors.kernel_use import KernelUse, read_use
 from collectors.subject import Inventory
 from collectors.training_logs import TrainingLogsCollector
-from kernels.apply import runtime
+from kernels.apply.job import state as runtime
 
 LINE = (
     "nightshift kernels: step=1200 applied=3 calls=46800 fallbacks=2 shadow_checks=46 shadow_mismatches=1 "
@@ -26,7 +26,7 @@ def test_every_count_of_the_line_is_read() -> None:
 
 
 def test_what_the_runtime_writes_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_STATE", runtime._State(step=7, fallbacks={"softmax: shape": 4}))
+    monkeypatch.setattr(runtime, "STATE", runtime.State(step=7, fallbacks={"softmax: shape": 4}))
     found = read_use(runtime.log_line())
     assert found is not None
     assert (found.step, found.fallbacks, found.applied) == (7, 4, 0)

@@ -96,7 +96,7 @@ def plain(kernels: Any) -> dict[str, Any]:
     twice = kernels.apply(model, log=lambda _: None)
     keys_same = list(model.state_dict()) == list(before)
     got = losses(model)
-    calls = {k.problem: k.calls for k in kernels._STATE.kernels.values()}
+    calls = {k.problem: k.calls for k in kernels.STATE.kernels.values()}
     half = made().half()
     half_report = [name for name, *_ in kernels.apply(half, log=lambda _: None).applied]
     out = half.first(torch.randn(2, 3, N).half())
@@ -131,7 +131,7 @@ def compiled(kernels: Any) -> dict[str, Any]:
         ("embedding_gradient", (torch.randn(5, N), torch.randint(0, 48, (5,)), 48)),
         ("rmsnorm_backward", (torch.randn(6, N), torch.randn(6, N), torch.rand(N), 1e-6)),
     ):
-        result = torch.library.opcheck(kernels._operator(problem), inputs, raise_exception=False)
+        result = torch.library.opcheck(kernels.operator_of(problem), inputs, raise_exception=False)
         checks.append(set(result.values()) == {"SUCCESS"} or {k: str(v)[:300] for k, v in result.items()})
     return {"equal": close(want, got), "opcheck": checks}
 
@@ -144,8 +144,8 @@ def folded(kernels: Any) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     def part(joint: Any, *rest: Any, **named: Any) -> Any:
-        if kernels._STATE.fold is not None:
-            kernels._STATE.fold(joint.graph)
+        if kernels.STATE.fold is not None:
+            kernels.STATE.fold(joint.graph)
             joint.recompile()
         calls = [n for n in joint.graph.nodes if "cross_entropy_cast" in str(n.target)]
         seen["kinds"] = [str(n.args[1 if "backward" in str(n.target) else 0].meta["val"].dtype) for n in calls]
@@ -176,7 +176,7 @@ def folded(kernels: Any) -> dict[str, Any]:
     without = dict(seen)
     kernels.apply(made(), log=lambda _: None)
     got = run()
-    calls = {k.problem: k.calls for k in kernels._STATE.kernels.values()}
+    calls = {k.problem: k.calls for k in kernels.STATE.kernels.values()}
     kernels.unapply(made())
     return {
         "without": without["kinds"],
@@ -184,7 +184,7 @@ def folded(kernels: Any) -> dict[str, Any]:
         "wide": [without["wide"], seen["wide"]],
         "equal": abs(want[0] - got[0]) < 2e-3 and bool(torch.allclose(want[1], got[1], rtol=2e-2, atol=2e-3)),
         "calls": calls,
-        "taken_back": kernels._STATE.fold is None,
+        "taken_back": kernels.STATE.fold is None,
     }
 
 
@@ -202,6 +202,69 @@ def shadowed(kernels: Any) -> dict[str, Any]:
     return {"equal": close(want, got), "told": told, "notes": notes, "line": kernels.log_line()}
 
 
+def seen_through(kernels: Any) -> dict[str, Any]:
+    """What a compiler gets of the operators that it may see through. Traced only: without a GPU nothing can run."""
+    from functorch.compile import aot_function
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    class Target:
+        """Enough of a driver for Triton to say what a kernel writes to."""
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int = 0) -> int:
+            return 0
+
+    driver.set_active(Target())
+    for record in kernels.KERNELS:
+        kernel = kernels.Kernel(record, *kernels.load_entry(record))
+        kernels.STATE.kernels[kernel.problem] = kernel
+        kernels.operator_of(kernel.problem)
+        kernels.open_operator_of(kernel.problem)
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> tuple[Any, ...]:
+        return (kernels.invoke("gelu", kernels.invoke("rmsnorm", x, w, 1e-6)),)
+
+    def graphs() -> list[dict[str, int]]:
+        found: list[dict[str, int]] = []
+
+        def keep(graph: Any, _: Any) -> Any:
+            names = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
+            launches = [n.kwargs for n in graph.graph.nodes if "triton_kernel_wrapper" in str(n.target)]
+            found.append(
+                {
+                    "launches": len(launches),
+                    "written": sorted(
+                        name for k in launches for name in k.get("tensors_to_clone", ["everything?"])
+                    ),
+                    "ours": sum(name.startswith("nightshift") for name in names),
+                }
+            )
+            return graph
+
+        with FakeTensorMode():
+            x, w = torch.empty(12, N, requires_grad=True), torch.empty(N, requires_grad=True)
+            aot_function(step, keep, keep)(x, w)[0].sum().backward()
+        return found
+
+    told = {"closed": graphs()}
+    kernels.STATE.open = True
+    told["open"] = graphs()
+    kernels.STATE.watching = True
+    told["watching"] = graphs()
+    kernels.STATE.watching = False
+    for kernel in kernels.STATE.kernels.values():
+        kernel.disabled = "demoted in the registry"
+    told["disabled"] = graphs()
+    return told
+
+
 def demoted(kernels: Any) -> dict[str, Any]:
     """A demotion while the job runs reaches it at the next step boundary; one before the start, at the start."""
     folder = Path(os.environ["NIGHTSHIFT_KERNEL_REGISTRY"])
@@ -209,15 +272,144 @@ def demoted(kernels: Any) -> dict[str, Any]:
     told: list[str] = []
     kernels.apply(model, shadow_every=0, log_every=1, log=told.append)
     losses(model, 1)
-    before = kernels._STATE.kernels["rmsnorm"].calls
-    certificate = kernels._STATE.kernels["rmsnorm"].certificate
+    before = kernels.STATE.kernels["rmsnorm"].calls
+    graphs: list[int] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(sum("nightshift.rmsnorm" in str(n.target) for n in graph.graph.nodes))
+        return graph
+
+    compiled_norm = torch.compile(model.first, backend=keep, fullgraph=True)
+    rows = torch.randn(12, N)
+    compiled_norm(rows)
+    certificate = kernels.STATE.kernels["rmsnorm"].certificate
     (folder / "demoted.json").write_text(json.dumps([{"certificate": certificate, "why": "x"}]))
     kernels.step_boundary()
     losses(model, 1)
-    after = kernels._STATE.kernels["rmsnorm"].calls
+    compiled_norm(rows)
+    after = kernels.STATE.kernels["rmsnorm"].calls
     kernels.unapply(model)
     report = kernels.apply(made(), log=told.append)
-    return {"before": before, "after": after, "told": told, "skipped": report.skipped}
+    return {"before": before, "after": after, "graphs": graphs, "told": told, "skipped": report.skipped}
+
+
+def opchecked(kernels: Any) -> dict[str, Any]:
+    """torch's own check (schema, fake, autograd, tracing) of every operator, a kernel behind each."""
+    rows, logits = torch.randn(6, N), torch.randn(6, 48)
+    weight, index = torch.rand(N) + 0.5, torch.randint(0, 48, (6,))
+    heads = [torch.randn(1, 2, 16, 16) for _ in range(3)]
+    vectors = [torch.randn(40), torch.randn(40), torch.randn(40), torch.rand(40)]
+    narrow = logits.bfloat16()
+    inputs: dict[str, tuple[Any, ...]] = {
+        "rmsnorm": (rows, weight, 1e-6),
+        "rmsnorm_backward": (rows, rows.flip(0), weight, 1e-6),
+        "layernorm": (rows, weight, weight.flip(0), 1e-5),
+        "softmax": (rows,),
+        "cross_entropy": (logits, index),
+        "cross_entropy_backward": (torch.randn(6), logits, index),
+        "cross_entropy_cast": (narrow, index),
+        "cross_entropy_cast_backward": (torch.randn(6), narrow, index),
+        "gelu": (rows,),
+        "gelu_backward": (rows, rows.flip(0)),
+        "embedding_gradient": (rows, index, 48),
+        "flash_attention": tuple(x.half() for x in heads),
+        "adamw": (*vectors, 1e-3, 0.9, 0.999, 1e-8, 0.1, 3),
+    }
+    model = made()
+    skipped = kernels.apply(model, log=lambda _: None, shadow_every=0).skipped
+    found: dict[str, Any] = {}
+    for problem, given in inputs.items():
+        differentiable = problem in kernels.GRADIENTS
+        drawn = tuple(
+            x.clone().requires_grad_(differentiable and x.is_floating_point()) if isinstance(x, torch.Tensor) else x
+            for x in given
+        )
+        told = torch.library.opcheck(kernels.operator_of(problem), drawn, raise_exception=False)
+        found[problem] = {k: str(v)[:300] for k, v in told.items() if v != "SUCCESS"}
+    calls = {k.problem: k.calls for k in kernels.STATE.kernels.values()}
+    return {"found": found, "calls": calls, "specs": sorted(kernels.SPECS), "skipped": skipped}
+
+
+def attended(kernels: Any) -> dict[str, Any]:
+    """Attention is the kernel's where nothing is differentiated, and torch's in training."""
+    q, k, v = (torch.randn(1, 2, 16, 16).half() for _ in range(3))
+    want = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    kernels.apply(made(), log=lambda _: None)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    whole = F.scaled_dot_product_attention(q, k, v)
+    F.scaled_dot_product_attention(q.requires_grad_(True), k, v, is_causal=True).sum().backward()
+    kernel = kernels.STATE.kernels["flash_attention"]
+    seen = {"calls": kernel.calls, "fallbacks": kernels.fallbacks(), "gradient": q.grad is not None}
+    restored = kernels.unapply(made())
+    return {
+        **seen,
+        "equal": bool(torch.allclose(out, want, atol=3e-3)),
+        "restored": restored,
+        "whole": whole.shape[1],
+    }
+
+
+class Wide(nn.Module):
+    """Parameters of two kinds: one that the optimiser's kernel takes, and one that is too small for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.large = nn.Parameter(torch.randn(64, 32))
+        self.small = nn.Parameter(torch.randn(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.large * self.small).square().mean()
+
+
+def trained(steps: int, kernels: Any, **more: Any) -> tuple[list[float], dict[str, Any], Wide]:
+    model = Wide()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0 / (1 + n))
+    if kernels is not None:
+        kernels.apply(model, optimizer, log=lambda _: None, **more)
+    torch.manual_seed(5)
+    seen = []
+    for number in range(steps):
+        loss = model(torch.randn(4, 64))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        seen.append(float(loss.detach()))
+        if number == 2:  # what a resumed job does: the step numbers are other tensors then
+            optimizer.load_state_dict(optimizer.state_dict())
+    return seen, optimizer.state_dict(), model
+
+
+def stepped(kernels: Any) -> dict[str, Any]:
+    """AdamW's large parameters by the kernel: the same course, moments and state_dict as torch's own."""
+    kernels.SMALLEST = 64
+    want, state, _ = trained(6, None)
+    got, mine, model = trained(6, kernels, shadow_every=4)
+    kernel = kernels.STATE.kernels["adamw"]
+    told = {"calls": kernel.calls, "checks": kernel.shadow_checks, "wrong": kernel.shadow_mismatches}
+    pairs = [(state["state"][n][k], mine["state"][n][k]) for n in state["state"] for k in state["state"][n]]
+    restored = kernels.unapply(model)
+    return {
+        **told,
+        "losses": bool(torch.allclose(torch.tensor(want), torch.tensor(got), rtol=1e-5)),
+        "state": all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in pairs),
+        "steps": [float(mine["state"][n]["step"]) for n in mine["state"]],
+        "groups": mine["param_groups"] == state["param_groups"],
+        "restored": restored,
+        "back": sys.modules["torch.optim.adam"].adam.__module__ == "torch.optim.adam",
+    }
+
+
+def mistepped(kernels: Any) -> dict[str, Any]:
+    """A wrong optimiser kernel is found on a copy, before it touched a parameter, when every step is checked."""
+    kernels.SMALLEST = 64
+    want, _, _ = trained(4, None)
+    got, _, _ = trained(4, kernels, shadow_every=1)
+    kernel = kernels.STATE.kernels["adamw"]
+    equal = bool(torch.allclose(torch.tensor(want), torch.tensor(got), rtol=1e-6))
+    return {"equal": equal, "wrong": kernel.shadow_mismatches, "disabled": kernel.disabled}
 
 
 if __name__ == "__main__":

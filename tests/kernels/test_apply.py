@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,12 +13,17 @@ from typing import Any
 
 import pytest
 
-from kernels.apply import runtime
 from kernels.apply.bundle import bundle, write_bundle
 from kernels.generate.families.backward import Backward
 from kernels.generate.families.cross_entropy import CrossEntropy
+from kernels.generate.families.embedding_gradient import EmbeddingGradient
+from kernels.generate.families.flash_attention import FlashAttention
+from kernels.generate.families.flat import Flat
 from kernels.generate.families.gelu import Gelu
-from kernels.generate.template import candidate
+from kernels.generate.families.layernorm import LayerNorm
+from kernels.generate.families.rmsnorm import RmsNorm
+from kernels.generate.families.softmax import Softmax
+from kernels.generate.template import Family, candidate
 from kernels.problem import Case
 
 SCRIPT = Path(__file__).parent / "applied.py"
@@ -135,12 +141,56 @@ def narrow_records() -> list[dict[str, Any]]:
     return made
 
 
-def run(what: str, folder: Path, listed: list[dict[str, Any]]) -> dict[str, Any]:
+def made_of(family: Family, problem: str, case: Case) -> dict[str, Any]:
+    """A record of the family's first configuration for a case; what no search has chosen is right as well."""
+    made = candidate(family, problem, case, family.space(problem, case).configs[0])
+    return {**record(problem, made.source, **case.sizes), "dtype": case.dtype, "entry": made.entry}
+
+
+def every_record() -> list[dict[str, Any]]:
+    """A kernel of ours for every place in a job's file."""
+    rows, logits = Case.of("float32", m=6, n=64), Case.of("float32", m=6, v=48)
+    narrow = Case.of("bfloat16", m=6, v=48)
+    return [
+        made_of(RmsNorm(), "rmsnorm", rows),
+        made_of(Backward(), "rmsnorm_backward", rows),
+        made_of(LayerNorm(), "layernorm", rows),
+        made_of(Softmax(), "softmax", rows),
+        made_of(CrossEntropy(), "cross_entropy", logits),
+        made_of(Backward(), "cross_entropy_backward", logits),
+        made_of(CrossEntropy(), "cross_entropy_cast", narrow),
+        made_of(Backward(), "cross_entropy_cast_backward", narrow),
+        made_of(Gelu(), "gelu", rows),
+        made_of(Gelu(), "gelu_backward", rows),
+        made_of(EmbeddingGradient(), "embedding_gradient", Case.of("float32", t=6, d=64, v=48)),
+        attention_record(),
+        adamw_record(),
+    ]
+
+
+def attention_record() -> dict[str, Any]:
+    return made_of(FlashAttention(), "flash_attention", Case.of("float16", b=1, h=2, s=16, d=16))
+
+
+def adamw_record(wrong: str = "") -> dict[str, Any]:
+    made = made_of(Flat(), "adamw", Case.of("float32", n=40))
+    if not wrong:
+        return made
+    source = made["source"].replace("- scale * mean", wrong)
+    return {**made, "source": source, "source_sha256": hashlib.sha256(source.encode()).hexdigest()}
+
+
+def run(what: str, folder: Path, listed: list[dict[str, Any]], interpret: str = "1") -> dict[str, Any]:
     file = folder / "nightshift_kernels.py"
     write_bundle(file, listed)
     registry = folder / "registry"
     registry.mkdir(exist_ok=True)
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "NIGHTSHIFT_KERNEL_REGISTRY": str(registry), "RANK": "3"}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": interpret,
+        "NIGHTSHIFT_KERNEL_REGISTRY": str(registry),
+        "RANK": "3",
+    }
     command = [sys.executable, "-I", str(SCRIPT), str(file), what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -173,6 +223,59 @@ def test_torch_compile_takes_the_operators_without_a_break(tmp_path: Path) -> No
     assert seen["opcheck"] == [True, True, True]
 
 
+def test_a_compiler_that_may_look_in_sees_the_launches_and_nothing_of_a_demoted_kernel(tmp_path: Path) -> None:
+    """Traced without a GPU: closed operators are one node each, open ones their Triton kernels with what these
+    write, on a step that is watched they are closed again, and of a disabled kernel torch's own formula is left."""
+    case = Case.of("float32", m=12, n=64)
+    norm, backward = made_of(RmsNorm(), "rmsnorm", case), made_of(Backward(), "rmsnorm_backward", case)
+    seen = run("seen_through", tmp_path, [norm, backward, made_of(Gelu(), "gelu", case)], interpret="0")
+    closed = [{"launches": 0, "written": [], "ours": 2}, {"launches": 0, "written": [], "ours": 1}]
+    assert seen["closed"] == seen["watching"] == closed
+    forward = {"launches": 2, "written": ["out", "out"], "ours": 0}
+    assert seen["open"] == [forward, {"launches": 2, "written": ["out", "out", "part"], "ours": 0}]
+    assert seen["disabled"] == [{"launches": 0, "written": [], "ours": 0}] * 2
+
+
+@pytest.mark.full
+def test_every_operator_passes_torch_s_own_check_with_a_certified_kernel_behind_it(tmp_path: Path) -> None:
+    """Schema, fake, autograd registration and tracing: what torch.compile and CUDA graphs rely on."""
+    seen = run("opchecked", tmp_path, every_record())
+    assert sorted(seen["found"]) == seen["specs"]
+    assert seen["found"] == {problem: {} for problem in seen["specs"]}
+    assert seen["skipped"] == []
+    assert set(seen["calls"]) == set(seen["specs"])
+    assert all(seen["calls"].values()), "torch's formula stood in for a kernel"
+
+
+def test_attention_is_the_kernel_s_where_nothing_is_differentiated(tmp_path: Path) -> None:
+    seen = run("attended", tmp_path, [attention_record()])
+    assert seen["equal"]
+    assert seen["calls"] == 1
+    assert seen["fallbacks"] == {"flash_attention: gradient": 1}
+    assert seen["gradient"]
+    assert seen["restored"] == 1
+
+
+def test_adamw_s_large_parameters_are_the_kernel_s_and_nothing_else_changes(tmp_path: Path) -> None:
+    """Losses, moments, step numbers, groups and a schedule are torch's own; a resumed state is noticed."""
+    seen = run("stepped", tmp_path, [adamw_record()])
+    assert seen["losses"]
+    assert seen["state"]
+    assert seen["steps"] == [6.0, 6.0]
+    assert seen["groups"]
+    assert (seen["checks"], seen["wrong"]) == (1, 0)
+    assert seen["calls"] == 6
+    assert seen["restored"] == 1
+    assert seen["back"]
+
+
+def test_a_wrong_optimiser_kernel_is_found_on_a_copy(tmp_path: Path) -> None:
+    seen = run("mistepped", tmp_path, [adamw_record("- 1.01 * scale * mean")])
+    assert seen["equal"]
+    assert seen["wrong"] == 1
+    assert "shadow check" in seen["disabled"]
+
+
 def test_a_cast_before_the_loss_is_folded_into_the_operator(tmp_path: Path) -> None:
     """In a compiled region the loss's kernels read 16-bit logits themselves, forward and backward."""
     found = run("folded", tmp_path, narrow_records())
@@ -197,7 +300,8 @@ def test_a_wrong_kernel_is_found_by_its_shadow_and_torch_goes_on(tmp_path: Path)
 
 def test_a_demotion_reaches_the_job_at_its_next_step_or_start(tmp_path: Path) -> None:
     seen = run("demoted", tmp_path, records())
-    assert seen["before"] == seen["after"] == 1
+    assert (seen["before"], seen["after"]) == (1, 2)  # one step, and one compiled call before the demotion
+    assert seen["graphs"] == [1, 0], "a compiled region has to be compiled anew, without the kernel"
     assert any("demoted" in line for line in seen["told"])
     assert any(why == "demoted in the registry" for _, why in seen["skipped"])
 
@@ -217,32 +321,49 @@ def test_what_does_not_fit_this_machine_is_skipped_with_its_reason(tmp_path: Pat
         assert why in told
 
 
-def test_every_guard_refuses_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def runtime(tmp_path: Path) -> Any:
+    """The job's file without kernels, as a module of this process."""
+    path = tmp_path / "nightshift_kernels.py"
+    write_bundle(path, [])
+    spec = importlib.util.spec_from_file_location("nightshift_kernels_here", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_every_guard_refuses_with_its_reason(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     fit = {**records()[0], "bounds": [{"name": "n", "low": 1, "high": 64, "multiple": 4}]}
-    monkeypatch.setattr(runtime, "_ON_CPU", False)
+    monkeypatch.setattr(runtime, "ON_CPU", False)
     x = torch.zeros(12, 64, device="meta")
     sizes = {"m": 12, "n": 64}
-    assert runtime._refusal(fit, sizes, (x,)) == "device"
-    monkeypatch.setattr(runtime, "_ON_CPU", True)
-    assert runtime._refusal(fit, sizes, (x,)) == ""
-    assert runtime._refusal(fit, sizes, (x.half(),)) == "dtype"
-    assert runtime._refusal(fit, sizes, (x.t(),)) == "stride"
-    assert runtime._refusal(fit, {**sizes, "n": 60}, (x,)) == "shape"
-    assert runtime._refusal(fit, {**sizes, "m": 49}, (x,)) == "shape"
-    assert runtime._refusal(fit, {**sizes, "m": 48}, (x,)) == ""
-    assert runtime._refusal(fit, {**sizes, "m": 2}, (x,)) == "shape"
+    assert runtime.refusal(fit, sizes, (x,)) == "device"
+    monkeypatch.setattr(runtime, "ON_CPU", True)
+    assert runtime.refusal(fit, sizes, (x,)) == ""
+    assert runtime.refusal(fit, sizes, (x.half(),)) == "dtype"
+    assert runtime.refusal(fit, sizes, (x.t(),)) == "stride"
+    assert runtime.refusal(fit, {**sizes, "n": 60}, (x,)) == "shape"
+    assert runtime.refusal(fit, {**sizes, "m": 49}, (x,)) == "shape"
+    assert runtime.refusal(fit, {**sizes, "m": 48}, (x,)) == ""
+    assert runtime.refusal(fit, {**sizes, "m": 2}, (x,)) == "shape"
     narrow = {**fit, "bounds": [{"name": "n", "low": 1, "high": 32, "multiple": 1}]}
-    assert runtime._refusal(narrow, sizes, (x,)) == "shape"
+    assert runtime.refusal(narrow, sizes, (x,)) == "shape"
 
 
-def test_of_two_kernels_for_one_operation_the_second_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_kernels_for_one_operation_the_second_is_named(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     first, second = (record("rmsnorm", f"def entry(*inputs):\n    return {n}\n", m=12, n=n) for n in (64, 128))
-    monkeypatch.setattr(runtime, "_STATE", runtime._State())
-    monkeypatch.setattr(runtime, "_ON_CPU", True)
+    monkeypatch.setattr(runtime, "STATE", runtime.State())
+    monkeypatch.setattr(runtime, "ON_CPU", True)
     monkeypatch.setattr(runtime, "KERNELS", [first, second])
     for _ in range(2):
         ((what, why),) = runtime.apply(torch.nn.Linear(2, 2), functions=False).skipped
@@ -250,23 +371,19 @@ def test_of_two_kernels_for_one_operation_the_second_is_named(monkeypatch: pytes
         assert "one shape of each" in why
 
 
-def test_a_shadow_check_without_memory_does_not_stop_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadow_check_without_memory_does_not_stop_the_job(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    state = runtime._State(shadow_every=1)
-    state.kernels["softmax"] = runtime._Kernel({"problem": "softmax", "certificate": "c"}, lambda x: x + 1)
-    monkeypatch.setattr(runtime, "_STATE", state)
+    state = runtime.State(shadow_every=1)
+    state.kernels["softmax"] = runtime.Kernel({"problem": "softmax", "certificate": "c"}, lambda x: x + 1)
+    monkeypatch.setattr(runtime, "STATE", state)
 
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(runtime, "_shadowed", full)
-    assert runtime._run("softmax", (torch.zeros(2),)).tolist() == [1.0, 1.0]
+    monkeypatch.setattr(runtime, "shadowed", full)
+    assert runtime.run_once("softmax", (torch.zeros(2),)).tolist() == [1.0, 1.0]
     assert runtime.fallbacks() == {"shadow: no memory": 1}
-
-
-def _fake(problem: str) -> runtime._Kernel:
-    return runtime._Kernel({"problem": problem, "certificate": problem}, lambda *inputs: None)
 
 
 @pytest.mark.parametrize(
@@ -279,12 +396,13 @@ def _fake(problem: str) -> runtime._Kernel:
     ],
 )
 def test_the_canary_keeps_what_makes_the_step_faster(
-    monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], kept: set[str]
+    runtime: Any, monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], kept: set[str]
 ) -> None:
     told: list[str] = []
-    state = runtime._State(log=told.append)
-    state.kernels.update({name: _fake(name) for name in ("rmsnorm", "rmsnorm_backward", "cross_entropy")})
-    monkeypatch.setattr(runtime, "_STATE", state)
+    state = runtime.State(log=told.append)
+    for name in ("rmsnorm", "rmsnorm_backward", "cross_entropy"):
+        state.kernels[name] = runtime.Kernel({"problem": name, "certificate": name}, print)
+    monkeypatch.setattr(runtime, "STATE", state)
     now = [0.0]
 
     def step() -> None:
@@ -294,24 +412,6 @@ def test_the_canary_keeps_what_makes_the_step_faster(
     assert set(state.kernels) == kept
     assert seconds["none"] == pytest.approx(1.0)
     assert "canary keeps" in told[0]
-
-
-def _rank(number: int, folder: str) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
-    told = [runtime._ranks_disagree("a"), runtime._ranks_disagree("a" if number == 0 else "b")]
-    (Path(folder) / f"out.{number}").write_text(json.dumps(told))
-    dist.destroy_process_group()
-
-
-@pytest.mark.full
-def test_ranks_with_other_certificates_use_none(tmp_path: Path) -> None:
-    import torch.multiprocessing as mp
-
-    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
-    told = [json.loads((tmp_path / f"out.{n}").read_text()) for n in range(2)]
-    assert told == [["", "ranks [1] have other certificates than rank 0"]] * 2
 
 
 def test_the_file_stands_alone() -> None:

@@ -2,7 +2,7 @@
 
 `F.cross_entropy(logits.float(), …)` of 16-bit logits would have the wide copy written out for an operator that the
 compiler cannot look into. Values of 16 bits are exact in 32, and the cast's own gradient rounds once, so the result
-is the same bits. Part of the job's file: `kernels.apply.bundle` puts it there.
+is the same bits.
 """
 
 from __future__ import annotations

@@ -1,0 +1,56 @@
+"""The shadow check: now and then what a kernel computed on the job's own data is held against torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernels.apply.job.demotion import ask_demotion
+from kernels.apply.job.problems import Spec
+from kernels.apply.job.state import STATE, Kernel, disable
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being recorded: nothing may be read back then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def due(kernel: Kernel) -> bool:
+    """Whether this call, already counted, is to be checked."""
+    if not STATE.shadow_every or capturing():
+        return False
+    return STATE.watching or kernel.calls % STATE.shadow_every == 0
+
+
+def shadowed(kernel: Kernel, spec: Spec, inputs: Sequence[Any], out: Any) -> Any:
+    """What the job gets: the kernel's output where it stands, else torch's.
+
+    Both are held against float64: RMSE at most 3 times torch's own.
+    """
+    wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+    eager = spec.reference(*inputs)
+    return out if agrees(kernel, out, eager, spec.reference(*wide)) else eager
+
+
+def agrees(kernel: Kernel, out: Any, eager: Any, truth: Any) -> bool:
+    """Counts one check. Where it fails the kernel is disabled, and the registry is asked to demote it."""
+    kernel.shadow_checks += 1
+    outs, eagers, truths = (x if isinstance(x, tuple | list) else (x,) for x in (out, eager, truth))
+    for mine, theirs, exact in zip(outs, eagers, truths, strict=True):
+        error, allowed = (_rmse(x, exact) for x in (mine, theirs))
+        level = float(exact.double().square().mean().sqrt()) if exact.numel() else 0.0
+        if not error <= 3.0 * allowed + 2.0 * torch.finfo(mine.dtype).eps * level:
+            kernel.shadow_mismatches += 1
+            disable(kernel, f"shadow check: error {error:.3g}, torch's own {allowed:.3g}")
+            ask_demotion(kernel)
+            return False
+    return True
+
+
+def _rmse(value: torch.Tensor, truth: torch.Tensor) -> float:
+    gap = value.double() - truth.double()
+    missing = 0.0 if bool(truth.isnan().any()) else math.inf
+    return float(torch.nan_to_num(gap, nan=missing).square().mean().sqrt()) if gap.numel() else 0.0

@@ -1,0 +1,163 @@
+"""Functions of torch.nn.functional that a model calls: replaced while the kernels are applied, and given back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.apply.job.folds import FoldCasts
+from kernels.apply.job.guards import guarded, refusal
+from kernels.apply.job.operators import invoke, operator_of
+from kernels.apply.job.state import CAST, DTYPES, STATE, Report, fell_back, in_use
+
+
+def swap_functions(report: Report) -> None:
+    """Puts the guarded functions in the place of torch's; those of `STATE.functions` are torch's own."""
+    for problem, name, wrapper in (
+        ("cross_entropy", "cross_entropy", _cross_entropy),
+        (CAST, "cross_entropy", _cross_entropy),
+        ("gelu", "gelu", _gelu),
+        ("softmax", "softmax", _softmax),
+        ("flash_attention", "scaled_dot_product_attention", _attention),
+    ):
+        if problem not in STATE.kernels:
+            continue
+        operator_of(problem)
+        swap_function(f"torch.nn.functional.{name}", wrapper)
+        report.applied.append((f"torch.nn.functional.{name}", problem, STATE.kernels[problem].certificate))
+
+
+def swap_function(name: str, wrapper: Callable[..., Any]) -> None:
+    """`name` with its module; once."""
+    if name not in STATE.functions:
+        module, _, last = name.rpartition(".")
+        STATE.functions[name] = getattr(sys.modules[module], last)
+        setattr(sys.modules[module], last, wrapper(STATE.functions[name]))
+
+
+def give_functions_back() -> int:
+    """torch's own functions, where they were; how many."""
+    count = len(STATE.functions)
+    for name, original in STATE.functions.items():
+        module, _, last = name.rpartition(".")
+        setattr(sys.modules[module], last, original)
+    STATE.functions.clear()
+    return count
+
+
+def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cross_entropy(
+        input: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Any:
+        plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
+        plain = plain and input.dim() == 2 and target.dim() == 1 and target.dtype == torch.int64
+        if plain and ignore_index == -100 and reduction in ("mean", "sum", "none"):
+            # a target of −100 is left out of torch's mean; the kernel gets row 0 of the table for it instead
+            kept = target != ignore_index
+            filled = torch.where(kept, target, 0)
+            losses = guarded("cross_entropy", (input, filled), ())
+            if losses is None and torch.compiler.is_compiling():
+                losses = _cast_loss(input, filled)
+            if losses is not None:
+                losses = torch.where(kept, losses, 0.0)
+                if reduction == "none":
+                    return losses
+                return losses.sum() / kept.sum() if reduction == "mean" else losses.sum()
+        return original(
+            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing=label_smoothing
+        )
+
+    return cross_entropy
+
+
+def _cast_loss(input: torch.Tensor, target: torch.Tensor) -> Any:
+    """The loss of logits that a compiled region casts to float32; `FoldCasts` then takes the cast away."""
+    kernel = in_use(CAST)
+    if kernel is None or input.dtype != torch.float32:
+        return None
+    sizes = {"m": input.shape[0], "v": input.shape[1]}
+    return None if refusal(kernel.record, sizes, (target,)) else invoke(CAST, input, target)
+
+
+def fold_casts() -> None:
+    """Puts the pass before torch's own over joint graphs, once."""
+    kinds = {n: DTYPES[k.record["dtype"]] for n, k in STATE.kernels.items() if n.startswith(CAST)}
+    if not kinds or STATE.fold is not None:
+        return
+    from torch._inductor import config
+
+    kinds.setdefault(f"{CAST}_backward", kinds.get(CAST, torch.bfloat16))
+    STATE.fold = FoldCasts({CAST: 0, f"{CAST}_backward": 1}, kinds, config.joint_custom_pre_pass)
+    config.joint_custom_pre_pass = STATE.fold
+
+
+def unfold_casts() -> None:
+    if STATE.fold is not None:
+        from torch._inductor import config
+
+        config.joint_custom_pre_pass = STATE.fold.earlier
+        STATE.fold = None
+
+
+def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
+    def gelu(input: torch.Tensor, approximate: str = "none") -> Any:
+        if approximate == "none" and input.dim() >= 2:
+            out = guarded("gelu", (input.reshape(-1, input.shape[-1]),), ())
+            if out is not None:
+                return out.reshape(input.shape)
+        return original(input, approximate=approximate)
+
+    return gelu
+
+
+def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
+    def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+        if dtype is None and dim is not None and input.dim() >= 2 and dim in (-1, input.dim() - 1):
+            out = guarded("softmax", (input.reshape(-1, input.shape[-1]),), ())
+            if out is not None:
+                return out.reshape(input.shape)
+        return original(input, dim, _stacklevel, dtype)
+
+    return softmax
+
+
+def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Causal attention of equal heads, where nothing is to be differentiated.
+
+    For training, torch's own forward pass keeps what its backward pass needs, and the kernel does not.
+    """
+
+    def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        plain = is_causal and attn_mask is None and dropout_p == 0.0 and scale is None and query.dim() == 4
+        if plain and query.shape == key.shape == value.shape:
+            if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+                fell_back("flash_attention", "gradient")
+            else:
+                out = guarded("flash_attention", (query, key, value), ())
+                if out is not None:
+                    return out
+        return original(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            enable_gqa=enable_gqa,
+        )  # fmt: skip
+
+    return scaled_dot_product_attention

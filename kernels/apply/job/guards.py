@@ -1,0 +1,58 @@
+"""Which calls a kernel may compute: only what its certificate covers; the rest is torch's, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kernels.apply.job.operators import invoke
+from kernels.apply.job.problems import SPECS
+from kernels.apply.job.state import DTYPES, ON_CPU, ROW_AXES, ROWS_SLACK, fell_back, in_use
+
+
+def interpreted() -> bool:
+    """Whether Triton runs on the CPU here: only tests do that."""
+    return ON_CPU
+
+
+def refusal(record: Mapping[str, Any], sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> str:
+    """Why a call is torch's: the guard that it does not pass. Empty where it passes all."""
+    first = tensors[0]
+    if first.device.type != "cuda" and not interpreted():
+        return "device"
+    kind = DTYPES.get(record["dtype"])
+    if any(t.is_floating_point() and t.dtype != kind for t in tensors):
+        return "dtype"
+    if not all(t.is_contiguous() for t in tensors):
+        return "stride"
+    for name, size in record["sizes"].items():
+        here = sizes.get(name, -1)
+        if name in ROW_AXES:
+            if not size <= ROWS_SLACK * here or not here <= ROWS_SLACK * size:
+                return "shape"
+        elif here != size:
+            return "shape"
+    return outside(record, sizes)
+
+
+def outside(record: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
+    """ "shape" where a size is beyond the certified domain, else empty."""
+    for bound in record["bounds"]:
+        size = sizes.get(bound["name"], bound["low"])
+        if not bound["low"] <= size <= bound["high"] or size % bound["multiple"]:
+            return "shape"
+    return ""
+
+
+def guarded(problem: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+    """The operator's result, or None where a guard refuses; tensors as the problem takes them."""
+    kernel = in_use(problem)
+    if kernel is None:
+        return None
+    why = refusal(kernel.record, SPECS[problem].sizes(*tensors, *numbers), tensors)
+    if why:
+        fell_back(problem, why)
+        return None
+    return invoke(problem, *tensors, *numbers)

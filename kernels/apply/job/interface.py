@@ -1,0 +1,121 @@
+"""Certified GPU kernels for this training job. One file, nothing of Nightshift is needed beside it.
+
+    import nightshift_kernels
+    report = nightshift_kernels.apply(model, optimizer=optimizer)    # before torch.compile, after moving to the GPU
+    print(report)
+    nightshift_kernels.canary(train_step)                            # keeps only what makes this step faster
+    nightshift_kernels.unapply(model)                                # takes everything back
+
+What is swapped: modules that compute a certified operation (found by their numbers, not by their class),
+nn.Embedding (its gradient), torch.nn.functional.cross_entropy, gelu, softmax and (where nothing is differentiated)
+scaled_dot_product_attention, and the step of torch.optim.AdamW. Parameters and state_dict stay as they are. Every
+call is guarded (device, dtype, shape, stride); what a guard refuses is computed by torch and counted. Kernels are
+custom operators with fake implementations and gradients, so torch.compile and CUDA graphs take them. All ranks use
+the same kernels or none. At a step boundary the counts are logged, and a kernel that was demoted is computed by
+torch from then on (compiled regions are compiled anew); so is one whose output a shadow check finds wrong. What a
+CUDA graph replays, Python does not see: there a demotion comes with the next recording, and checks with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernels.apply.job.demotion import read_demotions
+from kernels.apply.job.functions import fold_casts, give_functions_back, swap_functions, unfold_casts
+from kernels.apply.job.launch import load_entry
+from kernels.apply.job.modules import swap_module
+from kernels.apply.job.operators import open_operator_of, operator_of
+from kernels.apply.job.optimizer import swap_optimizer
+from kernels.apply.job.start import objections
+from kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line
+
+
+def apply(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    functions: bool = True,
+    shadow_every: int = 1000,
+    log_every: int = 100,
+    log: Callable[[str], None] = print,
+    only: Sequence[str] = (),
+    compiler_launches: bool = False,
+) -> Report:
+    """Uses every certified kernel that fits; a second call changes nothing. `only`: certificates or problems.
+
+    shadow_every: every so many calls of a kernel its output is held against torch's (0: never). optimizer: its
+    steps mark the step boundaries; without one, call `step_boundary()` yourself. compiler_launches: compiled
+    regions launch the kernels in their own code instead of calling Python; one step in `shadow_every` does not, so
+    that it can be checked. `canary` finds out which is faster. With several ranks: call it on all of them, after
+    init_process_group.
+    """
+    report = Report(kernels_sha256=kernels_sha256())
+    STATE.shadow_every, STATE.log_every, STATE.log, STATE.open = shadow_every, log_every, log, compiler_launches
+    read_demotions()
+    for record, why in zip(KERNELS, objections(only), strict=True):
+        _take(record, why, report)
+    for name, module in model.named_modules():
+        swap_module(name or type(model).__name__, module, report)
+    if functions:
+        swap_functions(report)
+        swap_optimizer(report)
+    fold_casts()
+    if optimizer is not None and not STATE.hooks and STATE.kernels:
+        STATE.hooks.append(optimizer.register_step_post_hook(_after_step))
+    return report
+
+
+def _take(record: dict[str, Any], why: str, report: Report) -> None:
+    problem, label = record["problem"], f"{record['problem']} {record['certificate'][:16]}"
+    held = STATE.kernels.get(problem)
+    if not why and held is not None and held.certificate != record["certificate"]:
+        why = "another kernel for this operation is in use: one shape of each at a time"
+    if not why and held is None:
+        try:
+            kernel = Kernel(record, *load_entry(record))
+            operator_of(problem)  # made now: a tracer would not let it be made later
+            if kernel.traceable is not None:
+                open_operator_of(problem)
+            STATE.kernels[problem] = kernel
+        except Exception as error:  # noqa: BLE001  a kernel that does not load must not stop the job
+            why = f"does not load: {type(error).__name__}: {error}"
+    if why:
+        report.skipped.append((label, why))
+
+
+def unapply(model: nn.Module) -> int:
+    """Takes everything back; the number of places that were."""
+    count = 0
+    for module in model.modules():
+        if "_nightshift_problem" in module.__dict__:
+            del module.__dict__["forward"]
+            del module.__dict__["_nightshift_problem"]
+            count += 1
+    count += give_functions_back()
+    for hook in STATE.hooks:
+        hook.remove()
+    unfold_casts()
+    STATE.hooks.clear()
+    STATE.kernels.clear()
+    STATE.fallbacks.clear()
+    return count
+
+
+def step_boundary(step: int | None = None) -> str:
+    """Ends a step: looks for demotions and, every `log_every` steps, logs one line with the counts. The line."""
+    STATE.step = STATE.step + 1 if step is None else step
+    STATE.watching = STATE.open and STATE.shadow_every > 0 and STATE.step % STATE.shadow_every == 0
+    read_demotions()
+    if STATE.log_every and STATE.step % STATE.log_every == 0:
+        text = log_line()
+        STATE.log(text)
+        return text
+    return ""
+
+
+def _after_step(*_: Any) -> None:
+    step_boundary()

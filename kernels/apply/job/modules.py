@@ -1,0 +1,143 @@
+"""Modules that compute a certified operation: found by their numbers, given a forward that asks the guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kernels.apply.job.guards import guarded, refusal
+from kernels.apply.job.operators import invoke, operator_of
+from kernels.apply.job.problems import SPECS
+from kernels.apply.job.state import OPERATORS, STATE, Report, fell_back, in_use
+
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
+
+
+def swap_module(name: str, module: nn.Module, report: Report) -> None:
+    """Gives one module a forward that asks the guards first; the module's class and parameters stay."""
+    known = module.__dict__.get("_nightshift_problem")
+    if known:
+        report.applied.append((name, known, STATE.kernels[known].certificate if known in STATE.kernels else ""))
+        return
+    if next(module.children(), None) is not None:
+        return
+    if isinstance(module, nn.Embedding):
+        made: tuple[str, Callable[..., Any]] | None = _embedding(module)
+    else:
+        made = _norm(module)
+    if made is None:
+        return
+    problem, forward = made
+    if problem not in STATE.kernels:
+        return
+    operator_of(problem)
+    module.forward = MethodType(forward, module)
+    module.__dict__["_nightshift_problem"] = problem
+    report.applied.append((name, problem, STATE.kernels[problem].certificate))
+
+
+def _norm(module: nn.Module) -> tuple[str, Callable[..., Any]] | None:
+    """A module whose only parameters are one or two vectors, if it normalises over the last dimension."""
+    parameters = list(module.named_parameters())
+    shapes = {tuple(p.shape) for _, p in parameters}
+    if not 1 <= len(parameters) <= 2 or len(shapes) != 1 or len(next(iter(shapes))) != 1 or list(module.buffers()):
+        return None
+    (n,) = next(iter(shapes))
+    problem = "rmsnorm" if len(parameters) == 1 else "layernorm"
+    names = [name for name, _ in parameters]
+    orders = [names] if len(names) == 1 else [names, names[::-1]]
+    own = getattr(module, "eps", None) or getattr(module, "variance_epsilon", None)
+    epsilons = ([float(own)] if isinstance(own, float) else []) + list(EPSILONS)
+    for order in orders:
+        for eps in epsilons:
+            if _same(module, problem, order, int(n), eps):
+                return problem, _norm_forward(type(module).forward, problem, tuple(order), eps)
+    return None
+
+
+@torch.no_grad()
+def _same(module: nn.Module, problem: str, names: Sequence[str], n: int, eps: float) -> bool:
+    """Whether the module is that normalisation: on draws of two sizes, with weights that are not trivial."""
+    for number, scale in enumerate((1.0, 1e-3)):
+        generator = torch.Generator().manual_seed(number + 1)
+        x = (torch.randn(3, n, generator=generator, dtype=torch.float64) + 0.25) * scale
+        drawn = {name: torch.randn(n, generator=generator, dtype=torch.float64) for name in names}
+        try:
+            mine = torch.func.functional_call(module, drawn, (x,))
+        except Exception:  # noqa: BLE001  any module may be asked
+            return False
+        wanted = SPECS[problem].reference(x, *(drawn[name] for name in names), eps)
+        if not isinstance(mine, torch.Tensor) or mine.shape != wanted.shape:
+            return False
+        level = float(wanted.abs().max())
+        if not torch.allclose(mine.double(), wanted, rtol=3e-6, atol=3e-6 * level):
+            return False
+    return True
+
+
+def _norm_forward(
+    original: Callable[..., Any], problem: str, names: tuple[str, ...], eps: float
+) -> Callable[..., Any]:
+    def forward(self: nn.Module, x: torch.Tensor) -> Any:
+        weights = [getattr(self, name) for name in names]
+        if x.dim() >= 2 and all(isinstance(w, torch.Tensor) for w in weights):
+            rows = x.reshape(-1, x.shape[-1])
+            out = guarded(problem, (rows, *weights), (eps,))
+            if out is not None:
+                return out.reshape(x.shape)
+        return original(self, x)
+
+    return forward
+
+
+def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any]] | None:
+    plain = module.padding_idx is None and module.max_norm is None
+    if not plain or module.scale_grad_by_freq or module.sparse:
+        return None
+    original = type(module).forward
+    embed()
+
+    def forward(self: nn.Embedding, index: torch.Tensor) -> Any:
+        kernel = in_use("embedding_gradient")
+        if kernel is not None and self.weight.requires_grad and torch.is_grad_enabled():
+            sizes = {"t": index.numel(), "d": self.weight.shape[1], "v": self.weight.shape[0]}
+            why = refusal(kernel.record, sizes, (self.weight,))
+            if not why:
+                out = embed()(self.weight, index.reshape(-1))
+                return out.reshape(*index.shape, self.weight.shape[1])
+            fell_back("embedding_gradient", why)
+        return original(self, index)
+
+    return "embedding_gradient", forward
+
+
+def embed() -> Any:
+    """An embedding whose gradient is the certified kernel's."""
+    if "embed" in OPERATORS:
+        return OPERATORS["embed"]
+
+    def run(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return F.embedding(index, table)
+
+    operator = torch.library.custom_op(
+        "nightshift::embed", run, mutates_args=(), schema="(Tensor table, Tensor index) -> Tensor"
+    )
+    operator.register_fake(lambda table, index: table.new_empty((index.shape[0], table.shape[1])))
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        table, index = inputs
+        ctx.save_for_backward(index)
+        ctx.rows = table.shape[0]
+
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        (index,) = ctx.saved_tensors
+        return invoke("embedding_gradient", g.contiguous(), index, ctx.rows), None
+
+    operator.register_autograd(backward, setup_context=setup)
+    OPERATORS["embed"] = operator
+    return operator

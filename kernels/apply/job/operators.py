@@ -1,0 +1,188 @@
+"""Custom operators of the problems: one that a tracer takes as a whole, and one that a compiler sees through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernels.apply.job.checks import due, shadowed
+from kernels.apply.job.problems import SPECS, loss_backward_reference, original_of, rms_backward_reference
+from kernels.apply.job.state import CAST, DTYPES, OPERATORS, STATE, in_use
+
+
+def operator_of(problem: str) -> Any:
+    """`nightshift::PROBLEM`: opaque to tracers, with a fake and a gradient. Made once in a process."""
+    if problem not in OPERATORS:
+        spec = SPECS[problem]
+        operator = torch.library.custom_op(
+            f"nightshift::{problem}",
+            lambda *inputs: run_once(problem, inputs),
+            mutates_args=[("parameter", "", "first", "second")[place] for place in spec.mutates],
+            schema=spec.schema,
+        )
+        operator.register_fake(spec.fake)
+        if problem in GRADIENTS:
+            operator.register_autograd(_backward_of(problem), setup_context=_setup)
+        OPERATORS[problem] = operator
+    return OPERATORS[problem]
+
+
+def open_operator_of(problem: str) -> Any:
+    """`nightshift::PROBLEM_open`: a compiler replaces it by its kernels' launches, as of `torch.library.triton_op`.
+
+    torch's own decorator would read the schema from annotations and the fake from the launches; ours are given.
+    """
+    key = f"{problem}_open"
+    if key not in OPERATORS:
+        from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+        spec = SPECS[problem]
+        operator = torch.library.custom_op(
+            f"nightshift::{key}", lambda *inputs: run_once(problem, inputs), mutates_args=(), schema=spec.schema
+        )
+        operator.register_fake(spec.fake)
+
+        def opened(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            kernel = in_use(problem)
+            with mode:
+                if kernel is None or kernel.traceable is None:
+                    return spec.reference(*args)
+                return kernel.traceable(*args)
+
+        operator.register_torch_dispatch(FunctionalTensorMode, opened)
+        if problem in GRADIENTS:
+            operator.register_autograd(_backward_of(problem), setup_context=_setup)
+        OPERATORS[key] = operator
+    return OPERATORS[key]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(output, *(x for x in inputs if isinstance(x, torch.Tensor)))
+    ctx.numbers = [x for x in inputs if not isinstance(x, torch.Tensor)]
+
+
+def _backward_of(problem: str) -> Callable[..., Any]:
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        output, *tensors = ctx.saved_tensors
+        return GRADIENTS[problem](g, output, *tensors, *ctx.numbers)
+
+    return backward
+
+
+def run_once(problem: str, inputs: Sequence[Any]) -> Any:
+    """One call: the kernel's result, torch's where it was demoted, held against torch's now and then."""
+    spec, kernel = SPECS[problem], in_use(problem)
+    if kernel is None:
+        return spec.reference(*inputs)
+    if problem.startswith(CAST) and inputs[-2].dtype != DTYPES[kernel.record["dtype"]]:
+        return spec.reference(*inputs)  # the cast before it was not folded into it
+    kernel.calls += 1
+    out = kernel.entry(*inputs)
+    if spec.mutates:
+        return None  # its place checks it, on copies: see `optimizer`
+    if due(kernel):
+        try:
+            return shadowed(kernel, spec, inputs, out)
+        except torch.OutOfMemoryError:  # a check needs float64 copies; the job must not die of one
+            STATE.fallbacks["shadow: no memory"] = STATE.fallbacks.get("shadow: no memory", 0) + 1
+    return out
+
+
+class Eager(torch.autograd.Function):
+    """The same without the dispatcher, which costs more than a small kernel outside compiled regions."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: str, *inputs: Any) -> Any:
+        out = run_once(problem, inputs)
+        ctx.problem = problem
+        _setup(ctx, inputs, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *g: torch.Tensor) -> Any:
+        return (None, *_backward_of(ctx.problem)(ctx, *g))
+
+
+def invoke(problem: str, *inputs: Any) -> Any:
+    """The operator in a compiled region, where it has to be seen as one; else the short way."""
+    plain = all(type(x) in (torch.Tensor, nn.Parameter) for x in inputs if isinstance(x, torch.Tensor))
+    if torch.compiler.is_compiling() or not plain:  # a tracer's stand-ins are no plain tensors
+        return _chosen(problem)(*inputs)
+    if problem not in GRADIENTS:
+        return run_once(problem, inputs)
+    return Eager.apply(problem, *inputs)  # type: ignore[no-untyped-call]
+
+
+def _chosen(problem: str) -> Any:
+    """The operator for a tracer. Operators into which a pass folds casts stay whole: the pass has to find them."""
+    kernel = STATE.kernels.get(problem)
+    through = STATE.open and not STATE.watching and not problem.startswith(CAST)
+    if through and kernel is not None and kernel.traceable is not None:
+        return open_operator_of(problem)
+    return operator_of(problem)
+
+
+# Gradients: a certified kernel's where there is one, else torch's formula
+
+
+def _rms_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, eps: float) -> Any:
+    if in_use("rmsnorm_backward") is not None:
+        return (*invoke("rmsnorm_backward", g.contiguous(), x, w, eps), None)
+    return (*rms_backward_reference(g, x, w, eps), None)
+
+
+def _layer_gradient(
+    g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, eps: float
+) -> tuple[Any, ...]:
+    wide, gw = x.float(), g.float() * w.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    r = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    normal = centred * r
+    dx = r * (gw - gw.mean(-1, keepdim=True) - normal * (gw * normal).mean(-1, keepdim=True))
+    dw = (g.float() * normal).sum(0)
+    return dx.to(x.dtype), dw.to(w.dtype), g.float().sum(0).to(b.dtype), None
+
+
+def _softmax_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    y, wide = out.float(), g.float()
+    return ((y * (wide - (wide * y).sum(-1, keepdim=True))).to(x.dtype),)
+
+
+def _loss_gradient_of(problem: str) -> Callable[..., tuple[Any, ...]]:
+    def gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        if in_use(f"{problem}_backward") is not None:
+            return invoke(f"{problem}_backward", g.contiguous(), x, target), None
+        return loss_backward_reference(g, x, target), None
+
+    return gradient
+
+
+def _gelu_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    if in_use("gelu_backward") is not None:
+        return (invoke("gelu_backward", g.contiguous(), x),)
+    return (torch.ops.aten.gelu_backward(g, x),)
+
+
+def _attention_gradient(
+    g: torch.Tensor, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[Any, ...]:
+    """Computed anew by torch: the kernel keeps nothing for a backward pass. Its place avoids that."""
+    with torch.enable_grad():
+        given = [x.detach().requires_grad_(True) for x in (q, k, v)]
+        again = original_of("scaled_dot_product_attention")(*given, is_causal=True)
+    return torch.autograd.grad(again, given, g)
+
+
+GRADIENTS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "rmsnorm": _rms_gradient,
+    "layernorm": _layer_gradient,
+    "softmax": _softmax_gradient,
+    "cross_entropy": _loss_gradient_of("cross_entropy"),
+    "cross_entropy_cast": _loss_gradient_of("cross_entropy_cast"),
+    "gelu": _gelu_gradient,
+    "flash_attention": _attention_gradient,
+}
+"""(upstream gradient, output, *tensors, *numbers) → a gradient for each input, None for numbers and indices."""

@@ -1,0 +1,168 @@
+"""The operations that a job's file has a place for: torch's own formula of each, its fake, its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernels.apply.job.state import STATE
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a problem stands as an operator. `sizes`: the problem's parameters of its arguments.
+
+    mutates: positions of tensors that are changed in place; such an operator returns nothing.
+    """
+
+    schema: str
+    reference: Callable[..., Any]
+    fake: Callable[..., Any]
+    sizes: Callable[..., dict[str, int]]
+    mutates: tuple[int, ...] = ()
+
+
+def original_of(name: str) -> Callable[..., Any]:
+    """torch.nn.functional's own, also while it is swapped."""
+    found: Callable[..., Any] = STATE.functions.get(f"torch.nn.functional.{name}") or getattr(F, name)
+    return found
+
+
+def rms_backward_reference(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wide, gw = x.float(), g.float() * w.float()
+    r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normal = wide * r
+    dx = r * (gw - normal * (gw * normal).mean(-1, keepdim=True))
+    return dx.to(x.dtype), (g.float() * normal).sum(0).to(w.dtype)
+
+
+def loss_backward_reference(g: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    p = torch.softmax(x.float(), -1)
+    hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
+    return ((p - hit.to(p.dtype)) * g.float()[:, None]).to(x.dtype)
+
+
+def _cast_loss_reference(x: torch.Tensor, target: torch.Tensor) -> Any:
+    return original_of("cross_entropy")(x.to(torch.promote_types(x.dtype, torch.float32)), target, reduction="none")
+
+
+def _exact_gelu(x: torch.Tensor) -> Any:
+    return original_of("gelu")(x)
+
+
+def _table_gradient(gradient: torch.Tensor, index: torch.Tensor, rows: int) -> Any:
+    return torch.ops.aten.embedding_dense_backward(gradient, index, rows, -1, False)
+
+
+def adamw_reference(
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    step: int,
+) -> None:
+    """One step of AdamW in place (Loshchilov and Hutter, arXiv 1711.05101), in torch's order of operations."""
+    shrunk = parameter * (1 - rate * decay)
+    mean = first + (gradient - first) * (1 - beta1)
+    square = second * beta2 + gradient * gradient * (1 - beta2)
+    root = square.sqrt() / (1 - beta2**step) ** 0.5 + eps
+    parameter.copy_(shrunk - (rate / (1 - beta1**step)) * (mean / root))
+    first.copy_(mean)
+    second.copy_(square)
+
+
+def _new(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _matrix(x: torch.Tensor, *rest: Any) -> dict[str, int]:
+    return {"m": x.shape[0], "n": x.shape[1]}
+
+
+def _logits(x: torch.Tensor, *rest: Any) -> dict[str, int]:
+    return {"m": x.shape[0], "v": x.shape[1]}
+
+
+SPECS: dict[str, Spec] = {
+    "rmsnorm": Spec(
+        "(Tensor x, Tensor weight, float eps) -> Tensor",
+        lambda x, w, eps: F.rms_norm(x, (x.shape[-1],), w, eps),
+        _new,
+        _matrix,
+    ),
+    "rmsnorm_backward": Spec(
+        "(Tensor g, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+        rms_backward_reference,
+        lambda g, x, w, eps: (x.new_empty(x.shape), w.new_empty(w.shape)),
+        lambda g, *rest: _matrix(*rest),
+    ),
+    "layernorm": Spec(
+        "(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor",
+        lambda x, w, b, eps: F.layer_norm(x, (x.shape[-1],), w, b, eps),
+        _new,
+        _matrix,
+    ),
+    "softmax": Spec("(Tensor x) -> Tensor", lambda x: torch.softmax(x, -1), _new, _matrix),
+    "cross_entropy": Spec(
+        "(Tensor logits, Tensor target) -> Tensor",
+        lambda x, target: original_of("cross_entropy")(x, target, reduction="none"),
+        lambda x, target: x.new_empty(x.shape[:1]),
+        _logits,
+    ),
+    "cross_entropy_backward": Spec(
+        "(Tensor g, Tensor logits, Tensor target) -> Tensor",
+        loss_backward_reference,
+        lambda g, x, target: x.new_empty(x.shape),
+        lambda g, *rest: _logits(*rest),
+    ),
+    "cross_entropy_cast": Spec(
+        "(Tensor logits, Tensor target) -> Tensor",
+        _cast_loss_reference,
+        lambda x, target: x.new_empty(x.shape[:1], dtype=torch.promote_types(x.dtype, torch.float32)),
+        _logits,
+    ),
+    "cross_entropy_cast_backward": Spec(
+        "(Tensor g, Tensor logits, Tensor target) -> Tensor",
+        loss_backward_reference,
+        lambda g, x, target: x.new_empty(x.shape),
+        lambda g, *rest: _logits(*rest),
+    ),
+    "gelu": Spec("(Tensor x) -> Tensor", _exact_gelu, _new, _matrix),
+    "gelu_backward": Spec(
+        "(Tensor g, Tensor x) -> Tensor",
+        torch.ops.aten.gelu_backward,
+        lambda g, x: x.new_empty(x.shape),
+        lambda g, x: _matrix(x),
+    ),
+    "embedding_gradient": Spec(
+        "(Tensor gradient, Tensor index, int rows) -> Tensor",
+        _table_gradient,
+        lambda gradient, index, rows: gradient.new_empty((rows, gradient.shape[1])),
+        lambda gradient, index, rows: {"t": gradient.shape[0], "d": gradient.shape[1], "v": rows},
+    ),
+    "flash_attention": Spec(
+        "(Tensor q, Tensor k, Tensor v) -> Tensor",
+        lambda q, k, v: original_of("scaled_dot_product_attention")(q, k, v, is_causal=True),
+        lambda q, k, v: q.new_empty(q.shape),
+        lambda q, k, v: dict(zip("bhsd", q.shape, strict=True)),
+    ),
+    "adamw": Spec(
+        "(Tensor(a!) parameter, Tensor gradient, Tensor(b!) first, Tensor(c!) second, float rate, float beta1, "
+        "float beta2, float eps, float decay, int step) -> ()",
+        adamw_reference,
+        lambda *inputs: None,
+        lambda parameter, *rest: {"n": parameter.numel()},
+        (0, 2, 3),
+    ),
+}

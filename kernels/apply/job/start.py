@@ -1,0 +1,79 @@
+"""What a job may use: decided once, at its start, for this machine, and the same on all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kernels.apply.job.demotion import demotions
+from kernels.apply.job.guards import interpreted
+from kernels.apply.job.problems import SPECS
+from kernels.apply.job.state import KERNELS, kernels_sha256
+
+
+def unfit(record: Mapping[str, Any]) -> str:
+    """Why a kernel does not fit this machine; empty where it does."""
+    if record["problem"] not in SPECS:
+        return "no place in a model is known for it"
+    if record["certificate"] in demotions():
+        return "demoted in the registry"
+    for name, mine in (("torch", torch.__version__), ("triton", _triton_version())):
+        if record.get(name, "none") not in ("none", mine):
+            return f"certified with {name} {record[name]}, this is {mine}"
+    if record.get("architecture", "none") == "none":
+        return "" if interpreted() else "certified without a GPU"
+    if not torch.cuda.is_available():
+        return "no GPU"
+    here = ".".join(map(str, torch.cuda.get_device_capability()))
+    return "" if here == record["architecture"] else f"certified on sm {record['architecture']}, this is {here}"
+
+
+def _triton_version() -> str:
+    try:
+        import triton
+    except ImportError:
+        return "none"
+    return str(triton.__version__)
+
+
+def objections(only: Sequence[str] = ()) -> list[str]:
+    """For each of `KERNELS` why it is not used, empty where it is: here, or on another rank.
+
+    Collective where torch.distributed is initialised: every rank has to call it. A kernel that one rank cannot use
+    is used by none, and ranks with other certificates use none at all: they would compute different things.
+    """
+    mine = [
+        "not asked for" if only and not {k["problem"], k["certificate"]} & set(only) else unfit(k) for k in KERNELS
+    ]
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+            return ["apply was called before torch.distributed was initialised: the ranks cannot agree"] * len(mine)
+        return mine
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, (kernels_sha256(), mine))
+    return agreed(every, torch.distributed.get_rank())
+
+
+def agreed(every: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:
+    """The same answer on every rank, from what all of them said: (hash of the certificates, objections)."""
+    odd = [number for number, (sha256, _) in enumerate(every) if sha256 != every[0][0]]
+    if odd:
+        return [f"ranks {odd} have other certificates than rank 0"] * len(every[rank][1])
+    found = []
+    for column in zip(*(said for _, said in every), strict=True):
+        here = column[rank]
+        other = next((f"on rank {number}: {why}" for number, why in enumerate(column) if why), "")
+        found.append(here or other)
+    return found
+
+
+def as_rank_0(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        told: list[Any] = [value]
+        torch.distributed.broadcast_object_list(told, src=0)
+        return told[0]
+    return value

@@ -1,0 +1,142 @@
+"""What the job's file knows while the job runs: the kernels in use, their counts, and the line that tells them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+KERNELS: list[dict[str, Any]] = []
+"""problem, certificate (SHA-256), candidate (SHA-256), source, entry, dtypes, sizes, layouts, bounds, architecture,
+torch, triton. Written by Nightshift."""
+ROWS_SLACK = 4
+"""A kernel certified for m rows is used for m/4 to 4·m: other sizes were proven right, but not fast."""
+ROW_AXES = ("m", "t", "b")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"
+CAST = "cross_entropy_cast"
+"""Reads 16-bit logits where the model casts them first; only a compiled graph shows that it does."""
+
+
+@dataclass
+class Report:
+    """What apply did. `applied`: (where, problem, certificate); `skipped`: (what, why)."""
+
+    applied: list[tuple[str, str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    kernels_sha256: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"nightshift kernels {self.kernels_sha256[:16]}: {len(self.applied)} places use certified kernels"]
+        lines += [f"  + {where}: {problem} ({certificate[:16]})" for where, problem, certificate in self.applied]
+        lines += [f"  - {what}: {why}" for what, why in self.skipped]
+        return "\n".join(lines)
+
+
+@dataclass
+class Kernel:
+    """One certified kernel in use. `traceable`: the entry for a compiler's eyes, None where it must not look in.
+
+    calls: launches that Python saw; those that a compiler or a CUDA graph makes by itself are not among them.
+    disabled: why torch computes it now; "" while the kernel does.
+    """
+
+    record: dict[str, Any]
+    entry: Callable[..., Any]
+    traceable: Callable[..., Any] | None = None
+    calls: int = 0
+    shadow_checks: int = 0
+    shadow_mismatches: int = 0
+    disabled: str = ""
+
+    @property
+    def problem(self) -> str:
+        return str(self.record["problem"])
+
+    @property
+    def certificate(self) -> str:
+        return str(self.record["certificate"])
+
+
+@dataclass
+class State:
+    """fallbacks: reason → calls that torch computed. functions: torch's own, by "module.name", while swapped.
+
+    open: compiled regions see through the operators and launch kernels themselves. watching: for this one step they
+    do not, so that shadow checks can look.
+    """
+
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    fold: Any = None
+    hooks: list[Any] = field(default_factory=list)
+    folder: Any = None
+    shadow_every: int = 0
+    step: int = 0
+    log_every: int = 100
+    log: Callable[[str], None] = print
+    registry_mark: tuple[int, int] = (0, 0)
+    open: bool = False
+    watching: bool = False
+
+
+STATE = State()
+OPERATORS: dict[str, Any] = {}
+
+
+def kernels_sha256() -> str:
+    """The hash of the certificates in this file."""
+    listed = sorted(f"{k['problem']} {k['certificate']}" for k in KERNELS)
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+def in_use(problem: str) -> Kernel | None:
+    """The kernel that computes a problem now: none where there is none, or it was disabled.
+
+    A compiled region guards on the answer, so it is compiled anew, without the kernel, once that is disabled.
+    """
+    kernel = STATE.kernels.get(problem)
+    return None if kernel is None or kernel.disabled else kernel
+
+
+def disable(kernel: Kernel, why: str) -> None:
+    """From the next call on torch computes it; from the next trace on, in compiled regions."""
+    kernel.disabled = why
+    STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {why}; torch computes it now")
+
+
+def fell_back(problem: str, why: str) -> None:
+    """Counts a call that torch computes. Compiled regions decide once, when they are traced, and count nothing."""
+    if not torch.compiler.is_compiling():
+        key = f"{problem}: {why}"
+        STATE.fallbacks[key] = STATE.fallbacks.get(key, 0) + 1
+
+
+def fallbacks() -> Mapping[str, int]:
+    """How often torch computed instead, by reason."""
+    return dict(STATE.fallbacks)
+
+
+def log_line() -> str:
+    """`nightshift kernels: step=… applied=… calls=… fallbacks=… shadow_checks=… shadow_mismatches=… demoted=…`."""
+    kernels = STATE.kernels.values()
+    rank = os.environ.get("RANK", "")
+    figures: dict[str, int | str] = {
+        "step": STATE.step,
+        "applied": sum(not k.disabled for k in kernels),
+        "calls": sum(k.calls for k in kernels),
+        "fallbacks": sum(STATE.fallbacks.values()),
+        "shadow_checks": sum(k.shadow_checks for k in kernels),
+        "shadow_mismatches": sum(k.shadow_mismatches for k in kernels),
+        "demoted": sum(bool(k.disabled) for k in kernels),
+        **({"rank": rank} if rank.isdecimal() else {}),
+    }
+    text = "nightshift kernels: " + " ".join(f"{key}={value}" for key, value in figures.items())
+    wrong = [k.certificate[:16] for k in kernels if k.shadow_mismatches]
+    return text + (f" mismatched={','.join(wrong)}" if wrong else "")
