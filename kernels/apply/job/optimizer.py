@@ -63,7 +63,7 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
         kernel, why = in_use("adamw"), ""
         if kernel is None or torch.compiler.is_compiling() or capturing():
             return original(*every, *rest, **named)
-        steps = rest[1] if len(rest) == 2 else named.get("state_steps")
+        steps: Any = rest[1] if len(rest) == 2 else named.get("state_steps")
         listed = {**named, "max_exp_avg_sqs": rest[0] if rest else named.get("max_exp_avg_sqs")}
         numbers = [named.get(name) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
         plain = named.get("decoupled_weight_decay") is True and not any(
@@ -119,6 +119,8 @@ def _checked(
 ) -> None:
     """torch's step on everything, and the kernel's on a copy of one parameter: a wrong one changes nothing."""
     try:
+        mine: list[Any]
+        exact: list[Any]
         mine, exact = ([x.detach().to(kind, copy=True) for x in row] for kind in (row[0].dtype, torch.double))
     except torch.OutOfMemoryError:
         STATE.fallbacks["shadow: no memory"] = STATE.fallbacks.get("shadow: no memory", 0) + 1
