@@ -119,15 +119,13 @@ def _checked(
 ) -> None:
     """torch's step on everything, and the kernel's on a copy of one parameter: a wrong one changes nothing."""
     try:
-        mine: list[Any]
-        exact: list[Any]
         mine, exact = ([x.detach().to(kind, copy=True) for x in row] for kind in (row[0].dtype, torch.double))
     except torch.OutOfMemoryError:
         STATE.fallbacks["shadow: no memory"] = STATE.fallbacks.get("shadow: no memory", 0) + 1
         by_torch()
         return
     by_torch()
-    number = int(step.item())
-    kernel.entry(*mine, *numbers, number)
-    adamw_reference(*exact, *numbers, number)
+    rest = (*numbers, int(step.item()))
+    kernel.entry(*mine, *rest)
+    adamw_reference(*(*exact, *rest))
     agrees(kernel, *(tuple(x[place] for place in (0, 2, 3)) for x in (mine, row, exact)))
