@@ -12,6 +12,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +30,10 @@ from collectors.seal import SealError, Signer, canonical_json, open_envelope, sh
 PAYLOAD_TYPE = "application/vnd.nightshift.policy+json"
 VERSION = 1
 MAX_BYTES = 16 << 20
-_PICKLES = (b"\x80", b"PK\x03\x04", b"\x93NUMPY")
+MAX_WIDTH, MAX_LAYERS = 4096, 16
+_PARTS = ("weight", "bias")
+_PICKLES = (b"\x80", b"PK\x03\x04", b"\x93NUMPY", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""How pickles, ZIP archives (torch.save), NumPy files and compressed files (gzip, bzip2, xz, zstd) begin."""
 
 Floats = NDArray[np.float64]
 
@@ -68,12 +74,15 @@ class Network:
     layers: tuple[tuple[Floats, Floats], ...]
 
     def logits(self, features: Floats) -> Floats:
-        """[n, n_features] → [n, n_actions]."""
+        """[n, n_features] → [n, n_actions]. Raises ValueError where one comes out as no number."""
         x = self.normaliser(features)
         for weight, bias in self.layers[:-1]:
             x = np.tanh(x @ weight.T + bias)
         weight, bias = self.layers[-1]
-        return np.asarray(x @ weight.T + bias)
+        found = np.asarray(x @ weight.T + bias)
+        if not np.isfinite(found).all():
+            raise ValueError("the network's answer is no number")
+        return found
 
     def probabilities(self, features: Floats, mask: NDArray[np.bool_] | None = None) -> Floats:
         """Softmax over the actions that `mask` [n, n_actions] allows; each row sums to 1."""
@@ -113,7 +122,7 @@ def write(path: Path, policy: PolicyFile, signer: Signer) -> str:
             "weights": {
                 f"policy.{i}.{part}": _encode(array)
                 for i, layer in enumerate(policy.network.layers)
-                for part, array in zip(("weight", "bias"), layer, strict=True)
+                for part, array in zip(_PARTS, layer, strict=True)
             },
             "training": dict(policy.training),
             "evaluation": dict(policy.evaluation),
@@ -125,29 +134,52 @@ def write(path: Path, policy: PolicyFile, signer: Signer) -> str:
 
 def read(path: Path, interface: Interface, trusted: Mapping[str, Ed25519PublicKey]) -> PolicyFile:
     """Loads a policy for `interface`. Raises PolicyRefused, naming the file and what is wrong."""
+    return parse(read_bytes(path), str(path), interface, trusted)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's content, at most MAX_BYTES of it. Raises PolicyRefused for what is larger, no plain file (a device
+    or a pipe never ends), or a link, which may be turned to another file after it was looked at."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise PolicyRefused(f"{path}: larger than {MAX_BYTES >> 20} MiB")
-        raw = path.read_bytes()
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        why = "a symbolic link; name the file itself" if path.is_symlink() else error.strerror
+        raise PolicyRefused(f"{path}: {why}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise PolicyRefused(f"{path}: not a plain file")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyRefused(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(handle)
+    if len(raw) > MAX_BYTES:
+        raise PolicyRefused(f"{path}: larger than {MAX_BYTES >> 20} MiB")
+    return raw
+
+
+def parse(raw: bytes, where: str, interface: Interface, trusted: Mapping[str, Ed25519PublicKey]) -> PolicyFile:
+    """A policy from a file's content. Raises PolicyRefused, naming `where` it came from and what is wrong."""
     if raw.startswith(_PICKLES):
-        raise PolicyRefused(f"{path}: a pickle or archive; policies are signed JSON (`nightshift policy train`)")
+        raise PolicyRefused(f"{where}: a pickle or archive; policies are signed JSON (`nightshift policy train`)")
     try:
         payload, key = open_envelope(json.loads(raw), PAYLOAD_TYPE, trusted)
         body = json.loads(payload)
     except (SealError, ValueError, RecursionError) as error:
-        raise PolicyRefused(f"{path}: {error}") from error
+        raise PolicyRefused(f"{where}: {error}") from error
     try:
         return _parse(body, interface, sha256_hex(payload), key)
     except PolicyRefused as error:
-        raise PolicyRefused(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
-        raise PolicyRefused(f"{path}: malformed: {type(error).__name__}: {error}") from error
+        raise PolicyRefused(f"{where}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, binascii.Error) as error:
+        raise PolicyRefused(f"{where}: malformed: {type(error).__name__}: {error}") from error
 
 
 def _parse(body: Mapping[str, Any], interface: Interface, sha256: str, key: str) -> PolicyFile:
-    if body["version"] != VERSION:
+    if not isinstance(body, dict):
+        raise PolicyRefused("not an object")
+    if body["version"] != VERSION or body["version"] is True:
         raise PolicyRefused(f"version {body['version']}; this program reads version {VERSION}")
     for field, mine in (("kind", interface.kind), ("features", interface.features), ("actions", interface.actions)):
         told = body[field] if isinstance(mine, str) else tuple(body[field])
@@ -158,10 +190,16 @@ def _parse(body: Mapping[str, Any], interface: Interface, sha256: str, key: str)
     width = len(interface.features)
     if normaliser.mean.shape != (width,) or normaliser.scale.shape != (width,) or (normaliser.scale <= 0).any():
         raise PolicyRefused("normaliser: not one mean and one positive scale for each feature")
+    if not (math.isfinite(normaliser.clip) and normaliser.clip > 0):
+        raise PolicyRefused(f"normaliser: clip {normaliser.clip} is not a positive number")
     layers = []
-    for i in range(len(body["weights"]) // 2):
-        weight, bias = (_decode(body["weights"][f"policy.{i}.{part}"]) for part in ("weight", "bias"))
-        if weight.ndim != 2 or weight.shape[1] != width or bias.shape != (weight.shape[0],):
+    count = len(body["weights"]) // 2
+    if count > MAX_LAYERS or set(body["weights"]) != {f"policy.{i}.{p}" for i in range(count) for p in _PARTS}:
+        raise PolicyRefused(f"weights: {sorted(body['weights'])[:4]}… are not policy.0 to policy.N of a network")
+    for i in range(count):
+        weight, bias = (_decode(body["weights"][f"policy.{i}.{part}"]) for part in _PARTS)
+        fits = weight.ndim == 2 and weight.shape[1] == width and bias.shape == (weight.shape[0],)
+        if not fits or len(bias) > MAX_WIDTH:
             raise PolicyRefused(f"weights: policy.{i}: shapes {weight.shape} and {bias.shape} after width {width}")
         layers.append((weight, bias))
         width = weight.shape[0]
