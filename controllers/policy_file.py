@@ -60,7 +60,8 @@ class Normaliser:
     clip: float = 10.0
 
     def __call__(self, features: Floats) -> Floats:
-        return np.clip((features - self.mean) / self.scale, -self.clip, self.clip)
+        with np.errstate(over="ignore"):  # a tiny scale: far out, and clipped
+            return np.clip((features - self.mean) / self.scale, -self.clip, self.clip)
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,12 @@ class Network:
 
     def logits(self, features: Floats) -> Floats:
         """[n, n_features] → [n, n_actions]. Raises ValueError where one comes out as no number."""
-        x = self.normaliser(features)
-        for weight, bias in self.layers[:-1]:
-            x = np.tanh(x @ weight.T + bias)
-        weight, bias = self.layers[-1]
-        found = np.asarray(x @ weight.T + bias)
+        with np.errstate(over="ignore", invalid="ignore"):  # asked of the answer below
+            x = self.normaliser(features)
+            for weight, bias in self.layers[:-1]:
+                x = np.tanh(x @ weight.T + bias)
+            weight, bias = self.layers[-1]
+            found = np.asarray(x @ weight.T + bias)
         if not np.isfinite(found).all():
             raise ValueError("the network's answer is no number")
         return found

@@ -133,7 +133,9 @@ def test_an_unfit_policy_is_refused_even_where_it_is_signed(file: Path, change: 
         read(file, INTERFACE, TRUSTED)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, derandomize=True
+)
 @given(raw=st.binary(max_size=200) | st.text(max_size=100).map(str.encode) | st.just(b"[" * 100_000))
 def test_any_bytes_are_refused_by_the_one_error(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "any"
@@ -163,7 +165,9 @@ junk = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, derandomize=True
+)
 @given(path=st.integers(0, 10**6), put=junk)
 def test_whatever_stands_in_a_signed_file_is_refused_by_the_one_error_or_answers_with_numbers(
     file: Path, path: int, put: Any
