@@ -78,10 +78,11 @@ def daemon(tmp_path: Path, exporter: Exporter) -> Iterator[Daemon]:
 
 
 def nightshift(*arguments: str, config: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """One command; its limit is for one that hangs, far above what a loaded machine takes."""
     environment = {**os.environ, **({"NIGHTSHIFT_CONFIG": str(config)} if config else {})}
     command = [sys.executable, "-m", "agent", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
 
 

@@ -26,7 +26,7 @@ from tests.agent.incidents import ManualClock, a_diagnosis, a_finding, an_action
 
 CHANNEL = "C1"
 ANN, VIC, BOB = "U1ANN", "U2VIC", "U3BOB"
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 def until(true: Callable[[], Any], what: str) -> Any:
