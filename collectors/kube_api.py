@@ -2,19 +2,23 @@
 
 Raw objects serve built-in and custom resources alike. Which failures are worth trying again is decided here, once:
 
-    Busy      (Temporary) no answer, 408, 409 (somebody else wrote first), 429 (with Retry-After), 5xx
+    Busy      (Temporary) no answer, 408, 409 (somebody else wrote first), 429 (with Retry-After), 5xx, and the 403
+              of a namespace that is going
+    Quiet     (Temporary) a watch on which nothing was heard
     Expired   (Temporary) 410: the resource version is too old; list again
     Refused   (Permanent) every other refusal, in the server's own words
     NotFound  (Permanent) a refusal that callers may expect
 
-`controllers.actuators.kube_client` adds the writes; nothing else may.
+`controllers.actuators.kube_client` adds the writes; nothing else may. The transport tries nothing again by itself:
+urllib3 would sleep for a Retry-After inside a call that has a limit, and send a PUT or DELETE twice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +37,11 @@ class Busy(Temporary):
     def __init__(self, message: str, status: int | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
         self.status = status
+
+
+class Quiet(Busy):
+    """Nothing was heard on a watch for a while. Events are served without bookmarks (kubernetes/kubernetes#96052,
+    #120348), so of itself that is no fault."""
 
 
 class Expired(Busy):
@@ -54,24 +63,16 @@ class NotFound(Refused):
 class KubeApi:
     """Reads from one API server with one identity, each bounded by `timeout_s` of wall time."""
 
-    def __init__(self, api: Any, *, timeout_s: float = 10.0) -> None:
-        """`api`: a `kubernetes.client.ApiClient`."""
-        self._api, self._timeout_s = api, timeout_s
+    def __init__(self, api: Any, *, timeout_s: float = 10.0, renew: Callable[[], Any] | None = None) -> None:
+        """`api`: a `kubernetes.client.ApiClient`. `renew` makes another from what the files say now: after a 401
+        or a failed TLS handshake, since tokens, kubeconfigs and authorities are replaced in their files."""
+        self._api, self._timeout_s, self._renew = api, timeout_s, renew
 
     @classmethod
     def connect(cls, kubeconfig: Path | None, context: str | None, *, timeout_s: float = 10.0) -> Self:
         """From a kubeconfig file, or from the pod's own service account where none is named."""
-        from kubernetes import client, config
-
-        try:
-            if kubeconfig is None:
-                config.load_incluster_config()  # type: ignore[no-untyped-call]
-                return cls(client.ApiClient(), timeout_s=timeout_s)
-            api = config.new_client_from_config(str(kubeconfig), context=context)  # type: ignore[no-untyped-call]
-            return cls(api, timeout_s=timeout_s)
-        except config.ConfigException as error:
-            place = kubeconfig or "the pod's service account"
-            raise Permanent(f"kubernetes: cannot use {place}: {error}") from error
+        renew = partial(_api_client, kubeconfig, context)
+        return cls(renew(), timeout_s=timeout_s, renew=renew)
 
     @property
     def host(self) -> str:
@@ -89,24 +90,35 @@ class KubeApi:
             return None
 
     def list(self, path: str, **query: str) -> list[Object]:
-        """Every item, page by page."""
-        return [item for page in self.pages(path, **query) for item in page.get("items", [])]
+        """Every item, page by page; in one answer where the pages expired meanwhile, as client-go's pager does."""
+        try:
+            return [item for page in self._pages(path, 500, query) for item in page.get("items") or []]
+        except Expired:
+            return [item for page in self._pages(path, 0, query) for item in page.get("items") or []]
 
-    def pages(self, path: str, **query: str) -> Iterator[Object]:
-        """Every page of a list, one snapshot over all of them."""
+    def pages(self, path: str, *, limit: int = 500) -> Iterator[Object]:
+        """Every page of a list, one snapshot over all of them; `limit` 0: the whole of it is one page. Raises
+        Expired where the snapshot was compacted away between two pages (after about five minutes)."""
+        return self._pages(path, limit, {})
+
+    def _pages(self, path: str, limit: int, query: Mapping[str, str]) -> Iterator[Object]:
+        asked = {**({"limit": str(limit)} if limit else {}), **query}
         while True:
-            page = self._request("GET", path, query={"limit": "500", **query})
+            page = self._request("GET", path, query=asked)
             yield page
             token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return
-            query["continue"] = token
+            asked["continue"] = token
 
-    def watch(self, path: str, version: str, *, quiet_s: float, stop: Stop) -> Iterator[Object]:
+    def watch(
+        self, path: str, version: str, *, quiet_s: float, stop: Stop, opened: Callable[[], None] = lambda: None
+    ) -> Iterator[Object]:
         """Events after a resource version, bookmarks among them, until the server ends the stream.
 
-        Raises Busy where nothing is heard for `quiet_s`, Expired on 410 (which arrives inside the stream), and
-        returns as soon as `stop` is called from another thread.
+        `opened` is called once the server has said yes. Raises Quiet where nothing is heard for `quiet_s`, Expired
+        on 410 (which arrives inside the stream), Busy where it breaks off or brings what is no event, and returns
+        as soon as `stop` is called from another thread.
         """
         query = {
             "watch": "true",
@@ -117,6 +129,7 @@ class KubeApi:
         answer = self._call("GET", path, query=query, timeout=(self._timeout_s, quiet_s))
         if answer.status != 200:
             raise refusal(answer.status, answer.read(), answer.headers, f"watch of {path}")
+        opened()
         with stop.guarding(answer.response):
             for line in _lines(answer.response, stop, path):
                 event = _decode(line, f"watch of {path}")
@@ -125,6 +138,8 @@ class KubeApi:
                     code = int(status.get("code") or 500)
                     text = f"kubernetes: watch of {path}: {code}: {status.get('message')}"
                     raise (Expired if code == 410 else Busy)(text, code)
+                if not isinstance(event.get("object"), dict) or "metadata" not in event["object"]:
+                    raise Busy(f"kubernetes: watch of {path}: a line is no event: {line[:100]!r}")
                 yield event
 
     def _request(
@@ -160,7 +175,7 @@ class KubeApi:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Any:
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, SSLError
 
         headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if body is not None else {})
         try:
@@ -172,9 +187,38 @@ class KubeApi:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            return self._api.call_api(*call, _request_timeout=timeout)
+            answer = self._api.call_api(*call, _request_timeout=timeout)
         except (HTTPError, OSError) as error:
+            if isinstance(error, SSLError):
+                self._take_up_renewed()
             raise Busy(f"kubernetes: no answer to {method} {path}: {type(error).__name__}: {error}") from error
+        if answer.status == 401:
+            self._take_up_renewed()
+        return answer
+
+    def _take_up_renewed(self) -> None:
+        """For the next call; where the files are no good just now, the present client stays."""
+        if self._renew is not None:
+            with contextlib.suppress(Permanent, OSError, ValueError):
+                self._api = self._renew()
+
+
+def _api_client(kubeconfig: Path | None, context: str | None) -> Any:
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    settings.retries = False
+    try:
+        if kubeconfig is None:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        else:
+            config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=str(kubeconfig), context=context, client_configuration=settings
+            )
+    except config.ConfigException as error:
+        place = kubeconfig or "the pod's service account"
+        raise Permanent(f"kubernetes: cannot use {place}: {error}") from error
+    return client.ApiClient(configuration=settings)
 
 
 class Stop:
@@ -218,7 +262,7 @@ def _end(response: Any) -> None:
 
 
 def _lines(response: Any, stop: Stop, path: str) -> Iterator[bytes]:
-    from urllib3.exceptions import HTTPError
+    from urllib3.exceptions import HTTPError, ReadTimeoutError
 
     rest = b""
     try:
@@ -235,6 +279,8 @@ def _lines(response: Any, stop: Stop, path: str) -> Iterator[bytes]:
     except (HTTPError, OSError, ValueError) as error:
         if stop.called.is_set():
             return
+        if isinstance(error, ReadTimeoutError):
+            raise Quiet(f"kubernetes: watch of {path}: nothing was heard") from error
         raise Busy(f"kubernetes: watch of {path} broke off: {type(error).__name__}: {error}") from error
 
 
@@ -249,17 +295,31 @@ def _decode(data: bytes, target: str) -> Object:
 
 
 def refusal(status: int, data: bytes, headers: Mapping[str, str], target: str) -> Exception:
-    """The exception that an answer other than 2xx is."""
-    try:
-        message = str(orjson.loads(data)["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = data[:200].decode(errors="replace")
-    text = f"kubernetes: {target}: {status}: {message}"
+    """The exception that an answer other than 2xx is, with the causes that its Status names."""
+    said, causes = _status(data)
+    message = str(said.get("message") or data[:200].decode(errors="replace"))
+    more = [text for cause in causes if (text := str(cause.get("message") or "")) and text not in message]
+    text = f"kubernetes: {target}: {status}: {message}" + (f" ({'; '.join(more)[:500]})" if more else "")
     if status == 404:
         return NotFound(text, status)
     if status == 410:
         return Expired(text, status)
-    if status in _AGAIN or status >= 500:
+    going = any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
+    if status in _AGAIN or status >= 500 or going:
         retry = headers.get("Retry-After", "")
         return Busy(text, status, float(retry) if retry.isdigit() else None)
     return Refused(text, status)
+
+
+def _status(data: bytes) -> tuple[Object, list[Object]]:
+    """The Status object of an answer and its causes (API conventions, "Response Status Kind"); a proxy's page or a
+    bare "404 page not found" is none."""
+    try:
+        said = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}, []
+    if not isinstance(said, dict):
+        return {}, []
+    details = said.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    return said, [cause for cause in causes or [] if isinstance(cause, dict)]

@@ -1,5 +1,9 @@
 """Follows one kind of Kubernetes object in a thread: list once, watch from there, list again only after a 410.
 
+Silence is not a fault where the server takes the watch up again: it owes no bookmarks, and sends none for events. A
+second silence in a row lists again, since a server that was restored from a backup is silent, too: its versions are
+older than the one that is watched from. Whatever ends at once is tried again slower and slower.
+
 Objects are projected as they arrive, so that memory holds what we need of them and no more. What is heard is kept
 until the collector takes it; how long ago the server was last heard is its health.
 """
@@ -7,15 +11,15 @@ until the collector takes it; how long ago the server was last heard is its heal
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from collectors.base import Permanent, Temporary
 from collectors.frame import Reason
-from collectors.kube_api import Busy, Expired, KubeApi, Object, Refused, Stop
+from collectors.kube_api import Busy, Expired, KubeApi, Object, Quiet, Refused, Stop
 
 QUIET_S = 90.0
-"""A server sends bookmarks about once a minute: longer silence is a broken connection."""
+"""Where a server sends bookmarks, it does so about once a minute: after more silence the watch is opened anew."""
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 T = TypeVar("T")
 
@@ -29,8 +33,10 @@ class Follower(Generic[T]):
         path: str,
         project: Callable[[Object], T | None],
         timer: Callable[[], float],
+        quiet_s: float = QUIET_S,
     ) -> None:
         self.path = path
+        self._quiet_s = quiet_s
         self._connect, self._project, self._timer = connect, project, timer
         self._lock = threading.Lock()
         self._known: dict[str, T] = {}
@@ -38,6 +44,8 @@ class Follower(Generic[T]):
         self._fault: tuple[Reason, str] | None = None
         self._heard: float | None = None
         self._malformed = 0
+        self._expired = False
+        """Whether the last watch ended in a 410 before it brought anything."""
         self._stop = Stop()
         self.synced = threading.Event()
         """Set once the first list is complete, or could not be had."""
@@ -74,34 +82,44 @@ class Follower(Generic[T]):
 
     def _run(self) -> None:
         api: KubeApi | None = None
-        version, pause_s = "", MIN_PAUSE_S
+        version, pause_s, quiet = "", MIN_PAUSE_S, False
         while not self._stop.called.is_set():
+            began, progressed = self._timer(), False
             try:
                 api = api or self._connect()
                 version = version or self._list(api)
                 self.synced.set()
-                pause_s = MIN_PAUSE_S
-                for event in api.watch(self.path, version, quiet_s=QUIET_S, stop=self._stop):
+                watched = api.watch(
+                    self.path, version, quiet_s=self._quiet_s, stop=self._stop, opened=self._heard_now
+                )
+                for event in watched:
                     version = self._hear(event) or version
-                continue
+                    pause_s, progressed, quiet = MIN_PAUSE_S, True, False
+                progressed = progressed or self._timer() - began >= MIN_PAUSE_S
+            except Quiet:
+                progressed, quiet, version = True, not quiet, "" if quiet else version
             except Expired:
-                version = ""
-                continue
+                version, expired = "", self._expired
+                self._expired = not progressed
+                progressed = progressed or not expired
             except (Temporary, Permanent) as error:
                 self._note(error)
+                progressed = False
             self.synced.set()
+            if progressed:
+                continue
             self._stop.called.wait(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
+    def _heard_now(self) -> None:
+        with self._lock:
+            self._heard, self._fault = self._timer(), None
+
     def _list(self, api: KubeApi) -> str:
-        found: dict[str, T] = {}
-        version = ""
-        for page in api.pages(self.path):
-            version = str(page["metadata"]["resourceVersion"])
-            for item in page.get("items", []):
-                projected = self._understood(item)
-                if projected is not None:
-                    found[_key(item)] = projected
+        try:
+            version, found = self._listed(api.pages(self.path))
+        except Expired:  # it took longer than a snapshot is kept: in one answer, as client-go's pager does
+            version, found = self._listed(api.pages(self.path, limit=0))
         with self._lock:
             for key in self._known.keys() - found.keys():
                 self._changed[key] = None
@@ -110,18 +128,29 @@ class Follower(Generic[T]):
             self._heard, self._fault = self._timer(), None
         return version
 
+    def _listed(self, pages: Iterator[Object]) -> tuple[str, dict[str, T]]:
+        found: dict[str, T] = {}
+        version = ""
+        for page in pages:
+            version = _version(page, self.path)
+            for item in page.get("items") or []:
+                projected = self._understood(item)
+                if projected is not None:
+                    found[_key(item)] = projected
+        return version, found
+
     def _hear(self, event: Object) -> str:
         """Takes one event in; returns the version to go on from."""
-        obj = event["object"]
-        key = _key(obj) if event["type"] != "BOOKMARK" else ""
-        projected = self._understood(obj) if event["type"] in ("ADDED", "MODIFIED") else None
+        obj, kind = event["object"], event.get("type")
+        key = _key(obj) if kind in ("ADDED", "MODIFIED", "DELETED") else ""
+        projected = self._understood(obj) if kind in ("ADDED", "MODIFIED") else None
         with self._lock:
             self._heard, self._fault = self._timer(), None
             if key and projected is None and self._known.pop(key, None) is not None:
                 self._changed[key] = None
             elif key and projected is not None and self._known.get(key) != projected:
                 self._known[key] = self._changed[key] = projected
-        return str(obj["metadata"]["resourceVersion"])
+        return _version(obj, self.path)
 
     def _understood(self, obj: Object) -> T | None:
         """What is kept of an object; one that is not as its kind should be does not end the watch."""
@@ -148,5 +177,15 @@ class Follower(Generic[T]):
 
 
 def _key(obj: Object) -> str:
-    meta = obj["metadata"]
+    meta = obj.get("metadata") or {}
+    if not meta.get("name"):
+        raise Busy("kubernetes: an object without a name")
     return f"{meta['namespace']}/{meta['name']}" if meta.get("namespace") else str(meta["name"])
+
+
+def _version(obj: Object, path: str) -> str:
+    """Without it there is nowhere to go on from: what answered is no API server (a proxy, a captive page)."""
+    version = (obj.get("metadata") or {}).get("resourceVersion")
+    if not version:
+        raise Busy(f"kubernetes: the answer to {path} has no resourceVersion")
+    return str(version)

@@ -1,5 +1,8 @@
 """Jobs of four kinds, stopped and started as a whole: a gang is never killed rank by rank.
 
+One that has ended is not started again by its field, and a RayJob that keeps its cluster afterwards may not be
+suspended at all (KubeRay marks it invalid: ray-project/kuberay#1813): both are said before anything is touched.
+
 Each kind has one field that stops all of its pods and keeps the object: `spec.suspend` of a batch/v1 Job, a JobSet
 and a RayJob, `spec.runPolicy.suspend` of a PyTorchJob (their API references). Where Kueue manages the job it owns
 that field, and its Workload's `spec.active` is the one to set (kueue.sigs.k8s.io, "Workload").
@@ -12,7 +15,7 @@ from typing import Any
 
 from collectors.base import Permanent
 from collectors.subject import Subject
-from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators.kube_client import KubeClient, NotFound, Object
 
 RESUME_STEP = "nightshift.dev/resume-from-step"
 """Annotation on the job: the checkpoint hook. The job's start script resumes from the newest checkpoint whose step
@@ -52,6 +55,9 @@ KINDS = (
 )
 
 
+_ENDED = frozenset({"Complete", "Completed", "Succeeded", "Failed"})
+
+
 @dataclass(frozen=True)
 class FoundJob:
     """A job as it stands in the cluster."""
@@ -79,6 +85,44 @@ class FoundJob:
         for part in self.kind.suspend:
             value = (value or {}).get(part)
         return value is True
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended, in its own words; None while it runs, waits or is suspended. A Job and a PyTorchJob say so
+        by a condition, a JobSet by `terminalState`, too, a RayJob by `jobDeploymentStatus`."""
+        status = self.object.get("status") or {}
+        for condition in status.get("conditions") or []:
+            if condition.get("type") in _ENDED and condition.get("status") == "True":
+                reason = condition.get("reason")
+                return f"{condition['type']}: {reason}" if reason else str(condition["type"])
+        said = status.get("terminalState") or status.get("jobDeploymentStatus")
+        return str(said) if said in _ENDED else None
+
+    @property
+    def unstoppable(self) -> str | None:
+        """Why its field would not stop it, or would break it; None where it may be set."""
+        spec = self.object.get("spec") or {}
+        if self.kind.kind == "RayJob" and not spec.get("shutdownAfterJobFinishes"):
+            return "a RayJob may be suspended only with shutdownAfterJobFinishes: true"
+        if self.kind.kind == "RayJob" and spec.get("clusterSelector"):
+            return "a RayJob on a cluster that it selects cannot be suspended"
+        manager = spec.get("managedBy")
+        if self.kind.kind == "Job" and manager not in (None, "kubernetes.io/job-controller"):
+            return f"{manager} manages it, from outside of this cluster's Job controller"
+        return None
+
+    def loses_by(self, evicted: int) -> bool:
+        """Whether that many evicted pods would end it or restart all of it. An eviction counts against a Job's
+        `backoffLimit` unless its podFailurePolicy ignores the DisruptionTarget condition (kubernetes.io, "Handling
+        retriable and non-retriable pod failures"); what operators make of one lost pod is theirs, so their jobs
+        are stopped whole."""
+        if self.kind.kind != "Job":
+            return True
+        spec, status = self.object.get("spec") or {}, self.object.get("status") or {}
+        if any(_ignores_evictions(rule) for rule in (spec.get("podFailurePolicy") or {}).get("rules") or []):
+            return False
+        limit = spec.get("backoffLimit", spec.get("backoffLimitPerIndex", 6))
+        return int(status.get("failed") or 0) + evicted > int(limit)
 
     @property
     def saves_on_request(self) -> bool:
@@ -128,14 +172,30 @@ def live_pods(kube: KubeClient, job: FoundJob) -> list[Object]:
     return [p for p in pods if (p.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
 
 
+_KUEUE = ("v1beta1", "v1beta2")
+
+
+def _ignores_evictions(rule: Object) -> bool:
+    conditions = rule.get("onPodConditions") or []
+    return rule.get("action") == "Ignore" and any(
+        c.get("type") == "DisruptionTarget" and c.get("status", "True") == "True" for c in conditions
+    )
+
+
 def workload(kube: KubeClient, job: FoundJob) -> Object | None:
     """Kueue's Workload of the job, if Kueue manages it: then Kueue owns the suspend field."""
     if "kueue.x-k8s.io/queue-name" not in (job.object["metadata"].get("labels") or {}):
         return None
     uid = job.object["metadata"]["uid"]
-    for item in kube.list(f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{job.namespace}/workloads"):
-        if any(r.get("uid") == uid for r in item["metadata"].get("ownerReferences") or []):
-            return item
+    for version in _KUEUE:
+        try:
+            items = kube.list(f"/apis/kueue.x-k8s.io/{version}/namespaces/{job.namespace}/workloads")
+        except NotFound:
+            continue  # a label without Kueue, or another version of it
+        for item in items:
+            if any(r.get("uid") == uid for r in item["metadata"].get("ownerReferences") or []):
+                return {**item, "apiVersion": f"kueue.x-k8s.io/{version}"}
+        return None
     return None
 
 
@@ -155,12 +215,28 @@ def fresh(kube: KubeClient, workload: Object) -> Object:
 
 def _workload_path(workload: Object) -> str:
     meta = workload["metadata"]
-    return f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{meta['namespace']}/workloads/{meta['name']}"
+    return f"/apis/{workload['apiVersion']}/namespaces/{meta['namespace']}/workloads/{meta['name']}"
+
+
+def own_job(kube: KubeClient, pod: Object) -> FoundJob | None:
+    """The batch/v1 Job that made a pod, whatever stands above it; None where no Job did."""
+    namespace = pod["metadata"]["namespace"]
+    owner = next((r for r in pod["metadata"].get("ownerReferences") or [] if r.get("controller")), None)
+    if owner is None or owner["kind"] != KINDS[0].kind:
+        return None
+    item = kube.find(f"/{KINDS[0].api}/namespaces/{namespace}/{KINDS[0].plural}/{owner['name']}")
+    return None if item is None else FoundJob(KINDS[0], namespace, owner["name"], item)
 
 
 def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
     """The outermost job above a pod, through its owner references; None for a pod that no job owns."""
-    namespace = pod["metadata"]["namespace"]
+    namespace, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels") or {}
+    if labels.get("ray.io/originated-from-crd") == "RayJob":  # a RayCluster stands between
+        ray = next(kind for kind in KINDS if kind.kind == "RayJob")
+        name = labels.get(ray.pods, "")
+        item = kube.find(f"/{ray.api}/namespaces/{namespace}/{ray.plural}/{name}") if name else None
+        if item is not None:
+            return FoundJob(ray, namespace, name, item)
     found: FoundJob | None = None
     current = pod
     for _ in range(4):

@@ -1,13 +1,14 @@
 """Nodes as mitigations see them: cordoned or not, which pods a drain must move, which GPUs are quarantined.
 
-A drain leaves what `kubectl drain` leaves: mirror pods, pods of a DaemonSet and pods that have ended
-(kubernetes.io/docs/tasks/administer-cluster/safely-drain-node).
+A drain leaves what `kubectl drain` leaves: mirror pods, pods of a DaemonSet and pods that have ended. It refuses
+what that refuses: pods that no controller would make again, and, if so set, pods whose data on the node's disk
+would go with them (kubernetes.io/docs/tasks/administer-cluster/safely-drain-node, kubectl's pkg/drain/filters.go).
 """
 
 from __future__ import annotations
 
 from collectors.base import Temporary
-from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators.kube_client import KubeClient, NotFound, Object
 
 QUARANTINE = "nightshift.dev/quarantined-gpus"
 """Annotation of a node: UUIDs separated by commas."""
@@ -78,15 +79,33 @@ def _must_move(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
 
 
-def evict(kube: KubeClient, pod: Object, grace_s: int | None) -> str:
-    """Asks for one eviction (policy/v1) of this very pod; returns what is waited for. A budget's 429 is a wait."""
-    meta = pod["metadata"]
-    name = f"{meta['namespace']}/{meta['name']}"
+def unmanaged(pod: Object) -> bool:
+    """Whether nobody makes the pod again once it is gone."""
+    return not any(r.get("controller") for r in pod["metadata"].get("ownerReferences") or [])
+
+
+def has_local_data(pod: Object) -> bool:
+    """Whether an emptyDir on the node's disk goes with the pod; one in memory (shared memory of NCCL) does not
+    count."""
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    return any("emptyDir" in v and (v["emptyDir"] or {}).get("medium") != "Memory" for v in volumes)
+
+
+def pod_name(pod: Object) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+def evict(kube: KubeClient, pod: Object, grace_s: int | None, *, dry_run: bool = False) -> str | None:
+    """Asks for one eviction (policy/v1) of this very pod; returns what is waited for, None where it is gone. A
+    budget's 429, several budgets' 500, and the 403 of a namespace that is going are waits."""
+    meta, name = pod["metadata"], pod_name(pod)
     if meta.get("deletionTimestamp"):
         return f"pod {name} is terminating"
     options: Object = {"preconditions": {"uid": meta["uid"]}}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
+    if dry_run:
+        options["dryRun"] = ["All"]
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -95,6 +114,8 @@ def evict(kube: KubeClient, pod: Object, grace_s: int | None) -> str:
     }
     try:
         kube.request("POST", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction", body=body)
+    except NotFound:
+        return None  # it ended by itself since it was listed
     except Temporary as error:
         return f"pod {name} waits: {error}"
     return f"pod {name} is terminating"

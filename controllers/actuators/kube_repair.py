@@ -28,13 +28,14 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, Field
 
 from collectors.base import Permanent
-from collectors.seal import fingerprint
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
 from controllers.actuators import kube_nodes, kube_rights
+from controllers.actuators import kube_repair_jobs as jobs
 from controllers.actuators.kube_client import KubeClient, Object
 from controllers.actuators.kube_marks import MARKER
 from controllers.actuators.kube_probe import ProbeJob, Probes
+from controllers.actuators.kube_repair_jobs import job_name
 from controllers.actuators.kube_workloads import POLL_S
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 
@@ -42,16 +43,6 @@ _A, _O = ActionKind, OutcomeStatus
 PAUSED = "paused-for-gpu-reset"
 AGENT_PAUSED = "nightshift.dev/node-agent-paused"
 """Label of a node from which our node agent keeps away; the chart's DaemonSet honours it."""
-_RESET = """\
-held=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader -i "$GPU" | tr '\\n' ';')
-if [ -n "$held" ]; then echo "held by $held" > /dev/termination-log; exit 3; fi
-nvidia-smi --gpu-reset -i "$GPU" > /tmp/said 2>&1 || { tail -c 2000 /tmp/said > /dev/termination-log; exit 4; }
-"""
-_REBOOT = """\
-[ "$(cat /proc/sys/kernel/random/boot_id)" = "$BOOT_ID" ] || exit 0
-nsenter --target 1 --mount --uts --ipc --net --pid -- systemctl reboot
-sleep 600
-"""
 
 
 class RepairSettings(KubernetesSettings):
@@ -100,6 +91,8 @@ class KubernetesRepairActuator:
         access = KubernetesSettings(
             field_manager=settings.field_manager,
             drain_grace_s=settings.drain_grace_s,
+            evict_unmanaged=settings.evict_unmanaged,
+            evict_local_data=settings.evict_local_data,
             save_wait_s=settings.save_wait_s,
         )
         self._nodes = KubernetesActuator(access, kube, now_s=now_s)
@@ -170,7 +163,7 @@ class KubernetesRepairActuator:
             self._finish(replace(action, id=f"{action.id}-job{number}", kind=_A.RESTART_JOB, target=subject))
         held = set(action.blast_radius.pods)
         left = [p for p in kube_nodes.evictable(self._kube, node_name) if _name(p) in held]
-        waits = [kube_nodes.evict(self._kube, pod, self._settings.drain_grace_s) for pod in left]
+        waits = [wait for p in left if (wait := kube_nodes.evict(self._kube, p, self._settings.drain_grace_s))]
         if waits:
             raise UnderWay("; ".join(waits), retry_after_s=POLL_S)
 
@@ -202,14 +195,18 @@ class KubernetesRepairActuator:
     def _repair(self, action: Action, node_name: str, mark: dict[str, Any]) -> str | None:
         """Runs the repair's Job; None once it did its work, else what it said."""
         if action.kind is _A.RESET_GPU:
-            return self._run(action, node_name, "", self._container(action, _RESET, {"GPU": action.target.name}))
+            return self._run(
+                action, node_name, "", jobs.container(self._settings.image, jobs.RESET, {"GPU": action.target.name})
+            )
         node = self._kube.get(kube_nodes.path(node_name))
         boot_id = ((node.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
         if boot_id and boot_id != mark["boot_id"]:
             if not _is_ready(node):
                 raise UnderWay(f"{node_name} has rebooted and is not ready yet", retry_after_s=POLL_S)
             return None
-        failure = self._run(action, node_name, "", self._container(action, _REBOOT, {"BOOT_ID": mark["boot_id"]}))
+        failure = self._run(
+            action, node_name, "", jobs.container(self._settings.image, jobs.REBOOT, {"BOOT_ID": mark["boot_id"]})
+        )
         ordered_s = float(mark.get("ordered_s", 0.0))
         if not ordered_s:
             self._write(action, node, {**mark, "phase": "rebooting", "ordered_s": self._now_s()})
@@ -220,7 +217,7 @@ class KubernetesRepairActuator:
 
     def _check(self, action: Action, node_name: str) -> str | None:
         """None where the check passed, else what it said."""
-        container = self._container(action, "", {"GPU": action.target.name})
+        container = jobs.container(self._settings.image, "", {"GPU": action.target.name})
         probe = self._probe(action)
         command = probe.command if probe else self._settings.check_command
         image = probe.image if probe else self._settings.check_image or self._settings.image
@@ -248,18 +245,39 @@ class KubernetesRepairActuator:
         name = job_name(action) + suffix
         job = self._kube.find(f"{path}/{name}")
         if job is None:
-            job = self._kube.request("POST", path, body=self._job(action, name, node_name, container))
+            made = jobs.job(
+                action,
+                name,
+                node_name,
+                container,
+                pull_secrets=self._settings.pull_secrets,
+                runtime_class=self._settings.runtime_class,
+                deadline_s=self._settings.job_timeout_s,
+            )
+            job = self._kube.request("POST", path, body=made)
         if (job["metadata"].get("annotations") or {}).get("nightshift.dev/action-id") != action.id:
             raise Permanent(f"Job {self._settings.namespace}/{name} is there and is not ours")
         conditions = (job.get("status") or {}).get("conditions") or []
-        ended = {c["type"] for c in conditions if c.get("status") == "True"}
+        ended = {c["type"]: c for c in conditions if c.get("status") == "True"}
         if "Failed" in ended:
-            return self._said(name) or "its Job failed without a word"
+            return self._said(name) or self._why_failed(name, ended["Failed"])
         if "Complete" in ended:
             return None
         if action.kind is _A.REBOOT_NODE and not suffix:
             return None  # not a success: who asks looks at the boot id
         raise UnderWay(f"Job {name} works on {node_name}", retry_after_s=POLL_S)
+
+    def _why_failed(self, job: str, condition: Object) -> str:
+        """Of a Job whose pod left no word: what the Job controller says; and where no pod was ever there, what
+        most often keeps it away (the Job itself is let in, its pods are not)."""
+        said = " ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
+        path = f"/api/v1/namespaces/{self._settings.namespace}/pods"
+        if self._kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}"):
+            return f"its Job failed without a word: {said or 'no reason is given'}"
+        return (
+            f"its Job never had a pod ({said or 'no reason is given'}): does {self._settings.namespace} admit"
+            " privileged pods (pod-security.kubernetes.io/enforce), its quota another pod?"
+        )
 
     def _said(self, job: str) -> str:
         """The last words of the Job's newest pod."""
@@ -336,52 +354,8 @@ class KubernetesRepairActuator:
         path = kube_nodes.path(str(node["metadata"]["name"]))
         self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
 
-    def _container(self, action: Action, script: str, known: dict[str, str]) -> Object:
-        env = {**known, "NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-        return {
-            "name": "repair",
-            "image": self._settings.image,
-            "command": ["sh", "-ec", script],
-            "env": [{"name": name, "value": value} for name, value in env.items()],
-            "securityContext": {"privileged": True},
-            "resources": {"limits": {"memory": "4Gi"}, "requests": {"cpu": "10m", "memory": "64Mi"}},
-            "terminationMessagePolicy": "FallbackToLogsOnError",
-        }
-
-    def _job(self, action: Action, name: str, node_name: str, container: Object) -> Object:
-        settings = self._settings
-        pod: Object = {
-            "nodeName": node_name,  # past the scheduler: the node is cordoned
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "hostPID": True,  # to name who holds the GPU, and to reach the node's own init
-            "tolerations": [{"operator": "Exists"}],
-            "containers": [container],
-        }
-        if settings.pull_secrets:
-            pod["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
-        if settings.runtime_class:
-            pod["runtimeClassName"] = settings.runtime_class
-        meta = {
-            "name": name,
-            "annotations": {"nightshift.dev/action-id": action.id},
-            "labels": {"app.kubernetes.io/part-of": "nightshift", kube_nodes.REPAIR_LABEL: str(action.kind)},
-        }
-        spec = {
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": settings.job_timeout_s,
-            "ttlSecondsAfterFinished": 7 * 86400,
-            "template": {"metadata": {"labels": meta["labels"]}, "spec": pod},
-        }
-        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
-
     def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
         return Outcome(status, detail, self._now_s())
-
-
-def job_name(action: Action) -> str:
-    """The same for the same action: a repeat finds the Job instead of making another."""
-    return f"nightshift-{action.kind.replace('_', '-')}-{fingerprint([action.id])[:12]}"
 
 
 def _name(pod: Object) -> str:

@@ -68,7 +68,7 @@ RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
     | _rights("create", "pods", subresource="eviction")
     | _JOBS,
     ActionKind.QUARANTINE_GPU: _rights("get list patch", "nodes"),
-    ActionKind.RESTART_POD: _rights("get patch delete", "pods"),
+    ActionKind.RESTART_POD: _rights("get patch delete", "pods") | _rights("get", "jobs", "batch"),
     ActionKind.RESTART_JOB: _rights("list", "pods") | _JOBS,
     ActionKind.RESET_GPU: _rights("get patch", "nodes")
     | _rights("list", "pods")

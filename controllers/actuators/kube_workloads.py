@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 from collectors.base import Permanent
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, Outcome, OutcomeStatus, UnderWay
-from controllers.actuators import kube_jobs
-from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators import kube_jobs, kube_nodes
+from controllers.actuators.kube_client import KubeClient, NotFound, Object
 from controllers.actuators.kube_marks import Marks
 
 POLL_S = 5.0
@@ -36,15 +38,20 @@ class Workloads:
         if pod is None:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} is gone; its controller replaces it")
         meta = pod["metadata"]
-        if not any(r.get("controller") for r in meta.get("ownerReferences") or []):
+        if kube_nodes.unmanaged(pod):
             return self._refused(action, "no controller owns it: deleted, it would not come back")
         if not self.marks.has(pod, action):
             wanted = action.params.get("uid")
             if wanted is not None and wanted != meta["uid"]:
                 return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} has been replaced already")
-            pod = self.marks.patch(path, pod, action, {})
-        if not meta.get("deletionTimestamp"):
-            self._kube.request("DELETE", path, body={"preconditions": {"uid": meta["uid"]}})
+            above = kube_jobs.own_job(self._kube, pod)
+            if above is not None and above.loses_by(1):
+                return self._refused(action, f"one more lost pod ends Job {_named(above)}: restart the job")
+        with suppress(NotFound):  # it went by itself since it was read
+            if not self.marks.has(pod, action):
+                self.marks.patch(path, pod, action, {})
+            if not meta.get("deletionTimestamp"):
+                self._kube.request("DELETE", path, body={"preconditions": {"uid": meta["uid"]}})
         raise UnderWay(f"{action.target} is terminating", retry_after_s=POLL_S)
 
     def restart_job(self, action: Action) -> Outcome:
@@ -64,6 +71,10 @@ class Workloads:
         if phase == "started":
             return None
         if phase in (None, "saving"):
+            if job.ended is not None:
+                raise Permanent(f"job {name} has ended ({job.ended}); only its owner can submit it anew")
+            if job.unstoppable is not None and workload is None:
+                raise Permanent(f"job {name} cannot be stopped and started: {job.unstoppable}")
             if workload is None and job.suspended:
                 raise Permanent(f"job {name} is suspended by somebody else; it is theirs to start")
             if (waits := self._saves(job, action, phase)) is not None:
@@ -106,16 +117,35 @@ class Workloads:
         return action.params.get("save_first", True) is True
 
     def gangs(self, pods: list[Object]) -> tuple[set[str], list[Object]]:
-        """Jobs among the pods' owners that span nodes, and the pods of none of them."""
+        """Jobs among the pods' owners that span nodes, or that an eviction would end; and the pods of none of
+        them. Of a job that has ended, pods that are left are evicted."""
+        owners = [(pod, kube_jobs.owner_job(self._kube, pod)) for pod in pods]
+        counts = Counter(_named(job) for _, job in owners if job is not None)
+        whole: dict[str, bool] = {}
         gangs, single = set(), []
-        for pod in pods:
-            job = kube_jobs.owner_job(self._kube, pod)
-            nodes = {p["spec"].get("nodeName") for p in kube_jobs.live_pods(self._kube, job)} if job else set()
-            if job is not None and len(nodes) > 1:
-                gangs.add(f"{job.namespace}/{job.name}")
+        for pod, job in owners:
+            if job is not None and _named(job) not in whole:
+                whole[_named(job)] = self._moves_whole(job, counts[_named(job)])
+            if job is not None and whole[_named(job)]:
+                gangs.add(_named(job))
             else:
                 single.append(pod)
         return gangs, single
+
+    def _moves_whole(self, job: kube_jobs.FoundJob, evicted: int) -> bool:
+        if job.ended is not None:
+            return False
+        nodes = {p["spec"].get("nodeName") for p in kube_jobs.live_pods(self._kube, job)}
+        return len(nodes) > 1 or job.loses_by(evicted)
+
+    def unstoppable(self, gangs: set[str]) -> list[str]:
+        """Of these jobs, those that cannot be stopped and started, and why."""
+        said = []
+        for name in sorted(gangs):
+            job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
+            if job is not None and job.unstoppable is not None and kube_jobs.workload(self._kube, job) is None:
+                said.append(f"job {name}: {job.unstoppable}")
+        return said
 
     def gangs_of(self, node: Object, action: Action) -> set[str]:
         mark = self.marks.of(node, action.kind) if self.marks.has(node, action) else None
@@ -153,6 +183,10 @@ class Workloads:
 
     def _refused(self, action: Action, why: str) -> Outcome:
         return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
+
+
+def _named(job: kube_jobs.FoundJob) -> str:
+    return f"{job.namespace}/{job.name}"
 
 
 def pod_path(name: str) -> str:

@@ -18,6 +18,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from collectors.base import Permanent
+from collectors.kube_api import Refused
 from collectors.subject import SubjectKind
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition, UnderWay
 from controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
@@ -39,6 +40,12 @@ class KubernetesSettings(BaseModel):
     timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
     drain_grace_s: int | None = Field(
         default=None, ge=0, description="Grace period of evicted pods (s); none: each pod's own."
+    )
+    evict_unmanaged: bool = Field(
+        default=False, description="A drain evicts pods, too, that no controller would make again"
+    )
+    evict_local_data: bool = Field(
+        default=True, description="A drain evicts pods, too, whose emptyDir on the node's disk goes with them"
     )
     save_wait_s: float = Field(
         default=300.0,
@@ -231,17 +238,47 @@ class KubernetesActuator:
         left = kube_nodes.evictable(self._kube, action.target.name)
         gangs, single = self._work.gangs(left)
         known = self._work.gangs_of(node, action)
+        if not self.marks.has(node, action) and (obstacles := self._obstacles(gangs, single)):
+            return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
         if not self.marks.has(node, action) or not gangs <= known:
             known |= gangs
             theirs = kube_nodes.is_cordoned(node) and not self.owns_cordon(node)
             change: Object = {"spec": {"unschedulable": True}}
             self.marks.patch(path, node, action, change, jobs=sorted(known), theirs=theirs)
         waits = [wait for gang in sorted(known) if (wait := self._work.cycle_named(gang, action))]
-        waits += [kube_nodes.evict(self._kube, pod, self._settings.drain_grace_s) for pod in single]
+        waits += [wait for pod in single if (wait := self._evict(pod))]
         if not waits and not left:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods")
         text = f"drain of {action.target.name}: {len(left)} pods left; " + "; ".join(waits)
         raise UnderWay(text, retry_after_s=POLL_S)
+
+    def _evict(self, pod: Object) -> str | None:
+        """What is waited for of one pod of a drain that has begun; None where it is gone."""
+        if kept := self._keeps(pod):
+            return kept  # it came after the drain had begun
+        return kube_nodes.evict(self._kube, pod, self._settings.drain_grace_s)
+
+    def _keeps(self, pod: Object) -> str | None:
+        """Why a pod is not evicted, as `kubectl drain` without its flags says it; None where it may be."""
+        name = kube_nodes.pod_name(pod)
+        if pod["metadata"].get("deletionTimestamp"):
+            return None
+        if kube_nodes.unmanaged(pod) and not self._settings.evict_unmanaged:
+            return f"pod {name} has no controller and would not come back (evict_unmanaged)"
+        if kube_nodes.has_local_data(pod) and not self._settings.evict_local_data:
+            return f"pod {name} has data on this node's disk (evict_local_data)"
+        return None
+
+    def _obstacles(self, gangs: set[str], single: list[Object]) -> list[str]:
+        """What would stop a drain half-way for good, found out before its first change: pods that are kept, jobs
+        that cannot be stopped, evictions that an admission webhook or a role forbids (asked as a dry run)."""
+        said = [kept for pod in single if (kept := self._keeps(pod))] + self._work.unstoppable(gangs)
+        for pod in single if not said else []:
+            try:
+                kube_nodes.evict(self._kube, pod, self._settings.drain_grace_s, dry_run=True)
+            except Refused as error:
+                said.append(f"pod {kube_nodes.pod_name(pod)}: {error}")
+        return said
 
     def _quarantine(self, action: Action) -> Outcome:
         """Labels the node that holds the GPU; schedulers that honour the label keep work off it."""

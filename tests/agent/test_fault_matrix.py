@@ -174,8 +174,8 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         kubeconfig = cluster.server.kubeconfig("ours")
     api = config.new_client_from_config_dict(kubeconfig)
     kube = KubeClient(api, timeout_s=PATIENCE_S if what == Fault.SLOW else 20.0)
-    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0)
-    plain = KubernetesActuator(KubernetesSettings(drain_grace_s=0), kube, now_s=clock.now_s)
+    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True)
+    plain = KubernetesActuator(KubernetesSettings(drain_grace_s=0, evict_unmanaged=True), kube, now_s=clock.now_s)
     repair = KubernetesRepairActuator(settings, kube, now_s=clock.now_s)
 
     def actuator_for(incident: Incident) -> Actuator:

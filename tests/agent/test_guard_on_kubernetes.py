@@ -90,7 +90,9 @@ class GuardedCluster(RuleBasedStateMachine):
         ours = config.new_client_from_config_dict(self.server.kubeconfig("ours"))
         self.kube = CrashingKube(ours)
         self.kube.crash = self.crash
-        self.actuator = KubernetesActuator(KubernetesSettings(drain_grace_s=0), self.kube, now_s=self.clock.now_s)
+        self.actuator = KubernetesActuator(
+            KubernetesSettings(drain_grace_s=0, evict_unmanaged=True), self.kube, now_s=self.clock.now_s
+        )
         self.world = World(
             f"sqlite:///{home}/store.sqlite",
             home,

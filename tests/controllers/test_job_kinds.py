@@ -35,6 +35,7 @@ def place(cluster: Cluster, kind: JobKind) -> tuple[str, str, str, str]:
 
 def made(cluster: Cluster, kind: JobKind, name: str, **spec: Any) -> Subject:
     """A job of an operator's kind with two running pods on two nodes, and no operator."""
+    spec = {"shutdownAfterJobFinishes": True, **spec} if kind.kind == "RayJob" else spec
     group, version, *_ = place(cluster, kind)
     cluster.define(group, version, kind.kind)
     body = {"apiVersion": f"{group}/{version}", "kind": kind.kind, "metadata": {"name": name}, "spec": spec}

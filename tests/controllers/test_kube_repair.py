@@ -59,7 +59,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def actuator(cluster: Cluster, clock: Clock) -> KubernetesRepairActuator:
-    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0, job_timeout_s=600)
+    settings = RepairSettings(
+        image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True, job_timeout_s=600
+    )
     return PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
 
 
@@ -173,7 +175,11 @@ def test_the_probe_of_the_fault_runs_in_its_image_and_its_last_words_are_told(
     """A link fault is proved mended by NCCL's test; a probe without an image is said, not skipped in silence."""
     probe = ProbeJob(image="registry.invalid/nccl-tests:1", command=("run",))
     settings = RepairSettings(
-        image="tools:1", namespace=cluster.namespace, drain_grace_s=0, probes=Probes(nccl=probe)
+        image="tools:1",
+        namespace=cluster.namespace,
+        drain_grace_s=0,
+        evict_unmanaged=True,
+        probes=Probes(nccl=probe),
     )
     actuator = PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
     for name, told in (
@@ -301,7 +307,7 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     other = Cluster(cluster.kubeconfig, cluster.api, "elsewhere", cluster.server)
     cluster.core.create_namespace({"metadata": {"name": "elsewhere"}})
     kube = client_with(cluster, rules_of(RIGHTS[kind]), rules_of(OWN_RIGHTS[kind]))
-    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0)
+    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True)
     actuator = KubernetesRepairActuator(settings, kube, now_s=clock)
     assert actuator.refused() == [] or kind is not ActionKind.REBOOT_NODE
     node, beside = cluster.node(), cluster.node()
@@ -330,3 +336,11 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     assert own >= OWN_RIGHTS[kind]
     assert wide <= RIGHTS[kind]
     assert {right for right in RIGHTS[kind] - wide if right.group in ("", "batch")} == set()
+
+
+def test_a_job_that_never_had_a_pod_says_what_keeps_pods_away(actuator: KubernetesRepairActuator) -> None:
+    """Pod Security admission lets the Job in and refuses its pods; the Job then ends by its deadline."""
+    ended = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active too long"}
+    said = actuator._why_failed("none-of-this-name", ended)
+    assert "never had a pod (DeadlineExceeded Job was active too long)" in said
+    assert "admit privileged pods" in said

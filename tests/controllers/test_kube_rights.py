@@ -20,7 +20,7 @@ from tests.kubernetes_api.cluster import Cluster
 
 def identity(cluster: Cluster, rules: list[dict[str, list[str]]]) -> KubernetesActuator:
     """An actuator with a service account that has just these rules in the whole cluster."""
-    return Patient(KubernetesSettings(drain_grace_s=0), client_with(cluster, rules))
+    return Patient(KubernetesSettings(drain_grace_s=0, evict_unmanaged=True), client_with(cluster, rules))
 
 
 def test_an_administrator_lacks_nothing(cluster: Cluster) -> None:
@@ -52,10 +52,10 @@ def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None
         case ActionKind.QUARANTINE_GPU:
             target, params, fact = Subject(SubjectKind.GPU, "GPU-1"), {"node": node}, "quarantined"
         case ActionKind.RESTART_POD:
-            owner = [cluster.owner()]
-            cluster.pod("owned", node, ownerReferences=owner)
-            target, fact, wanted = Subject(SubjectKind.POD, f"{cluster.namespace}/owned"), "running", "true"
-            after = lambda: cluster.remove_pod("owned")  # noqa: E731
+            name = job(cluster, "owner", [node]).split("/")[1]
+            (pod,) = cluster.made_pods(f"batch.kubernetes.io/job-name={name}", 1)
+            target, fact, wanted = Subject(SubjectKind.POD, f"{cluster.namespace}/{pod}"), "running", "true"
+            after = lambda: cluster.remove_pod(pod)  # noqa: E731
         case ActionKind.RESTART_JOB:
             target = Subject(SubjectKind.JOB, job(cluster, "train", [node]))
             fact, wanted, after = "running", "true", stop_pods(cluster, "train")

@@ -26,7 +26,9 @@ S = OutcomeStatus
 
 @pytest.fixture
 def actuator(cluster: Cluster) -> KubernetesActuator:
-    return Patient(KubernetesSettings(drain_grace_s=0), KubeClient(cluster.api), now_s=lambda: 1000.0)
+    return Patient(
+        KubernetesSettings(drain_grace_s=0, evict_unmanaged=True), KubeClient(cluster.api), now_s=lambda: 1000.0
+    )
 
 
 def plan(kind: ActionKind, target: str, subject: SubjectKind, **params: Any) -> Action:

@@ -16,8 +16,9 @@ from . import apply, disruption, patches, validate
 from .controllers import Controllers, admit
 from .custom import serve
 from .defaults import fill_in
-from .errors import ApiError, invalid, modified, not_found
+from .errors import ApiError, invalid, modified, not_found, terminating
 from .garbage import dependents
+from .incoming import incoming, prune
 from .reading import Reading
 from .resources import BUILT_IN, Resource
 from .storage import Object
@@ -61,7 +62,7 @@ class Api(Reading):
 
     def create(self, resource: Resource, namespace: str, body: Object, options: Options) -> Object:
         with self.storage.lock:
-            obj = self._incoming(resource, namespace, body)
+            obj = incoming(resource, namespace, body)
             meta = obj["metadata"]
             if meta.get("resourceVersion"):
                 raise ApiError("BadRequest", "resourceVersion should not be set on objects to be created")
@@ -97,7 +98,7 @@ class Api(Reading):
     ) -> Object:
         with self.storage.lock:
             before = self.read(resource, namespace, name)
-            after = self._incoming(resource, namespace, body)
+            after = incoming(resource, namespace, body)
             if after["metadata"].get("name", name) != name:
                 raise ApiError(
                     "BadRequest",
@@ -164,7 +165,7 @@ class Api(Reading):
         if before is None:
             if subresource:
                 raise not_found(resource.qualified, name)
-            created = self._incoming(resource, namespace, applied)
+            created = incoming(resource, namespace, applied)
             self._check_namespace(namespace) if resource.namespaced else None
             validate.metadata(resource, created)
             created["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": self.now}
@@ -224,7 +225,7 @@ class Api(Reading):
                 meta.pop(field, None)
         after |= {"apiVersion": before["apiVersion"], "kind": before["kind"]}
         if resource.custom and not subresource:
-            after = self._prune(resource, after)
+            after = prune(resource, after)
         validate.metadata(resource, after)
         validate.content(resource, after, before)
         changed = {k: v for k, v in after.items() if k not in ("metadata", "status")} != {
@@ -313,6 +314,7 @@ class Api(Reading):
         """policy/v1 Eviction of a pod: 201 with a Status, or 404, 429, 500."""
         pods, budgets = self.by_kind["Pod"], self.by_kind["PodDisruptionBudget"]
         with self.storage.lock:
+            self._check_namespace(namespace)
             pod = self.read(pods, namespace, name)
             how = body.get("deleteOptions") or {}
             dry = options.dry_run or "All" in (how.get("dryRun") or [])
@@ -322,46 +324,12 @@ class Api(Reading):
 
     # what happens around a write
 
-    def _incoming(self, resource: Resource, namespace: str, body: Any) -> Object:
-        if not isinstance(body, dict):
-            raise ApiError("BadRequest", "the body of the request is not an object")
-        if body.get("kind") not in (None, "", resource.kind) or body.get("apiVersion") not in (
-            None,
-            "",
-            resource.api_version,
-        ):
-            raise ApiError(
-                "BadRequest",
-                f"{body.get('apiVersion')}, Kind={body.get('kind')} in the body does not match "
-                f"{resource.api_version}, Kind={resource.kind} of the URL",
-            )
-        obj = {"kind": resource.kind, "apiVersion": resource.api_version} | copy.deepcopy(body)
-        obj |= {"kind": resource.kind, "apiVersion": resource.api_version}
-        meta = obj["metadata"] = obj.get("metadata") or {}
-        if resource.namespaced:
-            if meta.get("namespace") not in (None, "", namespace):
-                raise ApiError(
-                    "BadRequest",
-                    "the namespace of the provided object does not match the namespace sent on the request",
-                )
-            meta["namespace"] = namespace
-        return self._prune(resource, obj) if resource.custom else obj
-
-    def _prune(self, resource: Resource, obj: Object) -> Object:
-        schemas: dict[str, Any] = dict(resource.schema)
-        kept = {
-            k: v for k, v in obj.items() if k in ("kind", "apiVersion", "metadata") or k in schemas or not schemas
-        }
-        return {k: validate.prune(schemas[k], v) if k in schemas else v for k, v in kept.items()}
-
     def _check_namespace(self, namespace: str) -> None:
         found = self.storage.get(self.by_kind["Namespace"], "", namespace)
         if found is None:
             raise not_found("namespaces", namespace)
         if found["metadata"].get("deletionTimestamp"):
-            raise ApiError(
-                "Forbidden", f"unable to create new content in namespace {namespace} because it is being terminated"
-            )
+            raise terminating(namespace)
 
     def _check_version(self, resource: Resource, before: Object, after: Object) -> None:
         version = (after.get("metadata") or {}).get("resourceVersion")

@@ -58,6 +58,17 @@ def modified(qualified: str, name: str) -> ApiError:
     return ApiError("Conflict", message, details={"name": name, "kind": qualified})
 
 
+def terminating(namespace: str) -> ApiError:
+    """The NamespaceLifecycle admission plugin; an eviction is a create, too (kubernetes/kubernetes#93947)."""
+    message = f"unable to create new content in namespace {namespace} because it is being terminated"
+    cause = {
+        "reason": "NamespaceTerminating",
+        "message": f"namespace {namespace} is being terminated",
+        "field": "metadata.namespace",
+    }
+    return ApiError("Forbidden", message, details={"causes": [cause]})
+
+
 def invalid(kind: str, name: str, *causes: tuple[str, str]) -> ApiError:
     """`causes`: (field, message) pairs; the message in Kubernetes' aggregate form."""
     lines = [f"{field}: {message}" for field, message in causes]

@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         media = (self.headers.get("Content-Type") or "application/json").partition(";")[0].strip()
         if "fieldManager" not in query and media != "application/apply-patch+yaml":
             query["_agent"] = (self.headers.get("User-Agent") or "unknown").partition("/")[0]
-        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        token = token_of(self.headers.get("Authorization") or "")
         fault = self.api_server.faults.take(method, url.path, token)
         if fault is Fault.DISCONNECT:
             self._hang_up()
@@ -123,6 +123,12 @@ class Handler(BaseHTTPRequestHandler):
     def _end_stream(self) -> None:
         self.wfile.write(b"0\r\n\r\n")
         self.wfile.flush()
+
+
+def token_of(header: str) -> str:
+    """The bearer token of an Authorization header; the scheme is written either way (RFC 9110, 11.1)."""
+    scheme, _, token = header.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else header.strip()
 
 
 def _parse(raw: bytes, media: str) -> Any:

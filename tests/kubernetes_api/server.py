@@ -29,7 +29,7 @@ from . import openapi
 from .api import Api, Options, timestamp
 from .errors import ApiError
 from .faults import Faults
-from .handler import Handler
+from .handler import Handler, token_of
 from .query import delete_options, is_true
 from .query import options as options_of
 from .rbac import ADMIN, Attributes, Authorizer, User, service_account
@@ -141,7 +141,7 @@ class ApiServer:
     # requests
 
     def authenticate(self, header: str) -> User:
-        user, expires = self.tokens.get(header.removeprefix("Bearer ").strip(), (None, None))
+        user, expires = self.tokens.get(token_of(header), (None, None))
         if user is None or (expires is not None and self.api.clock() >= expires):
             raise ApiError("Unauthorized", "Unauthorized")
         return user
@@ -303,7 +303,8 @@ class ApiServer:
         matches = api.match(resource, query)
         timeout = float(query.get("timeoutSeconds") or 1800)
         deadline = time.monotonic() + timeout
-        bookmarks = is_true(query, "allowWatchBookmarks")
+        # events are served without watch cache, and so without bookmarks (kubernetes/kubernetes#96052, #120348)
+        bookmarks = is_true(query, "allowWatchBookmarks") and resource.kind != "Event"
         asked = query.get("resourceVersion", "")
         initial = is_true(query, "sendInitialEvents") or asked in ("", "0")
         if asked and not asked.isdigit():

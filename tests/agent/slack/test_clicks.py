@@ -25,7 +25,6 @@ from agent.slack.room import MAX_BODY_BYTES, PATH
 from examples.slack_stand_in.server import Acknowledged
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, started, text_of, until
 
-
 BOTH = pytest.mark.parametrize("mode", ["socket", "http"])
 SOCKET = pytest.mark.parametrize("mode", ["socket"])
 
@@ -70,7 +69,7 @@ def _told(chat: Chat, count: int = 1) -> str:
 
 
 def _fine(ack: Acknowledged) -> None:
-    """Acknowledged at all is acknowledged without the gate: the stand-in waits 10 s, a gate that hangs answers later."""
+    """Acknowledged at all is acknowledged without the gate: the stand-in waits 10 s, one that hangs far longer."""
     assert ack.status == 200
 
 

@@ -1,0 +1,81 @@
+"""The Jobs that repair a node: what they run, and how they get there past a cordon.
+
+The pod is pinned by `nodeName` (a cordoned node is not scheduled to), tolerates every taint, and has no service
+account: what it may do, it may by being privileged on this one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from collectors.seal import fingerprint
+from controllers.action import Action
+from controllers.actuators import kube_nodes
+from controllers.actuators.kube_client import Object
+
+RESET = """\
+held=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader -i "$GPU" | tr '\\n' ';')
+if [ -n "$held" ]; then echo "held by $held" > /dev/termination-log; exit 3; fi
+nvidia-smi --gpu-reset -i "$GPU" > /tmp/said 2>&1 || { tail -c 2000 /tmp/said > /dev/termination-log; exit 4; }
+"""
+REBOOT = """\
+[ "$(cat /proc/sys/kernel/random/boot_id)" = "$BOOT_ID" ] || exit 0
+nsenter --target 1 --mount --uts --ipc --net --pid -- systemctl reboot
+sleep 600
+"""
+
+
+def container(image: str, script: str, known: Mapping[str, str]) -> Object:
+    """One privileged container that runs a script, with what it has to know as its environment."""
+    env = {**known, "NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    return {
+        "name": "repair",
+        "image": image,
+        "command": ["sh", "-ec", script],
+        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "securityContext": {"privileged": True},
+        "resources": {"limits": {"memory": "4Gi"}, "requests": {"cpu": "10m", "memory": "64Mi"}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def job(
+    action: Action,
+    name: str,
+    node_name: str,
+    container: Object,
+    *,
+    pull_secrets: Sequence[str],
+    runtime_class: str,
+    deadline_s: int,
+) -> Object:
+    """The batch/v1 Job of one step on one node; it is tried once, and given up after `deadline_s`."""
+    pod: Object = {
+        "nodeName": node_name,  # past the scheduler: the node is cordoned
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "hostPID": True,  # to name who holds the GPU, and to reach the node's own init
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [container],
+    }
+    if pull_secrets:
+        pod["imagePullSecrets"] = [{"name": secret} for secret in pull_secrets]
+    if runtime_class:
+        pod["runtimeClassName"] = runtime_class
+    meta = {
+        "name": name,
+        "annotations": {"nightshift.dev/action-id": action.id},
+        "labels": {"app.kubernetes.io/part-of": "nightshift", kube_nodes.REPAIR_LABEL: str(action.kind)},
+    }
+    spec = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": deadline_s,
+        "ttlSecondsAfterFinished": 7 * 86400,
+        "template": {"metadata": {"labels": meta["labels"]}, "spec": pod},
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+
+
+def job_name(action: Action) -> str:
+    """The same for the same action: a repeat finds the Job instead of making another."""
+    return f"nightshift-{action.kind.replace('_', '-')}-{fingerprint([action.id])[:12]}"

@@ -1,0 +1,275 @@
+"""Drains and restarts as a real cluster meets them: pods nobody makes again, jobs that an eviction would end, roles
+that forbid, pods that go by themselves."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from collectors.base import Permanent, Temporary
+from collectors.kube_api import Busy, Refused, refusal
+from collectors.subject import Subject, SubjectKind
+from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Undo
+from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators.kube_jobs import KINDS, FoundJob, owner_job
+from controllers.actuators.kube_rights import RIGHTS
+from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, stop_pods
+from tests.kubernetes_api.cluster import Cluster
+
+S = OutcomeStatus
+_numbers = itertools.count()
+
+
+def act(kind: ActionKind, subject: SubjectKind, name: str) -> Action:
+    radius, undo = BlastRadius(), Undo(True, "undo it")
+    return Action(f"d-{next(_numbers)}", kind, Subject(subject, name), "because", radius, undo, 2e9)
+
+
+def drain(node: str) -> Action:
+    return act(ActionKind.DRAIN, SubjectKind.NODE, node)
+
+
+def actuator(cluster: Cluster, kube: KubeClient | None = None, **settings: Any) -> KubernetesActuator:
+    return Patient(KubernetesSettings(drain_grace_s=0, **settings), kube or KubeClient(cluster.api))
+
+
+def cordoned(cluster: Cluster, node: str) -> bool:
+    return bool(cluster.core.read_node(node).spec.unschedulable)
+
+
+def pods(cluster: Cluster) -> set[str]:
+    return {p.metadata.name for p in cluster.core.list_namespaced_pod(cluster.namespace).items}
+
+
+def conditions_of(cluster: Cluster, name: str) -> set[str]:
+    """Of a Job; none where no controller has looked at it."""
+    status = client.BatchV1Api(cluster.api).read_namespaced_job(name, cluster.namespace).status
+    return {c.type for c in (status.conditions if status else None) or [] if c.status == "True"}
+
+
+def owned(cluster: Cluster, name: str, node: str, volumes: list[Any] | None = None) -> str:
+    """A pod with a controller, and with volumes."""
+    spec: dict[str, Any] = {"containers": [{"name": "main", "image": "registry.invalid/none"}], "nodeName": node}
+    spec |= {"automountServiceAccountToken": False, "volumes": volumes or []}
+    meta = {"name": name, "ownerReferences": [cluster.owner()]}
+    cluster.core.create_namespaced_pod(cluster.namespace, {"metadata": meta, "spec": spec})
+    cluster.runs(name)
+    return name
+
+
+def a_job(cluster: Cluster, name: str, node: str, **spec: Any) -> str:
+    """A Job of one pod on one node; `spec` is set before its pod exists."""
+    target = job(cluster, name, [node])
+    client.BatchV1Api(cluster.api).patch_namespaced_job(name, cluster.namespace, {"spec": spec})
+    return target
+
+
+def test_a_pod_that_nobody_would_make_again_is_never_evicted_unasked(cluster: Cluster) -> None:
+    """As `kubectl drain` without --force; and the node is left as it was."""
+    node = cluster.node()
+    owned(cluster, "kept", node)
+    cluster.pod("bare", node)
+    outcome = actuator(cluster).execute(drain(node))
+    assert outcome.status is S.REFUSED
+    assert "/bare has no controller" in outcome.detail
+    assert not cordoned(cluster, node)
+    assert pods(cluster) >= {"bare", "kept"}
+    allowed = actuator(cluster, evict_unmanaged=True)
+    action = drain(node)
+    assert finished(lambda: allowed.execute(action)).status is S.DONE
+
+
+def test_data_on_the_nodes_disk_is_kept_if_so_set_and_shared_memory_is_no_data(
+    cluster: Cluster,
+) -> None:
+    node = cluster.node()
+    owned(cluster, "scratch", node, [{"name": "s", "emptyDir": {}}])
+    careful = actuator(cluster, evict_local_data=False)
+    outcome = careful.execute(drain(node))
+    assert outcome.status is S.REFUSED
+    assert "/scratch has data on this node's disk" in outcome.detail
+    other = cluster.node()
+    owned(cluster, "nccl", other, [{"name": "shm", "emptyDir": {"medium": "Memory"}}])
+    action = drain(other)
+    assert finished(lambda: careful.execute(action)).status is S.DONE
+
+
+def test_a_bare_pod_that_comes_during_a_drain_is_waited_for_and_named(cluster: Cluster) -> None:
+    node = cluster.node()
+    owned(cluster, "first", node)
+    action, careful = drain(node), actuator(cluster)
+    with pytest.raises(Temporary):
+        careful.execute(action)
+    cluster.pod("late", node)
+    with pytest.raises(Temporary, match="late has no controller"):
+        careful.execute(action)
+    assert "late" in pods(cluster)
+
+
+def test_a_job_that_an_eviction_would_end_is_stopped_whole_on_one_node_too(cluster: Cluster) -> None:
+    """backoffLimit 0, as training jobs have: an evicted pod counts as a failure, a suspended one does not."""
+    node = cluster.node()
+    a_job(cluster, "brittle", node, backoffLimit=0)
+    action, drainer = drain(node), actuator(cluster)
+    with pytest.raises(Temporary, match="stopping"):
+        drainer.execute(action)
+    batch = client.BatchV1Api(cluster.api)
+    assert batch.read_namespaced_job("brittle", cluster.namespace).spec.suspend
+    assert finished(lambda: drainer.execute(action), stop_pods(cluster, "brittle")).status is S.DONE
+    found = batch.read_namespaced_job("brittle", cluster.namespace)
+    assert found.spec.suspend is False
+    assert "Failed" not in conditions_of(cluster, "brittle")
+
+
+@pytest.mark.parametrize(
+    ("spec", "evicted", "loses"),
+    [
+        ({"backoffLimit": 0}, 1, True),
+        ({"backoffLimit": 6}, 1, False),
+        ({}, 7, True),
+        ({"backoffLimit": 0, "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [
+            {"type": "DisruptionTarget", "status": "True"}]}]}}, 4, False),
+        ({"backoffLimit": 0, "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": {
+            "operator": "In", "values": [42]}}]}}, 1, True),
+    ],
+)  # fmt: skip
+def test_an_eviction_counts_against_a_jobs_limit_unless_its_policy_ignores_it(
+    spec: Object, evicted: int, loses: bool
+) -> None:
+    found = FoundJob(KINDS[0], "ns", "j", {"metadata": {"name": "j"}, "spec": spec})
+    assert found.loses_by(evicted) is loses
+
+
+def test_a_pod_whose_loss_would_end_its_job_is_not_restarted_alone(cluster: Cluster) -> None:
+    node = cluster.node()
+    a_job(cluster, "brittle", node, backoffLimit=0)
+    (pod,) = pods(cluster)
+    action = act(ActionKind.RESTART_POD, SubjectKind.POD, f"{cluster.namespace}/{pod}")
+    outcome = actuator(cluster).execute(action)
+    assert outcome.status is S.REFUSED
+    assert "one more lost pod ends Job" in outcome.detail
+
+
+class Vanishing(KubeClient):
+    """Deletes a pod just before its eviction, or its own delete, arrives: it ended by itself."""
+
+    cluster: Cluster
+
+    def request(self, method: str, path: str, **how: Any) -> Object:
+        if path.endswith("/eviction") or method == "DELETE":
+            self.cluster.remove_pod(path.removesuffix("/eviction").rsplit("/", 1)[1])
+        return super().request(method, path, **how)
+
+
+def test_a_pod_that_ends_between_the_list_and_its_eviction_does_not_end_the_drain(cluster: Cluster) -> None:
+    node = cluster.node()
+    owned(cluster, "brief", node)
+    kube = Vanishing(cluster.api)
+    kube.cluster = cluster
+    action, drainer = drain(node), actuator(cluster, kube)
+    assert finished(lambda: drainer.execute(action)).status is S.DONE
+    assert drainer.read(action).status is S.DONE
+
+
+def test_a_pod_that_ends_just_before_it_is_deleted_was_restarted(cluster: Cluster) -> None:
+    owned(cluster, "brief", cluster.node())
+    kube = Vanishing(cluster.api)
+    kube.cluster = cluster
+    action = act(ActionKind.RESTART_POD, SubjectKind.POD, f"{cluster.namespace}/brief")
+    restarter = actuator(cluster, kube)
+    assert finished(lambda: restarter.execute(action)).status is S.DONE
+
+
+def test_a_drain_whose_evictions_are_forbidden_changes_nothing(cluster: Cluster) -> None:
+    """A role, or an admission webhook, that says no is asked before the cordon, by a dry run."""
+    node = cluster.node()
+    owned(cluster, "kept", node)
+    rights = frozenset(right for right in RIGHTS[ActionKind.DRAIN] if right.subresource != "eviction")
+    outcome = actuator(cluster, client_with(cluster, rules_of(rights))).execute(drain(node))
+    assert outcome.status is S.REFUSED
+    assert "nothing was changed" in outcome.detail
+    assert not cordoned(cluster, node)
+    assert "kept" in pods(cluster)
+
+
+def test_a_namespace_that_is_going_is_waited_for_and_other_refusals_are_final() -> None:
+    """kubernetes/kubernetes#93947: its 403 has the cause NamespaceTerminating."""
+    cause = b'{"message": "no", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "going"}]}}'
+    assert isinstance(refusal(403, cause, {}, "POST x"), Busy)
+    assert isinstance(refusal(403, b'{"message": "no"}', {}, "POST x"), Refused)
+    for page in (b"404 page not found", b"[]", b'{"details": 1}', b'{"details": {"causes": [1]}}', b""):
+        assert isinstance(refusal(403, page, {}, "GET x"), Refused)
+
+
+def test_the_cause_of_a_refusal_is_told(cluster: Cluster) -> None:
+    """Which budget, and how many it needs: what an on-call person needs to mend it."""
+    node = cluster.node()
+    cluster.pod("guarded", node, labels={"app": "a"}, ownerReferences=[cluster.owner()])
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}}
+    budget = {"metadata": {"name": "tight"}, "spec": spec}
+    client.PolicyV1Api(cluster.api).create_namespaced_pod_disruption_budget(cluster.namespace, budget)
+    with pytest.raises(Temporary, match="The disruption budget tight"):
+        actuator(cluster).execute(drain(node))
+
+
+def test_a_job_that_has_ended_is_not_said_to_have_been_started_again(cluster: Cluster) -> None:
+    target = job(cluster, "over", [cluster.node()])
+    now = "2026-11-21T12:00:00Z"
+    kinds = ("FailureTarget", "Failed")
+    conditions = [
+        {"type": k, "status": "True", "reason": "BackoffLimitExceeded", "lastTransitionTime": now} for k in kinds
+    ]
+    batch = client.BatchV1Api(cluster.api)
+    (pod,) = pods(cluster)
+    cluster.core.patch_namespaced_pod_status(pod, cluster.namespace, {"status": {"phase": "Failed"}})
+    if "Failed" not in conditions_of(cluster, "over"):
+        status = {"startTime": now, "conditions": conditions}
+        batch.patch_namespaced_job_status("over", cluster.namespace, {"status": status})
+    with pytest.raises(Permanent, match="has ended"):
+        actuator(cluster).execute(act(ActionKind.RESTART_JOB, SubjectKind.JOB, target))
+    assert not batch.read_namespaced_job("over", cluster.namespace).spec.suspend
+
+
+def test_a_queue_label_without_kueue_is_no_obstacle(cluster: Cluster) -> None:
+    target = job(cluster, "labelled", [cluster.node()])
+    queue = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}
+    client.BatchV1Api(cluster.api).patch_namespaced_job("labelled", cluster.namespace, queue)
+    action, restarter = act(ActionKind.RESTART_JOB, SubjectKind.JOB, target), actuator(cluster)
+    assert finished(lambda: restarter.execute(action), stop_pods(cluster, "labelled")).status is S.DONE
+
+
+@pytest.mark.parametrize("shuts_down", [True, False])
+def test_a_rayjob_above_a_raycluster_is_stopped_whole_and_only_where_that_is_allowed(
+    cluster: Cluster, shuts_down: bool
+) -> None:
+    """Its pods are a RayCluster's; suspending one that keeps its cluster would make it invalid."""
+    ray = next(kind for kind in KINDS if kind.kind == "RayJob")
+    cluster.define("ray.io", "v1", "RayJob")
+    body = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "r"}}
+    spec = {"shutdownAfterJobFinishes": shuts_down}
+    place = ("ray.io", "v1", cluster.namespace, ray.plural)
+    client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(*place, body | {"spec": spec})
+    node = cluster.node()
+    labels = {"ray.io/originated-from-crd": "RayJob", ray.pods: "r", "ray.io/cluster": "r-x"}
+    cluster.pod("head", node, labels=labels, ownerReferences=[cluster.owner()])
+    found = owner_job(
+        KubeClient(cluster.api),
+        cluster.api.sanitize_for_serialization(cluster.core.read_namespaced_pod("head", cluster.namespace)),
+    )
+    assert found is not None
+    assert found.name == "r"
+    action, drainer = drain(node), actuator(cluster)
+    if not shuts_down:
+        outcome = drainer.execute(action)
+        assert outcome.status is S.REFUSED
+        assert "shutdownAfterJobFinishes" in outcome.detail
+        assert not cordoned(cluster, node)
+        return
+    with pytest.raises(Temporary, match="stopping"):
+        drainer.execute(action)
+    cluster.remove_pod("head")
+    assert finished(lambda: drainer.execute(action)).status is S.DONE
