@@ -22,6 +22,7 @@ DISTRIBUTIONS: dict[str, str] = {
     "normal": "unit variance, zero mean",
     "uniform": "0 to 1",
     "large_mean": "unit variance around 100, where one-pass variances cancel",
+    "large_negative": "unit variance around −100, below what a running maximum might start from",
     "heavy_tail": "ratio of a normal and a uniform: a few values ≈ 1,000 times the typical one",
     "wide": "magnitudes from 2⁻¹² to 2¹² at random signs",
     "ties": "five values only, so that maxima and ranks tie",
@@ -91,6 +92,8 @@ def _make(distribution: str, bits: torch.Tensor, index: torch.Tensor, key: int) 
             return _unit(bits)
         case "large_mean":
             return _normal(bits) + 100.0
+        case "large_negative":
+            return _normal(bits) - 100.0
         case "heavy_tail":
             return _normal(bits) / (_unit(hash64(index, mix(key, 1))) + 2.0**-10)
         case "wide":

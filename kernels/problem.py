@@ -103,6 +103,7 @@ class Problem:
     libraries: named baselines beside eager and torch.compile; each takes the same inputs.
     huge: cases with more than 2³¹ elements; their outputs are compared on sampled rows, which needs `row_inputs`:
       the positions of the inputs whose first dimension is the outputs' (the others are shared by all rows).
+    numbers: some of its inputs are Python numbers, which are others where `unusual` says so.
     elementwise: each output is a product of functions of single inputs, so that nothing can cancel.
     signed_zero: whether an exact operation must also tell +0 from −0.
     forward: of a training step (`kernels.differentiate`), the problem that it differentiates and how it does that
@@ -118,7 +119,16 @@ class Problem:
     compulsory_bytes: Callable[[Case], int]
     flops: Callable[[Case], int]
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
-    distributions: tuple[str, ...] = ("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "nan")
+    distributions: tuple[str, ...] = (
+        "normal",
+        "large_mean",
+        "large_negative",
+        "heavy_tail",
+        "ties",
+        "near_constant",
+        "tiny",
+        "nan",
+    )
     layouts: tuple[str, ...] = ("contiguous", "padded", "transposed", "offset")
     oracle: Callable[..., Any] | None = None
     exact: bool = False
@@ -129,6 +139,7 @@ class Problem:
     huge: tuple[Case, ...] = ()
     row_inputs: tuple[int, ...] = ()
     signed_zero: bool = True
+    numbers: bool = False
     elementwise: bool = False
     forward: tuple[Problem, Callable[[Callable[..., Any]], Callable[..., Any]]] | None = None
 
@@ -149,11 +160,16 @@ class Problem:
         return as_outputs((self.oracle or self.reference)(*doubles))
 
 
-def epsilon(case: Case, usual: float) -> float:
-    """The usual epsilon of a normalisation; on every third small case 10⁻³, so that a kernel which knows the usual
-    one by heart is found out. By the case alone, like all numbers among the inputs."""
+def unusual(case: Case) -> bool:
+    """Whether a problem with `numbers` gives a case other numbers than the usual ones: every third small case, so
+    that a kernel which knows those by heart is found out. By the case alone, like all numbers among the inputs."""
     sizes = tuple(case.sizes.values())
-    return 1e-3 if math.prod(sizes) < 1 << 22 and mix(*sizes) % 3 == 0 else usual
+    return math.prod(sizes) < 1 << 22 and mix(*sizes) % 3 == 0
+
+
+def epsilon(case: Case, usual: float) -> float:
+    """The usual epsilon of a normalisation, or 10⁻³."""
+    return 1e-3 if unusual(case) else usual
 
 
 def as_outputs(result: Any) -> Outputs:

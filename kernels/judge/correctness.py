@@ -21,7 +21,8 @@ import torch
 
 from kernels.draw import Draw, mix
 from kernels.judge.errors import errors_of, parts, positive, rows_of, ulp
-from kernels.judge.inputs import Probe, laid_out, lay_out
+from kernels.judge.inputs import Probe
+from kernels.judge.layouts import laid_out, lay_out
 from kernels.judge.verdict import Reason
 from kernels.problem import Inputs, Outputs, Problem, gradients_of
 
@@ -151,6 +152,9 @@ def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int, upstream: str) ->
             made.append(draw.normal((1, *out.shape[1:]), out.dtype).expand(out.shape))
         elif upstream == "some_zero":
             kept = draw.normal((*out.shape[:1], *(1 for _ in out.shape[1:])), torch.float32) > 0
+            if len(out) > 1:  # in some probe of few rows all might be of one kind
+                zero = draw.integer(0, len(out))
+                kept[zero], kept[zero - 1] = False, True
             made.append(torch.where(kept, draw.normal(out.shape, out.dtype), 0.0))
         else:
             made.append(lay_out(draw.normal(out.shape, out.dtype), upstream))

@@ -26,7 +26,8 @@ from kernels.judge.correctness import (
     gradient_seeds,
     repeats_agree,
 )
-from kernels.judge.inputs import Probe, laid_out, layout_at, place
+from kernels.judge.inputs import Probe
+from kernels.judge.layouts import laid_out, layout_at, place
 from kernels.judge.runners import Runner
 from kernels.judge.verdict import Reason, Refusal
 from kernels.problem import Case, Inputs, Outputs, Problem

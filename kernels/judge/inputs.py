@@ -1,8 +1,10 @@
-"""What a candidate will be asked: the staged plan of probes, as data, and how tensors are laid out in memory.
+"""What a candidate will be asked: the staged plan of probes, as data.
 
 A plan is drawn from a secret, so a candidate cannot know its shapes, values, order or count. Edge cases are always
-in it (size 1, primes, sizes beside a power of two, empty, non-contiguous, misaligned); the rest is random inside
-the candidate's declared domain. Stages are ordered by cost: the first failure ends the judging.
+in it (size 1, primes, sizes beside a power of two, empty, non-contiguous, misaligned), and so is every distribution
+of values in every dtype, and numbers among the inputs that are not the usual ones: what is refused for those must
+not depend on the secret. The rest is random inside the candidate's declared domain. Stages are ordered by cost: the
+first failure ends the judging.
 
 A probe's `seeds` are calls made one after the other in the same buffers, with fresh values each: a repeated seed
 must give the same output again (determinism, no state kept), and every output is held against its own oracle. A
@@ -11,17 +13,16 @@ seed's twin (`kernels.draw.TWIN`) differs from it in one element of each tensor.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
-
 from kernels.candidate import MIXED, Candidate, Domain
 from kernels.draw import TWIN, mix
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Problem, unusual
 
 Stage = Literal["smoke", "sweep", "values", "determinism", "accuracy", "integrity"]
 _GRADIENT_BYTES = 1 << 29
@@ -117,16 +118,18 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     plain = base.with_(layout="contiguous")
     base = plain if _admits(problem, candidate, plain) else base
     bases = [case for dtype in problem.dtypes if (case := _of_dtype(problem, candidate, base, dtype)) is not None]
+    others = _other_numbers(problem, candidate, bases)
     probes = [Probe("smoke", bases[0], "normal", (_seed(rng),))]
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in admitted]
     wide = _widest(problem, candidate, admitted, scope)
     for layout, parts in MIXED.items():
-        for case in dict.fromkeys((rng.choice(bases), *wide)):
+        for case in dict.fromkeys((*(bases if scope.benchmark else [rng.choice(bases)]), *wide)):
             mixed = case.with_(layout=layout)
             if set(parts) <= set(problem.layouts) and _admits(problem, candidate, mixed):
                 probes.append(Probe("sweep", mixed, "normal", (_seed(rng),)))
     for name in problem.distributions:
-        chosen = [*bases, *wide] if name in ("large_mean", "nan") else [rng.choice(bases)]
+        chosen = [*bases, *(wide if name in ("large_mean", "large_negative", "nan") else ())]
+        chosen += others if name in ("normal", "near_constant", "tiny") else ()
         probes += [Probe("values", case, name, tuple(_seed(rng) for _ in range(calls_of(name)))) for case in chosen]
     seed = _seed(rng)
     probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats))
@@ -134,11 +137,11 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     if not candidate.mutates and candidate.language != "cuda":  # whose launches the judge itself makes
         probes.append(Probe("determinism", rng.choice(bases), "normal", (_seed(rng),), on_stream=True))
     if problem.gradients and candidate.differentiable:
-        probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in bases]
+        probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in (*bases, *others)]
         for upstream in ("expanded", "transposed", "padded", "some_zero"):
-            probes.append(
-                Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, upstream=upstream)
-            )
+            probes += [
+                Probe("accuracy", c, "normal", (_seed(rng),), backward=True, upstream=upstream) for c in bases
+            ]
         for alone in range(len(problem.gradients)) if len(problem.gradients) > 1 else ():
             probes.append(Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, alone=alone))
         again = (_seed(rng),) * scope.repeats
@@ -152,8 +155,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     if scope.huge:
         large = [case for case in problem.huge if _admits(problem, candidate, case)]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), rows=64) for case in large]
-    others = [case for case in admitted if all(case[axis.name] > 1 for axis in problem.axes)]
-    for case in [*bases, *rng.sample(others, min(1, len(others)))]:
+    larger = [case for case in admitted if all(case[axis.name] > 1 for axis in problem.axes)]
+    for case in [*bases, *rng.sample(larger, min(1, len(larger)))]:
         a, b, c = _seed(rng), _seed(rng), _seed(rng)
         probes.append(Probe("integrity", case, "normal", (a, b, a, c, b, b + TWIN, b, a + TWIN)))
     return tuple(probes)
@@ -175,6 +178,29 @@ def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case], sc
                 break
             wide = more
     return [wide]
+
+
+def _other_numbers(problem: Problem, candidate: Candidate, bases: Sequence[Case]) -> list[Case]:
+    """Of every dtype the nearest case whose numbers among the inputs are not those of its base, where there is one:
+    the usual and the unusual ones are in every plan."""
+    found: list[Case] = []
+    axes = [
+        axis for axis in (_within(axis, candidate.domain) for axis in reversed(problem.axes)) if axis is not None
+    ]
+    for base in bases if problem.numbers else ():
+        near = (
+            Case.of(
+                base.dtype,
+                base.layout,
+                **{**base.sizes, axis.name: (base[axis.name] // cut // axis.multiple + step) * axis.multiple},
+            )
+            for cut in (1, 4, 16, 64)
+            for step in range(65)
+            for axis in axes
+        )
+        fit = (c for c in near if unusual(c) != unusual(base) and _admits(problem, candidate, c))
+        found += itertools.islice(fit, 1)
+    return found
 
 
 def calls_of(distribution: str) -> int:
@@ -293,62 +319,3 @@ def _affordable(
         axis = max(room, key=lambda a: sizes[a.name])
         sizes[axis.name] = max(axis.low, sizes[axis.name] // 2 // axis.multiple * axis.multiple)
     return None
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How one tensor lies in a buffer of `elements`: as_strided's size, stride and offset, in elements."""
-
-    elements: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-
-def place(shape: Sequence[int], layout: str) -> Placement:
-    """Where a tensor of this shape goes. Every layout addresses each element once, so a copy into it is exact.
-
-    contiguous; padded: rows lie 3 elements further apart than needed; transposed: the last two dimensions swapped
-    in memory; offset: contiguous, but one element past the buffer's start, so that wide loads are misaligned.
-    Of a mixed layout (`kernels.candidate.MIXED`), ask for the part that `layout_at` names.
-    """
-    sizes = tuple(int(n) for n in shape)
-    if layout == "padded" and sizes:
-        strides = _dense((*sizes[:-1], sizes[-1] + 3))
-        return Placement(math.prod((*sizes[:-1], sizes[-1] + 3)), sizes, strides, 0)
-    if layout == "transposed" and len(sizes) >= 2:
-        inner = _dense((*sizes[:-2], sizes[-1], sizes[-2]))
-        return Placement(math.prod(sizes), sizes, (*inner[:-2], inner[-1], inner[-2]), 0)
-    offset = 1 if layout == "offset" else 0
-    return Placement(math.prod(sizes) + offset, sizes, _dense(sizes), offset)
-
-
-def layout_at(layout: str, position: int) -> str:
-    """The layout of the input at a position."""
-    if layout not in MIXED:
-        return layout
-    return MIXED[layout][position % 2 if layout == "odd_padded" else position // 2 % 2]
-
-
-def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1] * len(sizes)
-    for i in range(len(sizes) - 2, -1, -1):
-        strides[i] = strides[i + 1] * max(1, sizes[i + 1])
-    return tuple(strides)
-
-
-def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """A copy of the tensor with the layout's strides, in memory of its own; NaN (or −1) in the gaps."""
-    where = place(tensor.shape, layout)
-    gap = float("nan") if tensor.is_floating_point() else -1
-    buffer = torch.full((max(1, where.elements),), gap, dtype=tensor.dtype, device=tensor.device)
-    view = buffer.as_strided(where.shape, where.strides, where.offset)
-    return view.copy_(tensor)
-
-
-def laid_out(inputs: Inputs, layout: str) -> Inputs:
-    """All tensors of a problem's inputs in one layout; numbers unchanged."""
-    return tuple(
-        lay_out(x, layout_at(layout, position)) if isinstance(x, torch.Tensor) else x
-        for position, x in enumerate(inputs)
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.draw import Draw, mix
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Inputs, Problem, unusual
 
 
 def reference(
@@ -33,6 +33,8 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     parameter, gradient = draw.normal((n,), dtype, 0.1), draw.values((n,), dtype)
     first, second = draw.normal((n,), dtype, 0.1), draw.uniform((n,), dtype, 0.0, 0.5)
     step = 1 + mix(n) % 2000
+    if unusual(case):
+        return parameter, gradient, first, second, 3e-3, 0.8, 0.99, 1e-3, 0.3, step
     return parameter, gradient, first, second, 1e-3, 0.9, 0.999, 1e-8, 0.1, step
 
 
@@ -49,4 +51,5 @@ ADAMW = Problem(
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zeros", "nan"),
     layouts=("contiguous", "offset"),
     mutates=(0, 2, 3),
+    numbers=True,
 )

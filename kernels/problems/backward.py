@@ -54,7 +54,8 @@ RMSNORM_BACKWARD = Problem(
     axes=(Axis("m", (1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 8192)),
     compulsory_bytes=lambda case: (3 * case["m"] + 2) * case["n"] * case.element_bytes,
     flops=lambda case: 9 * case["m"] * case["n"],
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny"),
+    numbers=True,
 )
 
 CROSS_ENTROPY_BACKWARD = Problem(
@@ -66,6 +67,6 @@ CROSS_ENTROPY_BACKWARD = Problem(
     axes=(Axis("m", (0, 1, 7, 257), 1, 4096), Axis("v", (2, 31, 128, 1021, 4097, 32000), 2, 65536)),
     compulsory_bytes=lambda case: 2 * case["m"] * case["v"] * case.element_bytes,
     flops=lambda case: 5 * case["m"] * case["v"],
-    distributions=("normal", "large_mean", "ties", "near_constant", "wide"),
+    distributions=("normal", "large_mean", "large_negative", "ties", "near_constant", "wide"),
     row_inputs=(0, 1, 2),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels.draw import Draw, mix
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Inputs, Problem, unusual
 
 _WORD = 0xFFFFFFFF
 
@@ -51,7 +51,7 @@ def reference(x: torch.Tensor, residual: torch.Tensor, p: float, seed: int) -> t
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     shape = (case["m"], case["n"])
     x, residual = draw.values(shape, case.torch_dtype), draw.normal(shape, case.torch_dtype)
-    return x, residual, 0.25, 1 + mix(*shape) % (1 << 30)
+    return x, residual, 0.5 if unusual(case) else 0.25, 1 + mix(*shape) % (1 << 30)
 
 
 DROPOUT_ADD = Problem(
@@ -65,4 +65,5 @@ DROPOUT_ADD = Problem(
     flops=lambda case: 90 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "infinite"),
     gradients=(0, 1),
+    numbers=True,
 )

@@ -41,6 +41,8 @@ def oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     shape = (case["b"], case["h"], case["s"], case["d"])
     q = draw.values(shape, case.torch_dtype)
+    if draw.distribution == "large_negative":  # keys that turn every score of every row far below zero
+        return q, draw.uniform(shape, case.torch_dtype, 0.5, 1.5), draw.normal(shape, case.torch_dtype)
     return q, draw.normal(shape, case.torch_dtype), draw.values(shape, case.torch_dtype)
 
 
@@ -60,7 +62,7 @@ FLASH_ATTENTION = Problem(
     compulsory_bytes=lambda case: 4 * case["b"] * case["h"] * case["s"] * case["d"] * case.element_bytes,
     flops=lambda case: 2 * case["b"] * case["h"] * case["s"] * (case["s"] + 1) * case["d"],
     dtypes=("float16", "bfloat16"),
-    distributions=("normal", "large_mean", "ties", "near_constant", "tiny"),
+    distributions=("normal", "large_mean", "large_negative", "ties", "near_constant", "tiny"),
     layouts=("contiguous", "transposed"),  # torch's own kernels fault on addresses or rows aligned to 2 bytes
     gradients=(0, 1, 2),
     libraries={"cudnn": cudnn, "flash": flash},

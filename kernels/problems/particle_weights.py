@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Inputs, Problem, unusual
 
 SIGMA = 0.5
 
@@ -29,7 +29,8 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     position = draw.values((m, 2), case.torch_dtype)
     log_weight = draw.uniform((m,), case.torch_dtype, -4.0, 0.0)
     landmark = draw.normal((k, 2), case.torch_dtype, 3.0)
-    return position, log_weight, landmark, draw.uniform((k,), case.torch_dtype, 0.5, 4.0), SIGMA
+    distance = draw.uniform((k,), case.torch_dtype, 0.5, 4.0)
+    return position, log_weight, landmark, distance, 0.75 if unusual(case) else SIGMA
 
 
 PARTICLE_WEIGHTS = Problem(
@@ -43,4 +44,5 @@ PARTICLE_WEIGHTS = Problem(
     flops=lambda case: 9 * case["m"] * case["k"],
     dtypes=("float32",),
     distributions=("normal", "large_mean", "ties", "near_constant", "tiny"),
+    numbers=True,
 )

@@ -21,8 +21,9 @@ def max_reference(x: torch.Tensor) -> torch.Tensor:
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     if case.dtype.startswith("int"):
         values = draw.integers((case["m"], case["n"]), 1 << 30, case.torch_dtype) - (1 << 29)
-        if draw.distribution == "nan":  # integers have none; of some rows all are the least integer there is
+        if draw.distribution == "nan" and case["m"]:  # integers have none: some rows hold only the least there is
             spared = draw.integers((case["m"], 1), 1 << 20) % 3 > 0
+            spared[draw.integer(0, case["m"])] = False
             values = torch.where(spared, values, torch.iinfo(case.torch_dtype).min)
         return (values,)
     return (draw.values((case["m"], case["n"]), case.torch_dtype),)
@@ -43,7 +44,17 @@ REDUCE_SUM = Problem(
     axes=_AXES,
     compulsory_bytes=lambda case: case["m"] * (case["n"] + 1) * case.element_bytes,
     flops=lambda case: case["m"] * case["n"],
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "infinite", "nan"),
+    distributions=(
+        "normal",
+        "large_mean",
+        "large_negative",
+        "heavy_tail",
+        "ties",
+        "wide",
+        "tiny",
+        "infinite",
+        "nan",
+    ),
     gradients=(0,),
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0,),
@@ -59,7 +70,18 @@ MAX = Problem(
     compulsory_bytes=lambda case: case["m"] * (case["n"] + 1) * case.element_bytes,
     flops=lambda case: case["m"] * case["n"],
     dtypes=("float16", "bfloat16", "float32", "int32"),
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "masked", "infinite", "nan"),
+    distributions=(
+        "normal",
+        "large_mean",
+        "large_negative",
+        "heavy_tail",
+        "ties",
+        "wide",
+        "tiny",
+        "masked",
+        "infinite",
+        "nan",
+    ),
     exact=True,
     signed_zero=False,
     huge=(Case.of("float16", m=69632, n=32768),),

@@ -41,6 +41,7 @@ SOFTMAX = Problem(
     distributions=(
         "normal",
         "large_mean",
+        "large_negative",
         "heavy_tail",
         "ties",
         "near_constant",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.judge.buffers import GUARD_BYTES, Borrower, CpuLender, View
-from kernels.judge.inputs import place
+from kernels.judge.layouts import place
 
 
 @pytest.fixture

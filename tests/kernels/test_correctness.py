@@ -20,7 +20,8 @@ from kernels.judge.correctness import (
     same_bits,
     ulp,
 )
-from kernels.judge.inputs import Probe, laid_out
+from kernels.judge.inputs import Probe
+from kernels.judge.layouts import laid_out
 from kernels.judge.verdict import Reason
 from kernels.problem import Case, Inputs, Outputs, Problem
 from kernels.problems import ALL, named

@@ -7,17 +7,23 @@ answered afterwards where that could be done, and the fixtures stay.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from kernels.candidate import Bound, Candidate, Domain
 from kernels.candidate_file import read_candidate
 from kernels.judge import static
+from kernels.judge.correctness import gradient_seeds
 from kernels.judge.gallery import Piece, read_gallery, show
-from kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, plan
+from kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
 from kernels.judge.judge import Judge
-from kernels.problems import named
+from kernels.problem import Case, Problem, unusual
+from kernels.problems import ALL, named
 
 HERE = Path(__file__).parent / "mutants"
 LATER = Path(__file__).parent / "mutants_later"
@@ -55,8 +61,61 @@ def test_every_plan_for_a_gpu_asks_what_a_mutant_once_was_not_asked(
         assert any(shows(p) for p in plan(named(file.problem), file.candidate, bytes([secret]), QUICK_GPU))
 
 
-# not among them: attention_floor_of_scores, which a verdict refuses for about every second secret only
+SECRETS = [bytes([number]) for number in range(40)]
+UNBOUND = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)
+NARROW = replace(UNBOUND, domain=Domain(layouts=("contiguous",), bounds=(Bound("n", multiple=64),)))
+
+
+@pytest.mark.parametrize("scope", [INTERPRETER, CPU, QUICK_GPU], ids=["interpreter", "cpu", "gpu"])
+@pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
+def test_no_plan_leaves_a_distribution_or_numbers_to_the_luck_of_its_secret(problem: Problem, scope: Scope) -> None:
+    """Every distribution of values in every dtype; and the usual numbers among the inputs as well as others."""
+    for secret in SECRETS:
+        probes = plan(problem, UNBOUND, secret, scope)
+        asked = {(p.distribution, p.case.dtype) for p in probes}
+        assert asked == set(itertools.product(problem.distributions, problem.dtypes))
+        for dtype in problem.dtypes if problem.numbers else ():
+            for name in {"normal", "tiny"} & set(problem.distributions):
+                kinds = {unusual(p.case) for p in probes if (p.distribution, p.case.dtype) == (name, dtype)}
+                assert kinds == {False, True}
+        if problem.gradients:
+            upstreams = {(p.upstream, p.case.dtype) for p in probes if p.backward}
+            assert {(kind, d) for kind in ("expanded", "some_zero") for d in problem.dtypes} <= upstreams
+
+
+@pytest.mark.parametrize("problem", [p for p in ALL if p.numbers], ids=lambda problem: problem.name)
+def test_a_narrow_domain_meets_other_numbers_too(problem: Problem) -> None:
+    for secret in SECRETS:
+        kinds = {unusual(p.case) for p in plan(problem, NARROW, secret, CPU) if p.distribution == "normal"}
+        assert kinds == {False, True}
+
+
+def test_of_few_rows_of_upstream_gradients_some_are_zero_and_some_are_not() -> None:
+    for seed in range(40):
+        (made,) = gradient_seeds([torch.empty(2, 5)], seed, "some_zero")
+        assert sorted((made == 0).all(dim=1).tolist()) == [False, True]
+
+
+def test_some_row_of_integers_holds_only_the_least_there_is() -> None:
+    case = Case.of("int32", m=2, n=9)
+    for seed in range(40):
+        (values,) = named("max").inputs(case, "nan", seed, "cpu")
+        assert isinstance(values, torch.Tensor)
+        assert bool((values == torch.iinfo(torch.int32).min).all(dim=1).any())
+
+
+def test_all_scores_of_an_attention_can_lie_far_below_zero() -> None:
+    case = Case.of("float16", b=1, h=2, s=17, d=16)
+    for seed in range(40):
+        q, k, _ = named("flash_attention").inputs(case, "large_negative", seed, "cpu")
+        assert isinstance(q, torch.Tensor)
+        assert isinstance(k, torch.Tensor)
+        assert float((q.double() @ k.double().transpose(-1, -2) * 16**-0.5).max()) < -200
+
+
+# the others show only on a GPU, or in sizes that an interpreter does not reach
 SEEN_ON_THE_CPU = {
+    "attention_floor_of_scores",
     "cross_entropy_gradient_skips_zero_rows",
     "max_integer_without_the_least",
     "rmsnorm_knows_epsilon",

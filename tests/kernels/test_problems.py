@@ -7,7 +7,8 @@ import torch
 
 from kernels.candidate import MIXED, Bound, Candidate, Domain
 from kernels.judge.correctness import compare, expected
-from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, STAGES, laid_out, lay_out, place, plan
+from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, STAGES, plan
+from kernels.judge.layouts import laid_out, lay_out, place
 from kernels.problem import Case, Problem, ProblemError
 from kernels.problems import ALL, BY_NAME, named
 

@@ -1,0 +1,71 @@
+"""How tensors lie in memory: the layouts in which a candidate's inputs are handed over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.candidate import MIXED
+from kernels.problem import Inputs
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How one tensor lies in a buffer of `elements`: as_strided's size, stride and offset, in elements."""
+
+    elements: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+def place(shape: Sequence[int], layout: str) -> Placement:
+    """Where a tensor of this shape goes. Every layout addresses each element once, so a copy into it is exact.
+
+    contiguous; padded: rows lie 3 elements further apart than needed; transposed: the last two dimensions swapped
+    in memory; offset: contiguous, but one element past the buffer's start, so that wide loads are misaligned.
+    Of a mixed layout (`kernels.candidate.MIXED`), ask for the part that `layout_at` names.
+    """
+    sizes = tuple(int(n) for n in shape)
+    if layout == "padded" and sizes:
+        strides = _dense((*sizes[:-1], sizes[-1] + 3))
+        return Placement(math.prod((*sizes[:-1], sizes[-1] + 3)), sizes, strides, 0)
+    if layout == "transposed" and len(sizes) >= 2:
+        inner = _dense((*sizes[:-2], sizes[-1], sizes[-2]))
+        return Placement(math.prod(sizes), sizes, (*inner[:-2], inner[-1], inner[-2]), 0)
+    offset = 1 if layout == "offset" else 0
+    return Placement(math.prod(sizes) + offset, sizes, _dense(sizes), offset)
+
+
+def layout_at(layout: str, position: int) -> str:
+    """The layout of the input at a position."""
+    if layout not in MIXED:
+        return layout
+    return MIXED[layout][position % 2 if layout == "odd_padded" else position // 2 % 2]
+
+
+def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(sizes)
+    for i in range(len(sizes) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(1, sizes[i + 1])
+    return tuple(strides)
+
+
+def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """A copy of the tensor with the layout's strides, in memory of its own; NaN (or −1) in the gaps."""
+    where = place(tensor.shape, layout)
+    gap = float("nan") if tensor.is_floating_point() else -1
+    buffer = torch.full((max(1, where.elements),), gap, dtype=tensor.dtype, device=tensor.device)
+    view = buffer.as_strided(where.shape, where.strides, where.offset)
+    return view.copy_(tensor)
+
+
+def laid_out(inputs: Inputs, layout: str) -> Inputs:
+    """All tensors of a problem's inputs in one layout; numbers unchanged."""
+    return tuple(
+        lay_out(x, layout_at(layout, position)) if isinstance(x, torch.Tensor) else x
+        for position, x in enumerate(inputs)
+    )
