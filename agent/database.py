@@ -30,6 +30,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from collectors.base import Permanent, Temporary
 
 BUSY_TIMEOUT_S = 5.0
+IDLE_TIMEOUT_S = 5.0
+"""A replica that is frozen inside a transaction (a paused machine, SIGSTOP) loses it after that long: its rows'
+locks would keep every other replica from taking over."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 7_411_001
 """Any fixed number: the PostgreSQL advisory lock under which one process at a time migrates."""
@@ -62,6 +65,13 @@ def parse_url(url: str) -> URL:
     raise StoreUnusable(f"store.url: {parsed.drivername} is not supported; use sqlite:///FILE or postgresql://…")
 
 
+def server_options(url: URL, **timeouts_s: float) -> str:
+    """The URL's own options of a PostgreSQL session, then ours."""
+    timeouts_s["idle_in_transaction_session_timeout"] = IDLE_TIMEOUT_S
+    ours = [f"-c {name}={round(seconds * 1000)}" for name, seconds in timeouts_s.items()]
+    return " ".join([*url.normalized_query.get("options", ()), *ours])
+
+
 class Database:
     """An engine with the two kinds of transaction that the house uses. Thread-safe."""
 
@@ -79,7 +89,7 @@ class Database:
         if not self.is_sqlite:
             arguments = {
                 "connect_timeout": max(2, round(busy_timeout_s)),
-                "options": f"-c lock_timeout={round(busy_timeout_s * 1000)}",
+                "options": server_options(self.url, lock_timeout=busy_timeout_s),
                 "keepalives_idle": 5,
                 "keepalives_interval": 2,
                 "keepalives_count": 3,
@@ -155,7 +165,7 @@ class Database:
             if not state and ("authentication" in text or "does not exist" in text):
                 return StoreUnusable(f"{self.where}: {text}")
             return StoreBusy(f"{self.where}: {text}", 1.0)
-        if state[:2] in ("08", "40", "53", "55", "57"):
+        if state[:2] in ("08", "40", "53", "55", "57") or state in ("25P03", "25P04"):  # idle, or too long, inside
             return StoreBusy(f"{self.where}: {text}", 1.0)
         return StoreUnusable(f"{self.where}: {text}")
 

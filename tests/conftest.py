@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 pytest_plugins = ["tests.kubernetes_api.cluster"]
 
@@ -179,6 +179,7 @@ def chromium_path() -> str:
 def chromium() -> Iterator[Browser]:
     """One browser per module: Playwright's event loop runs in the test's thread as long as it lives, and code that
     brings an event loop of its own cannot run beside it. As root, Chromium has no sandbox to offer."""
+    expect.set_options(timeout=30_000)
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
     path = chromium_path()
     with sync_playwright() as playwright:
