@@ -1,9 +1,16 @@
-"""Builds what looks after learned policies, for every kind, with the daemon's metrics."""
+"""Builds what looks after learned policies, for every kind, with the daemon's metrics; and the policy files that
+`nightshift policy stand` put into the store, so that a daemon in a pod needs no file beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from agent import audit
 from agent.clock import Clock
 from agent.gate import Gate
 from agent.metrics import Metrics
@@ -12,6 +19,11 @@ from agent.policy_watch import PolicyWatch
 from agent.receipts import Receipts
 from agent.settings import Settings
 from agent.store import Store
+from collectors.base import Permanent
+from collectors.seal import SealError, trusted_keys
+from controllers.policy_file import Interface, PolicyFile, parse, read_bytes
+
+_FILE = "policy-file/"
 
 
 @dataclass(frozen=True)
@@ -36,3 +48,38 @@ class _Counted:
 def build_policies(settings: Settings, store: Store, gate: Gate, clock: Clock, metrics: Metrics) -> PolicyWatch:
     policies = PolicyGate(gate, store, clock, settings.cluster)
     return PolicyWatch(policies, Receipts(store.database), _Counted(metrics))
+
+
+def stand_up(
+    policies: PolicyGate, path: Path, interface: Interface, keys: Sequence[Path], by: str, now_s: float
+) -> PolicyFile:
+    """Puts a file into the store and its policy into shadow; the daemon asks it from its next start on. Raises
+    PolicyRefused, and changes nothing, where the daemon would refuse it."""
+    raw = read_bytes(path)
+    found = parse(raw, str(path), interface, _trusted(interface.kind, keys))
+    policies.store.keep({_FILE + interface.kind: raw})
+    policies.stand(interface.kind, f"{found.name}@{found.sha256[:12]}", found.sha256, by)
+    with policies.store.database.write() as connection:
+        body = {"kind": interface.kind, "sha256": found.sha256, "key_id": found.key_id}
+        audit.append(connection, at_s=now_s, kind="policy_file", by=by, incident=None, body=body)
+    return found
+
+
+def stood_up(store: Store, interface: Interface, keys: Sequence[Path]) -> PolicyFile | None:
+    """The file that was stood up, if it is still fit: signed by a key that is trusted now, and for this program.
+    One that is not leaves the kind to its heuristic, and the daemon's log says why."""
+    kept = store.recall(_FILE + interface.kind)
+    if kept is None:
+        return None
+    try:
+        return parse(kept[1], f"the stored {interface.kind} policy", interface, _trusted(interface.kind, keys))
+    except Permanent as refused:
+        structlog.get_logger("policies").error("stored policy refused; the heuristic is asked", why=str(refused))
+        return None
+
+
+def _trusted(kind: str, keys: Sequence[Path]) -> dict[str, Ed25519PublicKey]:
+    try:
+        return trusted_keys(keys)
+    except SealError as error:
+        raise Permanent(f"{kind}.policy_keys: {error}") from error

@@ -7,7 +7,7 @@ the evidence that was shown, so later evidence needs its own approval. Everythin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,7 +27,18 @@ from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, BlastRadius, Undo
 from controllers.decision import Mode
 from controllers.estimate import Turn
-from controllers.promotion import STEPS, Criteria, Evidence, Health, Standing, Tally, assess, demotion, moved
+from controllers.promotion import (
+    CRITERIA,
+    STEPS,
+    Criteria,
+    Evidence,
+    Health,
+    Standing,
+    Tally,
+    assess,
+    demotion,
+    moved,
+)
 
 _ROW = "policy-standing/"
 _TALLY = "policy-tally/"
@@ -67,10 +78,14 @@ class PolicyGate:
     store: Store
     clock: Clock
     cluster: str
-    criteria: Criteria = field(default_factory=Criteria)
+    criteria: Criteria | None = None
+    """Of every kind; without: each kind's own."""
 
     def __post_init__(self) -> None:
         self.plans = KernelGate(self.gate, self.store, self.clock, family="policy")
+
+    def criteria_of(self, kind: str) -> Criteria:
+        return self.criteria or CRITERIA.get(kind, Criteria())
 
     # what stands
 
@@ -117,7 +132,7 @@ class PolicyGate:
     ) -> Evidence:
         """One counted look at the next step: looks are what the 5 % is divided by, so each is stored."""
         standing = self.standing(kind)
-        evidence = assess(standing, turns, fallback_share, self.criteria, self.clock.now_s(), seed, lost)
+        evidence = assess(standing, turns, fallback_share, self.criteria_of(kind), self.clock.now_s(), seed, lost)
         with self.store.database.write() as connection:
             now = self._same(connection, standing)
             made = replace(now, looks=evidence.look, evidence=evidence)
@@ -136,7 +151,9 @@ class PolicyGate:
             )
         if not evidence.ready:
             raise Permanent(f"{standing.policy} stays {standing.mode}: {evidence.words}")
-        return self.plans.propose(promotion(self.cluster, standing, evidence, self.criteria, evidence.at_s), by)
+        return self.plans.propose(
+            promotion(self.cluster, standing, evidence, self.criteria_of(kind), evidence.at_s), by
+        )
 
     def approve(self, plan_id: str, plan_sha256: str, by: Person) -> GateAnswer:
         return self.plans.approve(plan_id, plan_sha256, by)
@@ -184,7 +201,7 @@ class PolicyGate:
         """Demotes at once where health asks for it; returns why, empty where the policy may stay."""
         with self.store.database.write() as connection:
             standing = _read(connection, kind)
-            why = demotion(standing, health, self.criteria) if standing is not None else ""
+            why = demotion(standing, health, self.criteria_of(kind)) if standing is not None else ""
             if why and standing is not None:
                 self._take_down(connection, standing, NIGHTSHIFT, why)
         return why
@@ -200,7 +217,7 @@ class PolicyGate:
             tally = _tally(connection, standing).add(now_s, what)
             body = {"at_s": now_s, "by": NIGHTSHIFT, "body": dump(tally)}
             _put(connection, _TALLY + kind, body)
-            why = demotion(standing, tally.health(now_s, what), self.criteria)
+            why = demotion(standing, tally.health(now_s, what), self.criteria_of(kind))
             if why:
                 self._take_down(connection, standing, NIGHTSHIFT, why)
         return why

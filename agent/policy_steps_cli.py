@@ -1,11 +1,11 @@
-"""`nightshift policy standing | promote | approve | reject | undo | explain`: trust in learned control."""
+"""`nightshift policy stand | standing | promote | approve | reject | undo | explain`: trust in learned control."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,12 +32,37 @@ def _opened(config: Path | None) -> Iterator[tuple[PolicyGate, Receipts, Person]
         yield policies, Receipts(store.database), operator(now_s)
 
 
+def stand(
+    kind: Kind,
+    file: Annotated[Path, typer.Argument(help="Policy file, as `nightshift policy train` writes it")],
+    config: Config = None,
+) -> None:
+    """Puts a policy file into the daemon's store, and its policy into shadow: nothing of it is executed. It has to
+    be signed by one of the configuration's `policy_keys`; the daemon asks it from its next start on."""
+    from agent.access import Verb, may
+    from agent.policies import stand_up
+    from agent.settings import load
+    from controllers.learnable import learnable
+
+    part = getattr(load(config), kind, None)
+    if part is None or not hasattr(part, "policy_keys"):
+        raise Permanent(f"no policies of kind {kind!r} are asked by the daemon")
+    interface = learnable(kind).interface
+    with _opened(config) as (policies, _, who):
+        if not (allowed := may(who, Verb.STAND)):
+            raise Permanent(allowed.reason)
+        found = stand_up(policies, file, interface, part.policy_keys, who.identity, policies.clock.now_s())
+    typer.echo(f"{found.name}@{found.sha256[:12]} is shadow; restart the daemon, and it is asked")
+
+
 def standing(as_json: AsJson = False, config: Config = None) -> None:
     """Where each kind's policy stands, what its next step still needs, and what waits for approval."""
     from agent.records import plain
+    from controllers.promotion import least_jobs
 
-    with _opened(config) as (policies, _, _):
+    with _opened(config) as (policies, receipts, _):
         found, waiting = policies.standings(), policies.proposals()
+        settled = {s.kind: receipts.jobs(s.kind, s.policy, s.mode, s.since_s) for s in found}
     if as_json:
         print_json({"standings": [plain(each) for each in found], "plans": [plain(each) for each in waiting]})
         return
@@ -46,6 +71,8 @@ def standing(as_json: AsJson = False, config: Config = None) -> None:
         if each.next is not None:
             words = each.evidence.words if each.evidence else "not looked at yet"
             typer.echo(f"  to {each.next}: {words}")
+            least = least_jobs(each, policies.criteria_of(each.kind)) << each.looks
+            typer.echo(f"  outcomes of {settled[each.kind]} jobs; it is looked at by itself once there are {least}")
     for plan in waiting:
         typer.echo(f"{plan.id}: {plan.state}, plan {plan.action.plan_sha256[:12]}: {plan.action.why}")
     if not found:
@@ -58,8 +85,8 @@ def promote(kind: Kind, config: Config = None) -> None:
     with _opened(config) as (policies, receipts, who):
         standing = policies.standing(kind)
         if standing.evidence is None or not standing.evidence.ready:
-            turns, fell_back = receipts.turns(kind, standing.policy, standing.mode, standing.since_s)
-            policies.look(kind, turns, fell_back)
+            found = receipts.gathered(kind, standing.policy, standing.mode, standing.since_s)
+            policies.look(kind, found.turns, found.fallback_share, lost=found.lost)
         plan = policies.propose(kind, who.identity).action
         objections = policies.plans.objections(plan)
         if objections:
@@ -135,32 +162,22 @@ def explain(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """The receipt of one decision: seen, proposed, clipped by which constraint, executed, and what the baseline
-    would have done."""
+    """The receipt of one decision: seen, proposed, clipped by which constraint, executed, what the baseline would
+    have done, and what came of it."""
+    from agent.receipts import told
+    from controllers.decision import plain
+
     with _opened(config) as (_, receipts, _):
         found = receipts.find(decision)
+        came = receipts.came(found.id)
     if as_json:
-        print_json(found.to_json())
+        print_json({**found.to_json(), "outcome": {**plain(came), "words": came.words}})
         return
-    for name, value in _lines(found):
+    for name, value in told(found, came):
         typer.echo(f"{name:<12}{value}")
-
-
-def _lines(found: Any) -> Iterator[tuple[str, str]]:
-    yield "decision", f"{found.id} ({found.kind}, {found.mode}) at {found.at_s:.0f} on {found.unit} for {found.job}"
-    yield "policy", found.policy + (f"; fell back: {found.fallback}" if found.fallback else "")
-    for name, value in sorted(found.seen.items()):
-        yield "seen", f"{name} = {value}"
-    yield "proposed", f"{found.proposed} (probability {found.propensity:.3g}): {found.why or 'no reason given'}"
-    for clip in found.clips:
-        yield "clipped", f"{clip.constraint}: {clip.before} → {clip.after}, {clip.why}"
-    yield "executed", f"{found.executed} (probability {found.executed_propensity:.3g})"
-    yield "baseline", f"{found.baseline} by {found.baseline_policy}"
-    if found.read_back is not None or found.mismatch:
-        yield "read back", found.mismatch or str(found.read_back)
 
 
 def add_to(group: typer.Typer) -> None:
     """Puts the commands into a group."""
-    for command in (standing, promote, approve, reject, undo, release, explain):
+    for command in (stand, standing, promote, approve, reject, undo, release, explain):
         group.command()(command)

@@ -86,7 +86,8 @@ class PolicyWatch:
             standing = self.gate.standing(kind)
         except Permanent:  # nobody has stood a policy up
             return lambda _job, _opted_in, _now_s: Trust()
-        return lambda job, opted_in, now_s: trust_of(standing, job, opted_in, now_s, self.gate.criteria)
+        criteria = self.gate.criteria_of(kind)
+        return lambda job, opted_in, now_s: trust_of(standing, job, opted_in, now_s, criteria)
 
     def note(self, kind: str, what: Health) -> str:
         """What happened to the policy just now; why that demotes it, empty where it does not."""
@@ -145,7 +146,7 @@ class PolicyWatch:
         self._told(standing)
         jobs = self.receipts.jobs(kind, standing.policy, standing.mode, standing.since_s)
         self.counters.jobs(kind, jobs)
-        if is_look_due(standing, jobs, self.gate.criteria):
+        if is_look_due(standing, jobs, self.gate.criteria_of(kind)):
             found = self.receipts.gathered(kind, standing.policy, standing.mode, standing.since_s)
             evidence = self.gate.look(kind, found.turns, found.fallback_share, lost=found.lost)
             self._log.info("policy looked at", policy=standing.policy, ready=evidence.ready, words=evidence.words)

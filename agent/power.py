@@ -9,13 +9,16 @@ from agent import audit
 from agent.clock import Clock
 from agent.gate import Gate
 from agent.metrics import Metrics
+from agent.policies import stood_up
 from agent.policy_watch import PolicyWatch
+from agent.power_decide import load
 from agent.power_loop import PowerLoop
 from agent.power_parts import Around
 from agent.settings import Settings
 from agent.store import Store
 from collectors.subject import Inventory, SubjectKind
 from controllers.actuators.power_nodes import PowerNodes
+from controllers.power.features import INTERFACE
 
 _STATE, _RELEASED = "power/state", "power/released"
 
@@ -47,7 +50,6 @@ def build_power(
     power = settings.power
     if not power.enabled:
         return None
-    receipts = watch.receipts
 
     def ill_nodes() -> frozenset[str]:
         now_s = clock.now_s()
@@ -68,7 +70,7 @@ def build_power(
         metrics.power_breaker.labels(rack).set(is_open)
 
     around = Around(
-        keep=lambda decision, odds, treated: receipts.keep(decision, chance=odds, treated=treated),
+        keep=watch.receipts.keep_all,
         trusts=lambda: watch.trusts("power"),
         note=lambda what: watch.note("power", what),
         happened=lambda now: watch.happened("power", now.now_s, now.stretches, now.samples, now.gone),
@@ -81,6 +83,7 @@ def build_power(
         count=lambda outcome: metrics.power_decisions.labels(outcome).inc(),
         gauge=gauge,
     )
-    loop = PowerLoop(power, inventory, PowerNodes(power.nodes) if power.act else None, around)
+    file = load(power) or stood_up(store, INTERFACE, power.policy_keys)
+    loop = PowerLoop(power, inventory, PowerNodes(power.nodes) if power.act else None, around, file=file)
     watch.begin("power", loop.policy, loop.policy_sha256)
     return loop

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-from agent.power_decide import Belief, Decided, decide_gang, load
+from agent.power_decide import Belief, Decided, decide_gang
 from agent.power_parts import Around, Happened, Trusts, Turn
-from agent.power_windows import GpuWindow, Windows
+from agent.power_windows import GpuWindow, Windows, mean
 from collectors.base import Permanent, Temporary
 from collectors.seal import fingerprint
 from collectors.subject import Inventory
@@ -30,6 +30,7 @@ from collectors.tick import Tick
 from controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
 from controllers.decision import Decision, Trust, confirm, plain
 from controllers.outcome import Sample, Stretch
+from controllers.policy_file import PolicyFile
 from controllers.power import descent, shield
 from controllers.power.arms import Round, newly_locked
 from controllers.power.belief import Bank
@@ -48,15 +49,21 @@ class PowerLoop:
     called."""
 
     def __init__(
-        self, settings: PowerSettings, inventory: Inventory, nodes: Nodes | None, around: Around, seed: int = 0
+        self,
+        settings: PowerSettings,
+        inventory: Inventory,
+        nodes: Nodes | None,
+        around: Around,
+        seed: int = 0,
+        file: PolicyFile | None = None,
     ) -> None:
-        """Raises Permanent (PolicyRefused) where a policy file is not fit to be loaded."""
+        """`file`: the learned policy that is asked; without, the heuristic."""
         self.settings, self._nodes, self._around = settings, nodes if settings.act else None, around
         self._windows = Windows(inventory)
         self._log = structlog.get_logger("power")
         self._rng = np.random.default_rng(seed)
         self._bank = Bank.make()
-        self._file = load(settings)
+        self._file = file
         self._care = descent.Care()
         self._rack_of = {node: name for name, rack in settings.racks.items() for node in rack.nodes}
         self._breakers = dict.fromkeys(settings.racks, Breaker())
@@ -172,7 +179,8 @@ class PowerLoop:
             found.receipts.append(receipt)
             self._pending.append((receipt, tuple(made.highest_mw), chance, treated))
             self._around.count("fallback" if receipt.fallback else "clipped" if receipt.clips else "as proposed")
-            self._around.keep(receipt, chance, treated)  # before anything is done, so that no crash loses it
+        # before anything is done, so that no crash loses one
+        self._around.keep([(receipt, chance, treated) for receipt, _, chance, treated in self._pending])
         if self._nodes is not None:
             self._memory = orders.memory
             found.grants = self._send(orders.memory.ordered_mw, gpus)
@@ -205,8 +213,7 @@ class PowerLoop:
             what.turns + owed.turns, what.lockouts + owed.lockouts, 0, what.budget_events + owed.budget_events
         )
         try:
-            if why := self._around.note(what):
-                self._log.error("policy demoted: the baseline controls", why=why)
+            self._around.note(what)
         except (Temporary, Permanent) as error:
             with self._mutex:
                 self._owed = what
@@ -270,9 +277,9 @@ class PowerLoop:
             slowdown=float(seen.slowdown[0, home]),
             slowdown_sd=float(seen.slowdown_sd[0, home]),
             budget=budget,
-            dram_active=_mean([w.dram_active for w in members]),
-            sm_active=_mean([w.sm_active for w in members]),
-            temperature_c=_mean([w.temperature_c for w in members]),
+            dram_active=mean([w.dram_active for w in members]),
+            sm_active=mean([w.sm_active for w in members]),
+            temperature_c=mean([w.temperature_c for w in members]),
             throttled=False,
         )
         return gang, seen, observation, care
@@ -365,12 +372,14 @@ class PowerLoop:
 
     def _settle(self, enforced_mw: Mapping[str, int | None]) -> None:
         """Stores the receipts of the turn before, with what was read back."""
-        pending, self._pending = self._pending, []
-        for decision, uuids, chance, treated in pending:
-            ordered = decision.executed["limits_mw"]
-            back = {u: enforced_mw.get(u) for u in uuids if u in ordered}
-            done = confirm(decision, {"level": decision.executed["level"], "limits_mw": back}) if back else decision
-            self._around.keep(done, chance, treated)
+        done = []
+        for decision, uuids, chance, treated in self._pending:
+            if back := {u: enforced_mw.get(u) for u in uuids if u in decision.executed["limits_mw"]}:
+                read = confirm(decision, {"level": decision.executed["level"], "limits_mw": back})
+                done.append((read, chance, treated))
+        self._pending = []
+        if done:
+            self._around.keep(done)
 
     def _keep_state(self) -> None:
         gangs = {job: gang.to_json() for job, gang in self._gangs.items()}
@@ -391,8 +400,3 @@ class PowerLoop:
             self._released = {str(name): float(at_s) for name, at_s in body.get("released", {}).items()}
         except (ValueError, KeyError, TypeError) as error:
             self._log.warning("power state of before not readable; begins anew", error=str(error))
-
-
-def _mean(values: list[float]) -> float:
-    known = [v for v in values if math.isfinite(v)]
-    return sum(known) / len(known) if known else math.nan

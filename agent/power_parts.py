@@ -29,8 +29,8 @@ class Happened:
 class Around:
     """What the loop asks of the daemon; tests hand in their own."""
 
-    keep: Callable[[Decision, float, bool], None]
-    """Stores a receipt, with the chance that the policy was executed and whether it was."""
+    keep: Callable[[Sequence[tuple[Decision, float, bool]]], None]
+    """Stores receipts, each with the chance that the policy was executed and whether it was."""
     trusts: Callable[[], Trusts] = lambda: lambda _job, _opted, _now_s: Trust()
     """Read once a turn."""
     note: Callable[[Health], str] = lambda _health: ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,3 +134,9 @@ class Windows:
         return {
             job: (float(np.median(rates[job])) if job in rates else math.nan, at_s - t) for job, t in last.items()
         }
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of those that are known; NaN where none is."""
+    known = [v for v in values if math.isfinite(v)]
+    return sum(known) / len(known) if known else math.nan

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,26 +68,16 @@ class Receipts:
     def keep(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
         """`chance`: that the executed action was the policy's, as designed and after the shield; `treated`: whether
         it was. The same receipt again only adds what was read back."""
-        row = {
-            "id": decision.id,
-            "kind": decision.kind,
-            "at_s": decision.at_s,
-            "mode": str(decision.mode),
-            "unit": decision.unit,
-            "job": decision.job,
-            "policy": decision.policy,
-            "chance": chance,
-            "treated": int(treated),
-            "fallback": int(bool(decision.fallback)),
-            "body": json.dumps(decision.to_json(), sort_keys=True, allow_nan=False),
-        }
+        self.keep_all([(decision, chance, treated)])
+
+    def keep_all(self, made: Sequence[tuple[Decision, float, bool]]) -> None:
+        """As `keep`, of (decision, chance, treated), in one transaction."""
         with self._database.write() as connection:
-            known = connection.execute(sa.select(decisions.c.id).where(decisions.c.id == decision.id)).scalar()
-            if known is None:
-                connection.execute(sa.insert(decisions).values(**row))
-            else:
+            for decision, chance, treated in made:
+                row = _row(decision, chance, treated)
                 mine = decisions.c.id == decision.id
-                connection.execute(sa.update(decisions).where(mine).values(body=row["body"]))
+                if not connection.execute(sa.update(decisions).where(mine).values(body=row["body"])).rowcount:
+                    connection.execute(sa.insert(decisions).values(**row))
 
     def settle(self, decision_id: str, *, reward: float, slowdown: float, violated: bool = False) -> None:
         """What came of a decision; the same or another outcome later changes nothing. Raises Permanent for an id
@@ -185,6 +175,22 @@ class Receipts:
             return connection.execute(sa.delete(decisions).where(decisions.c.at_s < before_s)).rowcount
 
 
+def _row(decision: Decision, chance: float, treated: bool) -> dict[str, Any]:
+    return {
+        "id": decision.id,
+        "kind": decision.kind,
+        "at_s": decision.at_s,
+        "mode": str(decision.mode),
+        "unit": decision.unit,
+        "job": decision.job,
+        "policy": decision.policy,
+        "chance": chance,
+        "treated": int(treated),
+        "fallback": int(bool(decision.fallback)),
+        "body": json.dumps(decision.to_json(), sort_keys=True, allow_nan=False),
+    }
+
+
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -221,3 +227,22 @@ def _features(states: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
         mean = math.fsum(known) / len(known)
         columns.append([float(value) if isinstance(value, (int, float)) else mean for value in told])
     return list(zip(*columns, strict=True)) if columns else [()] * len(states)
+
+
+def told(found: Decision, came: Came) -> Iterator[tuple[str, str]]:
+    """A receipt line by line, as (what, words), for a person."""
+    yield "decision", f"{found.id} ({found.kind}, {found.mode}) at {found.at_s:.0f} on {found.unit} for {found.job}"
+    yield "policy", found.policy + (f"; fell back: {found.fallback}" if found.fallback else "")
+    for name, value in sorted(found.seen.items()):
+        yield "seen", f"{name} = {'missing' if value is None else value}"
+    yield "proposed", f"{found.proposed} (probability {found.propensity:.3g}): {found.why or 'no reason given'}"
+    for clip in found.clips:
+        yield "clipped", f"{clip.constraint}: {clip.before} → {clip.after}, {clip.why}"
+    whose = f", the {found.arm}'s" if found.arm else ""
+    yield "executed", f"{found.executed}{whose} (probability {found.executed_propensity:.3g})"
+    yield "baseline", f"{found.baseline} by {found.baseline_policy}"
+    if found.read_back is not None or found.mismatch:
+        yield "read back", found.mismatch or str(found.read_back)
+    yield "outcome", came.words
+    drawn = "its policy's" if came.treated else "its baseline's"
+    yield "counts", f"as {drawn} with probability {came.chance:.3g} that it is the policy's"

@@ -59,6 +59,14 @@ class Criteria:
     """Standard deviations of training by which a feature's mean may move."""
 
 
+CRITERIA: Mapping[str, Criteria] = {
+    # a power policy slows jobs on purpose, within their slowdown budget: the tail is held to that, not to nothing
+    "power": Criteria(p95_margin=0.05, p99_margin=0.06),
+    # a job is started once: it keeps its arm
+    "scheduling": Criteria(block_s=math.inf),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing a step asks for. `figure` and `limit` as compared; `words` says both for a person."""

@@ -6,7 +6,7 @@ import ctypes
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from agent.app import App
 from agent.clock import SteppedClock
 from agent.node import answer_lease, tell_lease
 from agent.policy_gate import PolicyGate
+from agent.power_decide import load
 from agent.power_loop import PowerLoop
 from agent.power_parts import Around
 from agent.settings import Settings
@@ -131,12 +132,13 @@ def world(
     cluster = Cluster()
     kept: list[tuple[Decision, float, bool]] = []
 
-    def keep(decision: Decision, chance: float, treated: bool) -> None:
-        mine = [k for k, known in enumerate(kept) if known[0].id == decision.id]
-        if mine:  # the same receipt again: with what was read back
-            kept[mine[0]] = (decision, *kept[mine[0]][1:])
-        else:
-            kept.append((decision, chance, treated))
+    def keep(made: Sequence[tuple[Decision, float, bool]]) -> None:
+        for decision, chance, treated in made:
+            mine = [k for k, known in enumerate(kept) if known[0].id == decision.id]
+            if mine:  # the same receipt again: with what was read back
+                kept[mine[0]] = (decision, *kept[mine[0]][1:])
+            else:
+                kept.append((decision, chance, treated))
 
     trust = Trust(mode[0], mode[1], mode[1])
     around = Around(keep=keep, trusts=lambda: lambda _job, _opted, _now_s: trust, **more)
@@ -272,7 +274,7 @@ def test_a_policy_file_that_is_none_keeps_the_daemon_from_starting(tmp_path: Pat
     file.write_bytes(b"\x80\x04pickle")
     settings = PowerSettings(enabled=True, policy_file=file)
     with pytest.raises(Permanent, match="pickle"):
-        PowerLoop(settings, Inventory(), None, Around(keep=lambda *_: None))
+        load(settings)
 
 
 @pytest.fixture
