@@ -17,8 +17,10 @@ from typing import Any
 from collectors.kineto_reader import read_trace
 from collectors.kineto_steps import activities_of
 from collectors.kineto_trace import Trace
-from kernels.profile.match import Found, cost, dims, segments
+from kernels.profile.cost import cost
+from kernels.profile.match import segments
 from kernels.profile.operators import Operators, Unit, operators_of
+from kernels.profile.pattern import Found, dims
 from kernels.profile.roofline import Peaks, peaks_of
 
 REACHABLE = 0.9

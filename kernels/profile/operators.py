@@ -94,14 +94,26 @@ def operators_of(trace: Trace, activities: Activities | None = None) -> Operator
     )
 
 
+_VIEWS = frozenset(
+    (
+        "alias", "as_strided", "chunk", "contiguous", "detach", "expand", "expand_as", "flatten", "narrow",
+        "permute", "reshape", "select", "slice", "split", "squeeze", "t", "transpose", "unbind", "unflatten",
+        "unsqueeze", "view", "_unsafe_view",
+    )
+)  # fmt: skip
+"""They only say how memory is read. Where one has to copy, an operator beneath it does, and takes the time."""
+
+
 def _own_cpu_s(trace: Trace, found: Activities, forest: _Forest) -> Floats:
-    """A trace without a GPU: each operator's own time on its thread, within the steps."""
+    """A trace without a GPU: each operator's own time on its thread, within the steps. Views take none."""
     events = trace.events
     own = np.zeros(len(events))
     rows = forest.order
     own[rows] = events.dur_ns[rows] * 1e-9
     under = rows[forest.parent[rows] >= 0]
     np.subtract.at(own, forest.parent[under], events.dur_ns[under] * 1e-9)
+    views = [number for number, name in enumerate(trace.names) if name.rpartition("::")[2].rstrip("_") in _VIEWS]
+    own[np.isin(events.name, views)] = 0.0
     begins = np.array([step.begin_ns for step in found.steps])
     ends = np.array([step.end_ns for step in found.steps])
     step = np.searchsorted(begins, events.begin_ns, side="right") - 1

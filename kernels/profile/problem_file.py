@@ -27,7 +27,9 @@ def case_of(hotspot: Hotspot) -> Case:
     if hotspot.dtype not in problem.dtypes:
         raise ProblemError(f"{hotspot.name}: the problem has no dtype {hotspot.dtype!r}")
     case = Case.of(hotspot.dtype, "contiguous", **hotspot.sizes)
-    if set(hotspot.sizes) != {axis.name for axis in problem.axes} or not problem.constraint(case):
+    fixed = {k: v for k, v in problem.cases[0].sizes.items() if k not in {axis.name for axis in problem.axes}}
+    known = {axis.name for axis in problem.axes} | fixed.keys()
+    if set(hotspot.sizes) != known or not hotspot.sizes.items() >= fixed.items() or not problem.constraint(case):
         raise ProblemError(f"{hotspot.name}: these sizes are outside the problem")
     return case
 

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernels.profile.match import cost, segments
+from kernels.profile.cost import cost
+from kernels.profile.match import segments
 from kernels.profile.operators import Operators
 
 PROBED = ("float32", "bfloat16", "float16")

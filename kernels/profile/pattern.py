@@ -1,0 +1,99 @@
+"""A pattern: operators in a row that compute a problem, and how sizes, dtype and layout are read off them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.profile.operators import Unit
+
+DTYPES = {
+    "float": "float32",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "double": "float64",
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "signed char": "int8",
+}
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A problem in a trace: its name, sizes and dtype; `layout` of the first input; what could not be said."""
+
+    problem: str
+    sizes: Sizes
+    dtype: str
+    layout: str = "contiguous"
+    note: str = ""
+
+
+Bind = Callable[[Sequence[Unit]], Found | None]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """names: alternatives are separated by `|`, an optional operator ends with `?`."""
+
+    names: tuple[str, ...]
+    bind: Bind
+
+    def match(self, units: Sequence[Unit]) -> tuple[int, Found] | None:
+        """(how many units it takes, what they are) at the beginning of `units`; None where it does not fit."""
+        taken: list[Unit] = []
+        at = 0
+        for name in self.names:
+            optional = name.endswith("?")
+            wanted = name.rstrip("?").split("|")
+            if at < len(units) and units[at].base in wanted:
+                taken.append(units[at])
+                at += 1
+            elif not optional:
+                return None
+        found = self.bind(taken)
+        return (at, found) if found is not None else None
+
+
+def dims(unit: Unit, position: int) -> tuple[int, ...]:
+    """Sizes of an argument; empty where it is no tensor or was not recorded."""
+    listed = unit.signature.dims
+    value: Any = listed[position] if position < len(listed) else ()
+    return value if isinstance(value, tuple) and all(isinstance(size, int) for size in value) else ()
+
+
+def dtype(unit: Unit, position: int) -> str:
+    listed = unit.signature.dtypes
+    return DTYPES.get(listed[position], "") if position < len(listed) else ""
+
+
+def layout(unit: Unit, position: int) -> str:
+    """contiguous, padded (rows further apart than they are long) or transposed, as `kernels.judge.inputs` says."""
+    sizes = dims(unit, position)
+    listed = unit.signature.strides
+    strides: Any = listed[position] if position < len(listed) else ()
+    if not sizes or not isinstance(strides, tuple) or len(strides) != len(sizes):
+        return "contiguous"
+    expected, plain = 1, True
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        plain = plain and (stride == expected or size == 1)
+        expected *= max(1, size)
+    if plain:
+        return "contiguous"
+    return "padded" if strides[-1] == 1 else "transposed"
+
+
+def rows_of(sizes: tuple[int, ...]) -> dict[str, int]:
+    return {"m": math.prod(sizes[:-1]), "n": sizes[-1]}
+
+
+def rowwise(problem: str, unit: Unit, position: int = 0, last: str = "n") -> Found | None:
+    sizes, kind = dims(unit, position), dtype(unit, position)
+    if len(sizes) < 2 or not kind:
+        return None
+    named = rows_of(sizes)
+    return Found(problem, {"m": named["m"], last: named["n"]}, kind, layout(unit, position))
