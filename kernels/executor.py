@@ -7,7 +7,7 @@ given back as a machine fault when every try met one.
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,9 +29,12 @@ class Job:
 
 
 class Executor(Protocol):
-    """Judges jobs somewhere and yields each verdict as it comes, in any order."""
+    """Judges jobs somewhere and yields each verdict as it comes, in any order.
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Verdict]]: ...
+    Closed before its end, it begins no further job and waits for those under way, whose verdicts are lost.
+    """
+
+    def run(self, jobs: Iterable[Job]) -> Generator[tuple[Job, Verdict]]: ...
 
 
 class LocalExecutor:
@@ -44,7 +47,7 @@ class LocalExecutor:
         self._threads = threads_per_judge * len(self._judges)
         self._tries = tries
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Verdict]]:
+    def run(self, jobs: Iterable[Job]) -> Generator[tuple[Job, Verdict]]:
         turns: queue.SimpleQueue[int] = queue.SimpleQueue()
         for _ in range(self._threads):
             for number in range(len(self._judges)):
@@ -64,5 +67,8 @@ class LocalExecutor:
 
         with ThreadPoolExecutor(self._threads) as pool:
             futures: list[Future[tuple[Job, Verdict]]] = [pool.submit(one, job) for job in jobs]
-            for future in as_completed(futures):
-                yield future.result()
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)

@@ -7,7 +7,7 @@ a machine fault, goes to another actor; only when every try did is it given back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from kernels.executor import Job
@@ -58,26 +58,30 @@ class RayExecutor:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Verdict]]:
+    def run(self, jobs: Iterable[Job]) -> Generator[tuple[Job, Verdict]]:
         """Each verdict as it comes. A free actor takes the next job."""
         waiting: list[tuple[Job, int]] = [(job, 1) for job in jobs]
         waiting.reverse()
         free = list(range(len(self._actors)))
         running: dict[Any, tuple[Job, int, int]] = {}
-        while waiting or running:
-            while waiting and free:
-                job, attempt = waiting.pop()
-                number = free.pop()
-                running[self._actors[number].judge.remote(job)] = (job, attempt, number)
-            done, _ = self._ray.wait(list(running))
-            for reference in done:
-                job, attempt, number = running.pop(reference)
-                verdict = self._collect(reference, job, number)
-                free.insert(0, number)  # another actor is asked first
-                if verdict.status is Status.machine_fault and attempt < self._tries:
-                    waiting.append((job, attempt + 1))
-                else:
-                    yield job, verdict
+        try:
+            while waiting or running:
+                while waiting and free:
+                    job, attempt = waiting.pop()
+                    number = free.pop()
+                    running[self._actors[number].judge.remote(job)] = (job, attempt, number)
+                done, _ = self._ray.wait(list(running))
+                for reference in done:
+                    job, attempt, number = running.pop(reference)
+                    verdict = self._collect(reference, job, number)
+                    free.insert(0, number)  # another actor is asked first
+                    if verdict.status is Status.machine_fault and attempt < self._tries:
+                        waiting.append((job, attempt + 1))
+                    else:
+                        yield job, verdict
+        finally:
+            if running:  # closed before the end: an actor is free again when its job is done
+                self._ray.wait(list(running), num_returns=len(running))
 
     def _collect(self, reference: Any, job: Job, number: int) -> Verdict:
         try:

@@ -8,6 +8,7 @@ and goes on.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,8 @@ CAREFUL = Pace(min_rounds=15, max_rounds=25, round_s=0.003, max_slots=3, check_e
 class Budget:
     """When to stop. trials: proposals judged. patience: that many in a row without a better one.
 
-    roof_share: fast enough at this share of the roofline. target_s: fast enough at this time.
+    wall_s: looked at after every verdict; what is under way then is waited for, and the fastest candidate still
+    gets its whole verdict. roof_share: fast enough at this share of the roofline. target_s: at this time.
     """
 
     trials: int = 100
@@ -141,7 +143,7 @@ class Search:
         budget, best = self.budget, self.best
         if self.trials >= budget.trials:
             return f"{self.trials} trials"
-        if self._elapsed_s() >= budget.wall_s:
+        if self._late():
             return f"{budget.wall_s:g} s are over"
         if best is not None and best.seconds <= budget.target_s:
             return f"target of {budget.target_s * 1e6:.1f} µs reached"
@@ -151,6 +153,9 @@ class Search:
         kept = max((line.of or line.trial for line in self.ledger.lines if line.decision == "keep"), default=0)
         since = sum(line.trial > kept for line in firsts)
         return f"no better one in {since} trials" if since >= budget.patience else ""
+
+    def _late(self) -> bool:
+        return self._elapsed_s() >= self.budget.wall_s
 
     def _elapsed_s(self) -> float:
         return self._before_s + self.clock() - self._start_s
@@ -185,11 +190,11 @@ class Search:
             best = self.best
             near = [o for o in ran if best is None or o.seconds < 1.03 * best.seconds or best.rung < rung]
             standing = [(o.proposal, o.trial) for o in near[: max(1, len(proposals) // self.budget.halving)]]
-            if not standing:
+            if not standing or self._late():
                 return
 
     def _judge(
-        self, standing: Sequence[tuple[Proposal, int]], request: Request, rung: int, last: bool, full: bool = False
+        self, standing: Sequence[tuple[Proposal, int]], request: Request, rung: int, last: bool
     ) -> list[Outcome]:
         """Outcomes with a time. Every verdict is in the ledger before the next is looked at."""
         named = {str(n): item for n, item in enumerate(standing)}
@@ -197,25 +202,28 @@ class Search:
             self.ledger.keep(proposal.candidate)
         jobs = [Job(key, p.candidate, self.task.problem, request) for key, (p, _) in named.items()]
         ran = []
-        for job, verdict in self.executor.run(jobs):
-            proposal, of = named[job.key]
-            line = self._line(proposal, verdict, rung, of, last, full)
-            self.ledger.add(line)
-            self.book()
-            outcome = _outcome(line, proposal)
-            self.history.append(outcome)
-            best = self.best
-            self.tell(
-                Progress(
-                    line,
-                    self.trials,
-                    best.seconds if best else math.nan,
-                    max((x.speedup[1] for x in self.ledger.lines if x.decision == "keep"), default=math.nan),
-                    self._elapsed_s(),
+        with contextlib.closing(self.executor.run(jobs)) as verdicts:
+            for job, verdict in verdicts:
+                proposal, of = named[job.key]
+                line = self._line(proposal, verdict, rung, of, last, False)
+                self.ledger.add(line)
+                self.book()
+                outcome = _outcome(line, proposal)
+                self.history.append(outcome)
+                best = self.best
+                self.tell(
+                    Progress(
+                        line,
+                        self.trials,
+                        best.seconds if best else math.nan,
+                        max((x.speedup[1] for x in self.ledger.lines if x.decision == "keep"), default=math.nan),
+                        self._elapsed_s(),
+                    )
                 )
-            )
-            if outcome.timed or (full and verdict.status is Status.correct):
-                ran.append(outcome)
+                if outcome.timed:
+                    ran.append(outcome)
+                if self._late():
+                    break
         return ran
 
     def _line(self, proposal: Proposal, verdict: Verdict, rung: int, of: int, last: bool, full: bool) -> Line:
@@ -265,6 +273,8 @@ class Search:
         """Whole verdicts, the fastest first, until one stands. The last verdict is given back either way."""
         found: Verdict | None = None
         for outcome in self._fastest()[:tries]:
+            if found is not None and self._late():
+                break
             request = replace(self.ladder.full, cases=(self.task.case,))
             job = Job("full", outcome.proposal.candidate, self.task.problem, request)
             for _, verdict in self.executor.run([job]):

@@ -6,11 +6,16 @@ import contextlib
 import math
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from collectors.base import Temporary
 from kernels.candidate import Candidate
@@ -39,7 +44,7 @@ class Told:
         self._dies_after = dies_after
         self._reason = reason
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Verdict]]:
+    def run(self, jobs: Iterable[Job]) -> Generator[tuple[Job, Verdict]]:
         for job in jobs:
             if len(self.asked) >= self._dies_after:
                 raise KeyboardInterrupt
@@ -128,6 +133,97 @@ def test_a_search_killed_at_any_trial_goes_on_to_the_same_end(tmp_path: Path, di
     assert again.best is not None
     assert again.best.proposal.candidate == whole.best.proposal.candidate
     assert again.trials == whole.trials
+
+
+@settings(derandomize=True, max_examples=10, deadline=None)
+@given(
+    deaths=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    batch=st.integers(1, 9),
+    halving=st.integers(1, 5),
+)
+def test_a_search_killed_again_and_again_loses_nothing(deaths: list[int], batch: int, halving: int) -> None:
+    """Wherever it dies: no candidate is judged twice on a rung, none is skipped, and the same one is kept."""
+    budget = Budget(trials=24, batch=batch, halving=halving)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Ledger(folder / "whole") as ledger:
+            whole = Search(TASK, [Counting()], Told(), ledger, NOWHERE, budget).run(certify=False)
+        for dies_after in (*deaths, 10**9):
+            with Ledger(folder / "cut") as ledger, contextlib.suppress(KeyboardInterrupt):
+                Search(TASK, [Counting()], Told(dies_after), ledger, NOWHERE, budget).run(certify=False)
+        _, lines = read_run(folder / "cut")
+        with Ledger(folder / "cut") as ledger:
+            again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, budget)
+    firsts = [line.config["n"] for line in lines if line.of == 0]
+    assert firsts == list(range(24))
+    assert len({(line.candidate_sha256, line.rung) for line in lines}) == len(lines)
+    assert again.best is not None
+    assert whole.best is not None
+    assert again.best.seconds == whole.best.seconds
+
+
+class Slow(Told):
+    """Each verdict takes three seconds of a clock that nobody waits for."""
+
+    now_s = 0.0
+    closed = 0
+
+    def run(self, jobs: Iterable[Job]) -> Generator[tuple[Job, Verdict]]:
+        try:
+            for job in jobs:
+                self.now_s += 3.0
+                yield from super().run([job])
+        finally:
+            self.closed += 1
+
+
+def test_the_time_is_over_in_the_middle_of_a_batch(tmp_path: Path) -> None:
+    """After ten seconds of three-second verdicts four are judged, not the batch of eight; the best is certified
+    once, and what was not judged is judged when the search is taken up."""
+    slow = Slow()
+    budget = Budget(trials=24, wall_s=10.0, batch=8)
+    with Ledger(tmp_path) as ledger:
+        search = Search(TASK, [Counting()], slow, ledger, NOWHERE, budget, clock=lambda: slow.now_s)
+        result = search.run()
+    assert "10 s are over" in result.stopped
+    assert result.verdict is not None
+    _, lines = read_run(tmp_path)
+    assert [line.full for line in lines] == [False] * 4 + [True]
+    assert slow.closed == 2
+    with Ledger(tmp_path) as ledger:
+        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=24)).run(certify=False)
+    assert again.trials == 24
+    assert sorted(line.config["n"] for line in read_run(tmp_path)[1] if line.of == 0 and not line.full) == [
+        *range(24)
+    ]
+
+
+def test_an_executor_that_is_closed_begins_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch on one thread, what had not begun when the search had enough is never judged."""
+    asked: list[str] = []
+    released = threading.Event()
+    shutdown = ThreadPoolExecutor.shutdown
+
+    def told_of(pool: ThreadPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        shutdown(pool, wait=wait, cancel_futures=cancel_futures)
+        released.set()
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", told_of)
+
+    class Stub:
+        def verdict(self, made: Candidate, problem: object, request: object) -> Verdict:
+            asked.append(made.source)
+            if len(asked) > 1:
+                assert released.wait(60)
+            return Told().verdict(Job("", made, TASK.problem, Request(INTERPRETER, None)))
+
+    jobs = [Job(str(n), p.candidate, TASK.problem, Request(INTERPRETER, None))
+            for n, p in enumerate(Counting().propose(TASK, (), 6))]  # fmt: skip
+    running = LocalExecutor([Stub()], 1).run(jobs)  # type: ignore[list-item]
+    next(running)
+    running.close()
+    assert released.is_set()
+    assert len(asked) <= 2
 
 
 @pytest.mark.parametrize(
