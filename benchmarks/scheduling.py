@@ -1,15 +1,18 @@
 """Scheduling against its peers on traces: `python -m benchmarks.scheduling [--trace FILE]… [--seeds 5]`.
 
+Traces: the Philly-derived one under NIGHTSHIFT_DATA where it is there, and drawn ones of published shapes
+(`controllers/scheduling/shapes.py`). Each has its bound: the least mean completion time that anybody could reach.
+`--only NAME…` runs some of them and merges them into the committed file.
+
 Every seed leaves another part of the trace out, draws how wrong the interference model is, and scales the arrivals
 to each load. All policies run on the same jobs; ratios are paired with FIFO with backfill in the same run, with
 95 % t intervals over the seeds. No policy that may be shipped sees a duration before its end, or stops a job.
-
-Without --trace: the Philly-derived trace under NIGHTSHIFT_DATA where it is there, and a drawn one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Callable
@@ -19,8 +22,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks.report import write
-from controllers.scheduling import policies, trace
+from benchmarks.report import RESULTS, write
+from controllers.scheduling import policies, shapes, trace
+from controllers.scheduling.bound import least_mean_jct_s
 from controllers.scheduling.cluster import Shape
 from controllers.scheduling.preemptive import (
     Preemptive,
@@ -62,6 +66,26 @@ STEADY: dict[str, Run] = {
     "steering_without_sharing": steady(policies.Steering(share=False), twin=True),
     OURS: steady(policies.Steering(), twin=True),
 }
+
+
+def oracle(*, share: bool) -> Run:
+    """Our order with true durations and no bound on waiting: how much better predictions could make it."""
+
+    def run(jobs: list[Job], world: World, seed: int) -> Result:
+        simulation = Simulation(jobs, world, seed)
+        vars(simulation.state)["guess_s"] = lambda job, q=0.5: jobs[job].duration_s
+        return simulation.run(policies.Steering(share=share))
+
+    return run
+
+
+SHAPED: dict[str, Run] = {
+    BASELINE: STEADY[BASELINE],
+    "steering_without_sharing": STEADY["steering_without_sharing"],
+    OURS: STEADY[OURS],
+    "oracle": oracle(share=True),
+    "oracle_without_sharing": oracle(share=False),
+}
 PREEMPTIVE: dict[str, Run] = {
     BASELINE: STEADY[BASELINE],
     "least_attained_service": preemptive(least_attained),
@@ -93,17 +117,24 @@ def interval(values: list[float]) -> dict[str, float]:
     }
 
 
-def table(
-    jobs: list[Job], runs: dict[str, Run], loads: tuple[float, ...], seeds: int, world: World
-) -> dict[str, Any]:
+def parts(jobs: list[Job], seeds: int) -> list[list[Job]]:
+    """Per seed the trace without another of its parts."""
+    return [trace.without_part(jobs, seed, max(seeds, 5)) for seed in range(seeds)]
+
+
+def table(traces: list[list[Job]], runs: dict[str, Run], loads: tuple[float, ...], world: World) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for load in loads:
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
-        for seed in range(seeds):
-            part = trace.at_load(trace.without_part(jobs, seed, max(seeds, 5)), world.shape.gpus, load)
+        bounds: dict[str, list[float]] = {"bound": [], "bound_without_sharing": []}
+        for seed, jobs in enumerate(traces):
+            part = trace.at_load(jobs, world.shape.gpus, load)
             for name, run in runs.items():
                 began_s = time.process_time()
                 figures[name].append(run(part, world, seed).figures() | {"cpu_s": time.process_time() - began_s})
+            base_s = figures[BASELINE][-1]["mean_jct_s"]
+            bounds["bound"].append(least_mean_jct_s(part, world.shape.gpus, gain=2.0) / base_s)
+            bounds["bound_without_sharing"].append(least_mean_jct_s(part, world.shape.gpus) / base_s)
         base = figures[BASELINE]
         found[str(load)] = {
             name: {
@@ -118,6 +149,8 @@ def table(
             for name, rows in figures.items()
         }
         ours = found[str(load)][OURS]["over_backfill"]
+        for name, values in bounds.items():
+            found[str(load)][name] = {"over_backfill": {"mean_jct_s": interval(values)}}
         print(
             f"load {load}: "
             + ", ".join(f"{key} {value['mean']:.3f} (worst {value['worst']:.3f})" for key, value in ours.items()),
@@ -133,6 +166,10 @@ def summary(loads: dict[str, Any]) -> dict[str, Any]:
     jct = max(row["mean_jct_s"]["worst"] for row in high)
     return {
         "worst_mean_jct_at_load_0.9_and_more": jct,
+        "mean_jct_at_load_0.9_and_more": round(float(np.mean([row["mean_jct_s"]["mean"] for row in high])), 4),
+        "bound_at_load_0.9": next(
+            (r["bound"]["over_backfill"]["mean_jct_s"] for k, r in loads.items() if k == "0.9"), None
+        ),
         "worst_at_any_load": worst,
         "met": bool(jct <= 0.6 and all(value <= 1.0 for value in worst.values())),
     }
@@ -164,28 +201,39 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
-    parser.add_argument("--main-only", action="store_true", help="only the non-preemptive table")
+    parser.add_argument("--jobs", type=int, default=1000, help="of a drawn trace")
+    parser.add_argument("--main-only", action="store_true", help="only the non-preemptive tables")
     parser.add_argument("--name", default="scheduling")
-    parser.add_argument("--drawn", action="store_true", help="the drawn trace only")
+    parser.add_argument("--only", nargs="+", help="only these traces, merged into the results there are")
     given = parser.parse_args()
     root = os.environ.get("NIGHTSHIFT_DATA")
-    paths = given.trace or ([Path(root) / PHILLY] if root and not given.drawn else [])
-    traces = {path.stem: trace.read(path) for path in paths}
+    paths = given.trace or ([Path(root) / PHILLY] if root else [])
+    shape, loads = Shape(nodes=given.nodes), tuple(given.loads)
+    beside = tuple(load for load in loads if load in ALIKE)
+    traces = {path.stem: parts(trace.read(path), given.seeds) for path in paths}
     if not given.trace:
-        traces["drawn"] = trace.draw(1000, 11)
-    shape = Shape(nodes=given.nodes)
-    results: dict[str, Any] = {}
-    for name, jobs in traces.items():
-        print(f"{name}: {len(jobs)} jobs", flush=True)
-        loads = table(jobs, STEADY, tuple(given.loads), given.seeds, World(shape))
-        results[name] = {"jobs": len(jobs), "summary": summary(loads), "loads": loads}
-        if not given.main_only:
-            beside = tuple(load for load in given.loads if load in ALIKE)
-            results[name]["preemptive"] = table(jobs, PREEMPTIVE, beside, given.seeds, World(shape))
+        traces |= {
+            f"shape_{name}": [shapes.drawn(name, given.jobs, seed) for seed in range(given.seeds)]
+            for name in shapes.NAMES
+        }
+    if given.only and not set(given.only) <= traces.keys():
+        parser.error(f"--only: {', '.join(traces)} are there")
+    file = RESULTS / f"{given.name}.json"
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if given.only and file.exists() else {}
+    for name, drawn in traces.items():
+        if given.only and name not in given.only:
+            continue
+        print(f"{name}: {len(drawn[0])} jobs", flush=True)
+        is_shape = name.startswith("shape_")
+        found = table(drawn, SHAPED if is_shape else STEADY, loads, World(shape))
+        results[name] = {"jobs": len(drawn[0]), "gpus": shape.gpus, "summary": summary(found), "loads": found}
+        write(given.name, results)
+        if not given.main_only and not is_shape:
+            results[name]["preemptive"] = table(drawn, PREEMPTIVE, beside, World(shape))
             pair = {key: STEADY[key] for key in (BASELINE, OURS)}
             for case, world in HARDER.items():
                 harder = World(shape, faults=world.faults, harsher=world.harsher)
-                results[name][case] = table(jobs, pair, beside, given.seeds, harder)
+                results[name][case] = table(drawn, pair, beside, harder)
     results["decision_10000_gpus_cpu_s"] = round(decision_cpu_s(), 3)
     write(given.name, results)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectors.base import Permanent
-from controllers.scheduling.interference import Interference
+from controllers.scheduling.interference import Experience
 
 I8 = NDArray[np.int64]
 F8 = NDArray[np.float64]
@@ -46,11 +46,12 @@ class SharingRules:
 @dataclass(frozen=True, slots=True)
 class Seat:
     """Where a gang could share. `own`: times slower it is expected to run there; `lost`: seconds of work that the
-    others together are expected to lose a second."""
+    others together are expected to lose a second; `lost_gpus`: the same, each times its width."""
 
     gpus: I8
     own: float
     lost: float
+    lost_gpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,14 @@ class Cluster:
         return np.asarray(flat.ravel()[:gpus])
 
     def shared(
-        self, job: int, gpus: int, loads: F8, model: Interference, rules: SharingRules, avoid: B1 | None = None
+        self,
+        job: int,
+        gpus: int,
+        loads: F8,
+        kinds: I8,
+        known: Experience,
+        rules: SharingRules,
+        avoid: B1 | None = None,
     ) -> Seat | None:
         """GPUs for a gang of which some have a job already, where sharing pays at the upper quantile: memory
         first, then each side's slowdown, then what it gains less what the others lose, each with its whole gang."""
@@ -166,9 +174,9 @@ class Cluster:
         people, room = look.people, look.room
         if not len(people) or (room if avoid is None else np.where(avoid, 0, room)).sum() < gpus:
             return None
-        mine, theirs = loads[job], loads[people]
-        theirs_slower = model.slowdown(theirs, mine, model.upper)
-        mine_slower = model.slowdown(mine, theirs, model.upper)
+        mine, theirs, model, own = loads[job], loads[people], known.model, int(kinds[job])
+        theirs_slower = model.slowdown(theirs, mine, known.shift(kinds[people], own, upper=True))
+        mine_slower = model.slowdown(mine, theirs, known.shift(own, kinds[people], upper=True))
         good = model.fits_memory(mine, theirs) & (np.maximum(theirs_slower, mine_slower) <= rules.most_slowdown)
         if not good.any():
             return None
@@ -196,10 +204,11 @@ class Cluster:
                 return Seat(flat, 1.0, 0.0)
             gain = gpus / float(mine_slower[met].max()) - float(loss[met].sum())
             if gain >= rules.least_gain * gpus:
-                typical = model.spread**2 / 2.0
-                own = float(model.slowdown(mine, theirs[met], typical).max())
-                lost = float((1.0 - 1.0 / model.slowdown(theirs[met], mine, typical)).sum())
-                return Seat(flat, own, lost)
+                typical, there = known.shift(own, kinds[people[met]], upper=False), theirs[met]
+                slower = float(model.slowdown(mine, there, typical).max())
+                typical = known.shift(kinds[people[met]], own, upper=False)
+                lost = 1.0 - 1.0 / model.slowdown(there, mine, typical)
+                return Seat(flat, slower, float(lost.sum()), float((lost * look.width[met]).sum()))
         return None
 
     def _singles(self) -> _Look:

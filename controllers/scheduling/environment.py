@@ -49,7 +49,7 @@ class Choice:
             alone = state.cluster.alone(width)
             shared = alone
             if alone is None:
-                seat = state.cluster.shared(job, width, state.loads, state.model, state.rules)
+                seat = state.seat(job)
                 shared = None if seat is None else seat.gpus
             self.places.append(None if shared is None else (shared, alone is None))
             rows[place] = (

@@ -15,7 +15,8 @@ beyond `MEMORY_SHARE`.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from collectors.base import Permanent
 
 F8 = NDArray[np.float64]
+I8 = NDArray[np.int64]
 MEMORY_SHARE = 0.9
 """Of a card's memory two jobs may fill together, by their highest known use."""
 QUANTILE = 0.9
@@ -96,6 +98,51 @@ class Interference:
     def fits_memory(self, own: F8, other: F8) -> NDArray[np.bool_]:
         """Whether both fit; not known is no."""
         return np.asarray(own[..., 5] + other[..., 5] <= MEMORY_SHARE)
+
+
+SET_BY_HOST = 1.25
+"""Up to this much slower than host and network explain, a slowdown is taken as theirs."""
+NOISE = 0.15
+"""Spread of one pair of jobs around its pair of kinds, in the logarithm (assumed until runs say otherwise)."""
+
+
+@dataclass
+class Experience:
+    """What sharing has cost so far, by (own kind, neighbour's kind): the model's error is taken to be the same for
+    every pair of two kinds and learned from a few of them (normal prior `spread` wide, observations `NOISE` wide).
+
+    `sums`, `counts` `[kinds + 1, kinds + 1]`; the last row and column are kinds that nobody knows."""
+
+    model: Interference
+    sums: F8 = field(default_factory=lambda: np.zeros((len(KINDS) + 1, len(KINDS) + 1)))
+    counts: F8 = field(default_factory=lambda: np.zeros((len(KINDS) + 1, len(KINDS) + 1)))
+
+    def see(self, own: int, other: int, mine: F8, theirs: F8, slowdown: float) -> None:
+        """One pair's observed slowdown, of a job of kind `own` beside one of kind `other` (indices of `KINDS`, -1:
+        unknown). Where host or network set the pace, the GPU's share is known from above only: taken as that where
+        it was expected to be more, as nothing where not."""
+        floor = max(float(mine[1] + theirs[1]), float(mine[2] + theirs[2]), 1.0)
+        if min(own, other) < 0 or not math.isfinite(slowdown + floor) or not mine[0] > 0:
+            return
+        kernel = 1.0 + (max(slowdown, 1.0) - 1.0) / float(mine[0])
+        shift = math.log(kernel) - float(self.model.log_kernel(mine, theirs))
+        if slowdown <= floor * SET_BY_HOST:
+            expected = float(self.model.log_kernel(mine, theirs)) + float(self.shift(own, other, upper=False))
+            if 1.0 + float(mine[0]) * (math.exp(expected) - 1.0) <= slowdown:
+                return
+        self.sums[own, other] += float(np.clip(shift, -3.0, 3.0))
+        self.counts[own, other] += 1.0
+
+    def shift(self, own: I8 | int, other: I8 | int, *, upper: bool) -> F8:
+        """To add to the model's logarithm for these kinds: its upper quantile, or (not `upper`) what gives the mean
+        slowdown."""
+        prior, noise = self.model.spread**2, NOISE**2
+        counts, sums = self.counts[own, other], self.sums[own, other]
+        left = 1.0 / (1.0 / prior + counts / noise)
+        mean = sums / noise * left
+        if upper:
+            return np.asarray(mean + self.model.upper * np.sqrt((left + noise) / (prior + noise)))
+        return np.asarray(mean + left / 2.0)
 
 
 def columns(loads: list[Load]) -> F8:

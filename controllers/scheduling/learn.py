@@ -32,6 +32,8 @@ _SOURCES = (
     "predict.py",
     "trace.py",
     "policies.py",
+    "state.py",
+    "twin.py",
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def backfill(
             state.start(job, gpus, "fits now" if blocked is None else "fits beside the reservation")
             continue
         if share:
-            seat = state.cluster.shared(job, width, state.loads, state.model, state.rules, avoid)
+            seat = state.seat(job, avoid)
             if seat is not None and worth.sharing(job, seat):
                 state.start(job, seat.gpus, "shares with a complementary job", shared=True)
                 continue
@@ -68,7 +68,8 @@ class Worth:
     """Whether sharing now shortens the sum of completion times, as far as that can be told, within one decision.
 
     It saves the job the time until GPUs are expected to be free for it, and everybody behind it the GPU-seconds
-    that it then does not take: its work times their number over the cluster. It costs what the job and its
+    that are then not taken (its own less those by which its neighbours stay longer) times their number over the
+    cluster's. It costs what the job and its
     neighbours lose while they share. So short jobs share rather than wait, and long ones only where many wait.
     """
 
@@ -82,7 +83,8 @@ class Worth:
             self.ends_s = state.gpu_ends_s() if self.ends_s is None else self.ends_s
             self.waits_s[width] = state.reservation(job, self.ends_s)[0] - state.now_s
         work_s = state.guess_s(job, CAREFUL)
-        behind = max(len(state.queue) - 1, 0) * width / state.cluster.shape.gpus
+        saved = max(width - seat.lost_gpus * seat.own, 0.0)
+        behind = max(len(state.queue) - 1, 0) * saved / state.cluster.shape.gpus
         cost = (seat.own - 1.0) + seat.lost * seat.own
         return self.waits_s[width] + (behind - cost) * work_s > 0.0
 
@@ -108,43 +110,56 @@ class Steering:
        not fit holds nodes that nobody else may enter until it sits: the bound on waiting.
     2. The others go by predicted GPU-seconds over the time waited: short and narrow first, and everybody's turn
        comes. The first that does not fit gets a reservation as in EASY backfill.
-    3. Whoever does not fit alone shares where the interference model says, on its upper side, that it pays.
+    3. Whoever does not fit alone shares where the interference model, corrected by what was seen, says on its upper
+       side that it pays; and only as long as no more wait with us than in the twin (`_pays`): a model that is wrong
+       about this cluster is found out by its queue.
 
     `patience`: power of the predicted GPU-seconds; 0 would be first come, first served. `settle_s` is added to each
     wait, so that the newest are told apart by length rather than by seconds of waiting. `looks`: of the queue's
-    order this many are tried, so that a decision's cost is bounded.
+    order this many are tried, so that a decision's cost is bounded. `margin`: jobs by which we may be behind before
+    sharing stops.
     """
 
     patience: float = 1.0
     settle_s: float = 600.0
     share: bool = True
     looks: int = 256
+    margin: float = 3.0
     held: dict[int, B1] = field(default_factory=dict, init=False)
     """Nodes held for late jobs; kept between decisions, since nodes chosen anew each time are never empty."""
 
     def __call__(self, state: State) -> None:
         late = state.twin.late() if state.twin is not None else []
+        share = self.share and self._pays(state)
         self.held = {job: nodes for job, nodes in self.held.items() if job in set(late)}
         for job in late:
-            self._seat_late(state, job)
+            self._seat_late(state, job, share)
         taken = np.logical_or.reduce(list(self.held.values())) if self.held else None
         rest = sorted(set(state.queue).difference(late), key=lambda job: self.rank(state, job))
-        backfill(state, rest[: self.looks], share=self.share, taken=taken)
+        backfill(state, rest[: self.looks], share=share, taken=taken)
+
+    def _pays(self, state: State) -> bool:
+        """Whether sharing has paid so far: what waits here and what is lost to neighbours now, each in jobs, is no
+        more than what waits in the twin, which shares nothing. A job that waits and a second that is lost cost the
+        mean completion time the same, so this compares the two clusters' pace of it."""
+        if state.twin is None:
+            return True
+        lost = sum(1.0 - float(state.rate[job]) for job in state.cluster.held)
+        return len(state.queue) + lost <= state.twin.waiting + self.margin
 
     def rank(self, state: State, job: int) -> float:
         """The lower, the sooner."""
         waited_s = state.now_s - float(state.submit_s[job]) + self.settle_s
         return float((state.guess_s(job) * float(state.width[job])) ** self.patience / waited_s)
 
-    def _seat_late(self, state: State, job: int) -> None:
+    def _seat_late(self, state: State, job: int, share: bool) -> None:
         others = [nodes for who, nodes in self.held.items() if who != job]
         taken = np.logical_or.reduce(others) if others else None
         width = int(state.width[job])
         gpus = state.cluster.alone(width, taken)
-        shared = gpus is None and self.share
+        shared = gpus is None and share
         if shared:
-            rules = replace(state.rules, least_gain=0.0)
-            seat = state.cluster.shared(job, width, state.loads, state.model, rules, taken)
+            seat = state.seat(job, taken, 0.0)
             gpus = None if seat is None else seat.gpus
         if gpus is not None:
             self.held.pop(job, None)

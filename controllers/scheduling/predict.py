@@ -46,21 +46,27 @@ class Durations:
     ended: int = 0
 
     @staticmethod
-    def keys(user: str, gpus: int, submit_s: float) -> list[tuple[object, ...]]:
+    def keys(user: str, gpus: int, submit_s: float, name: str = "") -> list[tuple[object, ...]]:
         """From everything to what is most like it."""
         near = int(submit_s // NEAR_S)
-        named: list[tuple[object, ...]] = [("user", user), ("user", user, gpus)] if user else []
-        return [("all",), ("gpus", gpus), *named, ("near", user, gpus, near)]
+        found: list[tuple[object, ...]] = [("all",), ("gpus", gpus)]
+        if user:
+            found += [("user", user), ("user", user, gpus)]
+        if name:
+            found += [("name", user, name), ("name", user, name, gpus)]
+        return [*found, ("near", user, gpus, name, near)]
 
-    def learn(self, user: str, gpus: int, submit_s: float, duration_s: float) -> None:
+    def learn(self, user: str, gpus: int, submit_s: float, duration_s: float, name: str = "") -> None:
         self.ended += 1
-        for key in self.keys(user, gpus, submit_s):
+        for key in self.keys(user, gpus, submit_s, name):
             self.levels.setdefault(key, _Level()).add(max(duration_s, 1.0))
 
-    def quantile(self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0) -> float:
+    def quantile(
+        self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0, name: str = ""
+    ) -> float:
         """The whole duration (s) of a job that has run for `age_s`, at this quantile."""
         found = math.log(max(AT_FIRST_S, 2.0 * age_s))
-        for key in self.keys(user, gpus, submit_s):
+        for key in self.keys(user, gpus, submit_s, name):
             level = self.levels.get(key)
             if level is None:
                 continue

@@ -14,7 +14,7 @@ import numpy as np
 
 from collectors.base import Permanent
 from controllers.scheduling.cluster import F8, Cluster, Shape, SharingRules
-from controllers.scheduling.interference import KINDS, MEASURED, Interference, columns
+from controllers.scheduling.interference import KINDS, MEASURED, Experience, Interference, columns
 from controllers.scheduling.policies import Policy
 from controllers.scheduling.state import Start, State
 from controllers.scheduling.trace import Job
@@ -85,6 +85,7 @@ class Simulation:
         if widest > world.shape.gpus:
             raise Permanent(f"a job asks for {widest} GPUs of {world.shape.gpus}")
         count = len(self.jobs)
+        kinds = [KINDS.index(job.load.kind) if job.load.kind in KINDS else -1 for job in jobs]
         self.state = State(
             Cluster(world.shape),
             np.asarray([job.submit_s for job in jobs]),
@@ -93,17 +94,20 @@ class Simulation:
             columns([job.load for job in jobs]),
             done_s=np.zeros(count),
             rate=np.ones(count),
-            model=world.model,
+            known=Experience(world.model),
+            kinds=np.asarray(kinds),
             rules=world.rules,
             begin=self._begin,
+            name=[job.name for job in jobs],
         )
         if twin:
             self.state.twin = Twin(self.state)
         self.seed = seed
         self._random = np.random.default_rng((seed, 0x51A1))
         self._by_kinds = self._random.normal(0.0, world.model.spread, (len(KINDS), len(KINDS)))
-        self._kind = [KINDS.index(job.load.kind) if job.load.kind in KINDS else 0 for job in jobs]
+        self._kind = [max(kind, 0) for kind in kinds]
         self._pairs: dict[tuple[int, int], float] = {}
+        self._told: set[tuple[int, int]] = set()
         self._events: list[tuple[float, int, int, int]] = []
         self._version = [0] * count
         self._left_s = np.asarray([job.duration_s for job in jobs])
@@ -189,7 +193,7 @@ class Simulation:
         self._leave(job)
         self.end_s[job] = self.state.now_s
         done = self.jobs[job]
-        self.state.durations.learn(done.user, done.gpus, done.submit_s, done.duration_s)
+        self.state.durations.learn(done.user, done.gpus, done.submit_s, done.duration_s, done.name)
         if self.state.twin is not None:
             self.state.twin.ended(job, done.duration_s)
 
@@ -232,7 +236,9 @@ class Simulation:
         """New paces for whoever got or lost a neighbour, and with them new ends."""
         for job in self._changed:
             self._advance(job)
-            self.state.rate[job] = 1.0 / self._slower(job)
+            slower = self._slower(job)
+            self.state.rate[job] = 1.0 / slower
+            self._experience(job, slower)
             self._version[job] += 1
             end_s = self.state.now_s + max(float(self._left_s[job]), 0.0) / float(self.state.rate[job])
             heapq.heappush(self._events, (end_s, _END, job, self._version[job]))
@@ -242,6 +248,17 @@ class Simulation:
         cluster = self.state.cluster
         found = max((self._true(job, other) for other in cluster.neighbours(job)), default=1.0)
         return found * (self.world.shape.across_racks if cluster.spans_racks(cluster.held[job]) else 1.0)
+
+    def _experience(self, job: int, slower: float) -> None:
+        """A job beside one neighbour, not across racks, tells what that neighbour costs it, once."""
+        cluster, state = self.state.cluster, self.state
+        neighbours = cluster.neighbours(job)
+        if len(neighbours) != 1 or (job, neighbours[0]) in self._told or cluster.spans_racks(cluster.held[job]):
+            return
+        other = neighbours[0]
+        self._told.add((job, other))
+        kinds, loads = state.kinds, state.loads
+        state.known.see(int(kinds[job]), int(kinds[other]), loads[job], loads[other], slower)
 
     def _true(self, job: int, other: int) -> float:
         known = self._pairs.get((job, other))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, SharingRules
-from controllers.scheduling.interference import MEASURED, Interference
+from controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, Seat, SharingRules
+from controllers.scheduling.interference import MEASURED, Experience
 from controllers.scheduling.predict import Durations
 
 if TYPE_CHECKING:
@@ -48,11 +48,16 @@ class State:
     rate: F8 = field(default_factory=lambda: np.ones(0))
     """Work done per second, as observed."""
     durations: Durations = field(default_factory=Durations)
-    model: Interference = MEASURED
+    known: Experience = field(default_factory=lambda: Experience(MEASURED))
+    """What sharing is expected to cost."""
+    kinds: I8 = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Index in `KINDS` by job, -1 where it is not known; empty: of none."""
     rules: SharingRules = field(default_factory=SharingRules)
     begin: Callable[[Start], None] = lambda start: None
     twin: Twin | None = None
     """The baseline beside us; None where nobody asked for it."""
+    name: list[str] = field(default_factory=list)
+    """What their owners call them; empty where nobody knows."""
     _known: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def start(self, job: int, gpus: I8, why: str, *, shared: bool = False) -> None:
@@ -61,23 +66,33 @@ class State:
         self.queue.remove(job)
         self.begin(Start(job, gpus, shared, why))
 
+    def seat(self, job: int, avoid: B1 | None = None, least_gain: float | None = None) -> Seat | None:
+        """Where the job could share GPUs now (`Cluster.shared`)."""
+        if not len(self.kinds):
+            self.kinds = np.full(len(self.submit_s), -1)
+        rules = self.rules if least_gain is None else replace(self.rules, least_gain=least_gain)
+        return self.cluster.shared(job, int(self.width[job]), self.loads, self.kinds, self.known, rules, avoid)
+
     def guess_s(self, job: int, q: float = 0.5) -> float:
         """The job's predicted duration alone (s), before it has run."""
         stamp = self.durations.ended // 4
         known = self._known.get(job)
         if known is None or known[0] != stamp or q != 0.5:
-            found = self.durations.quantile(self.user[job], int(self.width[job]), float(self.submit_s[job]), q)
+            found = self._quantile(job, q)
             if q != 0.5:
                 return found
             known = self._known[job] = (stamp, found)
         return known[1]
 
+    def _quantile(self, job: int, q: float, age_s: float = 0.0) -> float:
+        name = self.name[job] if self.name else ""
+        width, submit_s = int(self.width[job]), float(self.submit_s[job])
+        return self.durations.quantile(self.user[job], width, submit_s, q, age_s, name)
+
     def expected_end_s(self, job: int) -> float:
         """When a running job is expected to end, at the pace it has now."""
         age_s = float(self.done_s[job])
-        whole_s = self.durations.quantile(
-            self.user[job], int(self.width[job]), float(self.submit_s[job]), RUNS_ON, age_s
-        )
+        whole_s = self._quantile(job, RUNS_ON, age_s)
         return self.now_s + max(whole_s - age_s, 1.0) / max(float(self.rate[job]), 1e-6)
 
     def gpu_ends_s(self) -> F8:

@@ -2,7 +2,8 @@
 
 Two layouts are read. *Muri's* (Rivendile/Muri, SIGCOMM'22, derived from Microsoft's Philly trace): `num_gpu`,
 `submit_time` and `duration` in ms, `model_name`, and the time an iteration spends on host, GPU and network
-(`resource_time_0..2`, ms). *Plain*: `submit_s`, `gpus`, `duration_s`, and where known `user`, `queue`, `kind`.
+(`resource_time_0..2`, ms). *Plain*: `submit_s`, `gpus`, `duration_s`, and where known `user`, `queue`, `name`,
+`kind`.
 
 `iterations` of Muri's layout times `iteration_time` is the duration itself: an oracle, and never read.
 """
@@ -43,6 +44,8 @@ class Job:
     load: Load
     user: str = ""
     queue: str = ""
+    name: str = ""
+    """What its owner calls it, alike for repeated ones; empty where not known."""
 
 
 def read(path: Path, *, seed: int = 0) -> list[Job]:
@@ -102,6 +105,7 @@ def _plain(row: dict[str, str], place: str, random: np.random.Generator) -> Job:
         load_of(kind, random),
         row.get("user") or "",
         row.get("queue") or row.get("vc") or "",
+        row.get("name") or "",
     )
 
 

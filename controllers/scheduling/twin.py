@@ -42,6 +42,7 @@ class Twin:
             rate=np.ones(len(real.submit_s)),
             durations=real.durations,
             begin=self._begin,
+            name=real.name,
         )
 
     def seen(self, job: int) -> None:
@@ -63,6 +64,11 @@ class Twin:
         """Who waits though the baseline would have started it, the earliest there first."""
         found = [job for job in self.real.queue if job in self.started_s]
         return sorted(found, key=lambda job: (self.started_s[job], job))
+
+    @property
+    def waiting(self) -> int:
+        """How many wait there."""
+        return len(self._state.queue)
 
     def _begin(self, start: Start) -> None:
         self.started_s[start.job] = self._state.now_s

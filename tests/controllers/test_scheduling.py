@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.base import Permanent
-from controllers.scheduling import policies, trace
+from controllers.scheduling import policies, shapes, trace
+from controllers.scheduling.bound import least_mean_jct_s
 from controllers.scheduling.cluster import Cluster, Shape, SharingRules
-from controllers.scheduling.interference import MEASURED, QUANTILE, columns, fit, load_of
+from controllers.scheduling.interference import KINDS, MEASURED, QUANTILE, Experience, columns, fit, load_of
 from controllers.scheduling.predict import Durations
 from controllers.scheduling.preemptive import Preemptive, least_attained
 from controllers.scheduling.simulate import Faults, Simulation, World
@@ -22,6 +23,7 @@ from controllers.scheduling.trace import Job
 
 RECORDING = Path(__file__).parent.parent / "recordings" / "h200_interference.csv"
 JOBS = trace.at_load(trace.draw(150, 3), 64, 1.0)
+NOBODY_KNOWS = np.full(200, -1)
 STEADY = {
     "fifo": policies.fifo,
     "backfill": policies.backfill,
@@ -63,7 +65,7 @@ def test_gangs_sit_whole_two_a_gpu_at_most_small_ones_in_one_node_and_never_on_c
             continue
         found = cluster.alone(gpus)
         if found is None:
-            seat = cluster.shared(job, gpus, loads, MEASURED, SharingRules())
+            seat = cluster.shared(job, gpus, loads, NOBODY_KNOWS, Experience(MEASURED), SharingRules())
             found = None if seat is None else seat.gpus
         if found is not None:
             cluster.put(job, found)
@@ -121,9 +123,9 @@ def test_sharing_pays_with_complementary_jobs_and_is_refused_where_memory_does_n
     loads = columns([load_of("language", random), load_of("simulation", random)])
     cluster = Cluster(Shape(1, 8))
     cluster.put(0, np.arange(8))
-    assert cluster.shared(1, 8, loads, MEASURED, SharingRules()) is not None
+    assert cluster.shared(1, 8, loads, NOBODY_KNOWS, Experience(MEASURED), SharingRules()) is not None
     loads[1, 5] = 0.9
-    assert cluster.shared(1, 8, loads, MEASURED, SharingRules()) is None
+    assert cluster.shared(1, 8, loads, NOBODY_KNOWS, Experience(MEASURED), SharingRules()) is None
 
 
 def test_a_job_that_the_baseline_would_have_started_goes_first() -> None:
@@ -196,3 +198,77 @@ def test_the_declared_number_of_iterations_is_never_read(tmp_path: Path) -> None
         read.append(trace.read(path))
     assert read[0] == read[1]
     assert read[0][0].load.gpu_duty == pytest.approx(0.9)
+
+
+def test_what_sharing_was_seen_to_cost_moves_the_model_for_those_kinds_only_and_narrows_it() -> None:
+    random = np.random.default_rng(0)
+    known, (mine, theirs) = Experience(MEASURED), columns([load_of("language", random), load_of("vision", random)])
+    own, other = KINDS.index("language"), KINDS.index("vision")
+    before = float(known.shift(own, other, upper=True))
+    assert before == pytest.approx(MEASURED.upper, rel=1e-9)
+    true = float(MEASURED.slowdown(mine, theirs, -0.3))
+    for _ in range(20):
+        known.see(own, other, mine, theirs, true)
+    assert -0.4 < float(known.shift(own, other, upper=False)) < -0.2
+    assert float(known.shift(own, other, upper=True)) < 0.0
+    assert float(known.shift(other, own, upper=True)) == before
+    known.see(-1, other, mine, theirs, 9.0)
+    known.see(own, other, np.full(6, np.nan), theirs, 9.0)
+    assert float(known.shift(own, other, upper=False)) < -0.2
+
+
+def test_sharing_stops_while_more_wait_than_would_without_it() -> None:
+    simulation = Simulation(JOBS, World(), twin=True)
+    state, policy = simulation.state, policies.Steering(margin=2.0)
+    assert policy._pays(state)
+    state.queue = [0, 1, 2]
+    assert not policy._pays(state)
+    assert state.twin is not None
+    state.twin._state.queue = [0]
+    assert policy._pays(state)
+    state.cluster.put(5, np.arange(4))
+    state.rate[5] = 0.5
+    assert not policy._pays(state)
+
+
+@pytest.mark.parametrize("name", shapes.NAMES)
+def test_a_drawn_trace_is_its_seeds_and_has_the_shape_it_says(name: str) -> None:
+    jobs = shapes.drawn(name, 1500, 3)
+    assert jobs == shapes.drawn(name, 1500, 3)
+    assert [job.submit_s for job in jobs] == sorted(job.submit_s for job in jobs)
+    duration_s, width = np.asarray([job.duration_s for job in jobs]), np.asarray([job.gpus for job in jobs])
+    assert duration_s.mean() > 2 * np.median(duration_s)
+    assert (width == 1).mean() > 0.2
+    area = np.sort(duration_s * width)
+    assert area[-len(area) // 10 :].sum() > 0.5 * area.sum()
+
+
+def test_an_unknown_shape_is_named() -> None:
+    with pytest.raises(Permanent, match="shape 'x' is none of philly, helios, pai, ours"):
+        shapes.drawn("x", 10, 1)
+
+
+def test_a_repeated_name_is_predicted_from_its_own_runs() -> None:
+    known = Durations()
+    for _ in range(30):
+        known.learn("ada", 8, 0.0, 100.0, "short")
+        known.learn("ada", 8, 0.0, 50000.0, "long")
+    assert known.quantile("ada", 8, 1e6, 0.5, name="short") < 200.0
+    assert known.quantile("ada", 8, 1e6, 0.5, name="long") > 20000.0
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.5, 0.9, 1.5]))
+@settings(max_examples=15, deadline=None)
+def test_no_policy_beats_the_bound(seed: int, load: float) -> None:
+    jobs = trace.at_load(trace.draw(60, seed), 64, load)
+    for policy in (policies.backfill, policies.shortest):
+        result = Simulation(jobs, World()).run(policy)
+        assert result.jct_s.mean() >= least_mean_jct_s(jobs, 64) * (1 - 1e-9)
+    shared = Simulation(jobs, World(), twin=True).run(policies.Steering())
+    assert shared.jct_s.mean() >= least_mean_jct_s(jobs, 64, gain=2.0) * (1 - 1e-9)
+
+
+def test_the_bound_of_one_queue_of_whole_machine_jobs_is_shortest_first() -> None:
+    quiet = load_of("language", np.random.default_rng(0))
+    jobs = [Job(str(k), 0.0, 64, 100.0 * (k + 1), quiet) for k in range(3)]
+    assert least_mean_jct_s(jobs, 64) == pytest.approx((100 + 300 + 600) / 3)
