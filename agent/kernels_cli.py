@@ -6,15 +6,19 @@ These commands stand here and not in `kernels`, because whoever promotes asks th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent.terminal import Config
+from agent.terminal import Config, answer_plan
 from collectors.base import Permanent
+
+if TYPE_CHECKING:
+    from agent.kernel_gate import KernelGate
+    from agent.policy import Person
 
 RegistryFolder = Annotated[
     Path, typer.Option("--registry", envvar="NIGHTSHIFT_KERNEL_REGISTRY", help="The registry's folder")
@@ -75,7 +79,8 @@ def approve(
     config: Config = None,
 ) -> None:
     """Approves a kernel's promotion or search."""
-    _decide(plan, sha256, config, None)
+    with _gate(config) as (kernels, who):
+        answer_plan(kernels, plan, sha256, who, None, "nightshift kernels registry")
 
 
 def reject(
@@ -85,29 +90,18 @@ def reject(
     config: Config = None,
 ) -> None:
     """Declines a kernel's promotion or search."""
-    _decide(plan, sha256, config, reason)
+    with _gate(config) as (kernels, who):
+        answer_plan(kernels, plan, sha256, who, reason, "nightshift kernels registry")
 
 
-def _decide(plan: str, sha256: str, config: Path | None, reason: str | None) -> None:
+@contextmanager
+def _gate(config: Path | None) -> Iterator[tuple[KernelGate, Person]]:
     from agent.kernel_gate import KernelGate
     from agent.terminal import operator, stored
     from agent.told_time import ToldClock
 
     with stored(config) as (store, gate, now_s):
-        kernels = KernelGate(gate, store, ToldClock(store.database))
-        known = kernels.proposal(plan)
-        if known is None:
-            raise Permanent(f"{plan}: there is no such plan; `nightshift kernels registry` lists them")
-        present = known.action.plan_sha256
-        if not present.startswith(sha256):
-            raise Permanent(f"the plan of {plan} is {present}, not {sha256}…: look at it again")
-        who = operator(now_s)
-        answer = (
-            kernels.approve(plan, present, who) if reason is None else kernels.reject(plan, present, who, reason)
-        )
-    typer.echo(answer.message, err=not answer.ok)
-    if not answer.ok:
-        raise typer.Exit(1)
+        yield KernelGate(gate, store, ToldClock(store.database)), operator(now_s)
 
 
 def demote(
@@ -141,22 +135,33 @@ def registry(
     registry: RegistryFolder,
     key: Keys,
     bundle: Annotated[Path | None, typer.Option(help="Also write the job's file of all kernels in use")] = None,
+    layout: Annotated[Path | None, typer.Option(help="Also write all of them as an OCI image layout")] = None,
+    take: Annotated[
+        Path | None, typer.Option(help="First take in what an OCI image layout holds, as proposed")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
 ) -> None:
     """Lists the registry's kernels, after demoting those that jobs' shadow checks found wrong."""
     import time
 
     from kernels.apply.bundle import write_bundle
+    from kernels.certificate import CertificateError
     from kernels.registry import RegistryError
+    from kernels.registry_oci import read_layout, write_layout
 
     try:
         held = _registry(registry, key)
+        if take is not None:
+            new = read_layout(held, take, "nightshift kernels registry", time.time())
+            typer.echo(f"{len(new)} new kernels from {take}", err=True)
         for gone in held.collect_mismatches(time.time()):
             typer.echo(f"demoted {gone.certificate[:16]} ({gone.problem}): {gone.history[-1].why}", err=True)
         entries = held.entries()
         if bundle is not None:
             write_bundle(bundle, held.records())
-    except RegistryError as error:
+        if layout is not None:
+            write_layout(held, layout)
+    except (RegistryError, CertificateError) as error:
         raise Permanent(str(error)) from error
     if as_json:
         listed = [{"certificate": e.certificate, "problem": e.problem, "state": e.state.value, "verdict": e.summary}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agent.terminal import AsJson, Config, operator, print_json, stored
+from agent.terminal import AsJson, Config, answer_plan, operator, print_json, stored
 from collectors.base import Permanent
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def approve(
     config: Config = None,
 ) -> None:
     """Approves a policy's step up."""
-    _decide(plan, sha256, config, None)
+    with _opened(config) as (policies, _, who):
+        answer_plan(policies.plans, plan, sha256, who, None, "nightshift policy standing")
 
 
 def reject(
@@ -114,23 +115,8 @@ def reject(
     config: Config = None,
 ) -> None:
     """Declines a policy's step up."""
-    _decide(plan, sha256, config, reason)
-
-
-def _decide(plan: str, sha256: str, config: Path | None, reason: str | None) -> None:
     with _opened(config) as (policies, _, who):
-        known = policies.plans.proposal(plan)
-        if known is None:
-            raise Permanent(f"{plan}: there is no such plan; `nightshift policy standing` lists them")
-        present = known.action.plan_sha256
-        if not present.startswith(sha256):
-            raise Permanent(f"the plan of {plan} is {present}, not {sha256}…: look at it again")
-        answer = (
-            policies.approve(plan, present, who) if reason is None else policies.reject(plan, present, who, reason)
-        )
-    typer.echo(answer.message, err=not answer.ok)
-    if not answer.ok:
-        raise typer.Exit(1)
+        answer_plan(policies.plans, plan, sha256, who, reason, "nightshift policy standing")
 
 
 def undo(

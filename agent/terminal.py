@@ -15,6 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from agent.gate import Gate, GateAnswer
+    from agent.kernel_gate import KernelGate
     from agent.policy import Person
     from agent.store import Store
 
@@ -77,6 +78,20 @@ def tell(answer: GateAnswer, as_json: bool) -> None:
         typer.echo(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)
+
+
+def answer_plan(plans: KernelGate, plan: str, sha256: str, who: Person, reason: str | None, listing: str) -> None:
+    """A person's answer to a plan that waits: approved, or rejected for a reason; only if its hash begins so."""
+    from collectors.base import Permanent
+
+    known = plans.proposal(plan)
+    if known is None:
+        raise Permanent(f"{plan}: there is no such plan; `{listing}` lists them")
+    present = known.action.plan_sha256
+    if not present.startswith(sha256):
+        raise Permanent(f"the plan of {plan} is {present}, not {sha256}…: look at it again")
+    answer = plans.approve(plan, present, who) if reason is None else plans.reject(plan, present, who, reason)
+    tell(answer, as_json=False)
 
 
 def print_json(value: Any) -> None:

@@ -73,6 +73,7 @@ def _guesses(arguments: Arguments) -> Iterator[Binding]:
             yield Binding("softmax", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
             yield Binding("reduce_sum", f"entry({flat}).reshape(a[{x}].shape[:-1])", rows, (x,))
             yield Binding("max", f"entry({flat}).reshape(a[{x}].shape[:-1])", rows, (x,))
+            yield Binding("gelu", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
             yield Binding("copy", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
             if len(shape[x]) == 2:
                 yield Binding("quantise", f"entry(a[{x}])", rows, (x,))

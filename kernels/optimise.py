@@ -264,7 +264,9 @@ class SuiteAuthor:
 
     def _wrapped(self, inner: Candidate) -> Candidate:
         text = self.binding.call.replace("entry(", f"{inner.entry}(")
-        glue = f"\n\ndef nightshift_task(*a):\n    return {text}\n"
+        # a family's kernel was written for rows that lie side by side; a task's arguments may lie anyhow
+        laid = "a = [x.contiguous() if hasattr(x, 'contiguous') else x for x in a]"
+        glue = f"\n\ndef nightshift_task(*a):\n    {laid}\n    return {text}\n"
         return Candidate(
             inner.source + glue, "nightshift_task", inner.language, inner.kind, inner.determinism, inner.mutates
         )

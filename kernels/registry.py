@@ -95,10 +95,7 @@ class Registry:
 
     def propose(self, envelope: Mapping[str, Any], by: str, why: str, at_s: float) -> Entry:
         """Takes a certificate in. The same one again changes nothing. Raises CertificateError."""
-        predicate, _ = read(envelope, self._trusted)
-        kernel_record(envelope, self._trusted)
-        if predicate["verdict"]["status"] not in ("faster", "inconclusive", "correct"):
-            raise CertificateError(f"status: {predicate['verdict']['status']} is not worth a place in the registry")
+        self.check(envelope)
         sha256 = certificate_sha256(envelope)
         folder = self.folder / "kernels" / sha256
         if not (folder / "history.jsonl").exists():
@@ -106,6 +103,13 @@ class Registry:
             _replace(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
             self._append(sha256, Move(State.proposed, by, why, at_s))
         return self.entry(sha256)
+
+    def check(self, envelope: Mapping[str, Any]) -> None:
+        """Raises CertificateError where a certificate may not come in: by signature, content or verdict."""
+        predicate, _ = read(envelope, self._trusted)
+        kernel_record(envelope, self._trusted)
+        if predicate["verdict"]["status"] not in ("faster", "inconclusive", "correct"):
+            raise CertificateError(f"status: {predicate['verdict']['status']} is not worth a place in the registry")
 
     def move(self, certificate: str, state: State, by: str, why: str, at_s: float, plan_sha256: str = "") -> Entry:
         """Moves a kernel on. Raises RegistryError where it cannot go there, or an approved plan is missing."""

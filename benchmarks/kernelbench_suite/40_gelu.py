@@ -1,4 +1,4 @@
-"""GELU alone: no family of ours."""
+"""GELU alone, in its exact form."""
 
 import torch
 import torch.nn.functional as F

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from kernels.judge.verdict import Comparison, Interval, Reason, Status, Verdict
 from kernels.problem import Case
 from kernels.problems import named
 from kernels.registry import Registry, RegistryError, State
+from kernels.registry_oci import read_layout, write_layout
 from tests.agent.incidents import ManualClock
 
 SIGNER = Signer.from_bytes(bytes(range(32)))
@@ -101,6 +103,66 @@ def test_only_certificates_that_hold_get_in(tmp_path: Path, envelope: Mapping[st
         registry.entry(entry.certificate)
     with pytest.raises(RegistryError, match="0 kernels"):
         registry.entry("../" + entry.certificate)
+
+
+def test_a_registry_travels_as_an_oci_layout(tmp_path: Path, envelope: Mapping[str, Any]) -> None:
+    """Every digest and size is right, provenance stands in the annotations, and the other side takes nothing on
+    trust: what was active there is proposed here, what was demoted there is demoted here."""
+    here, there = Registry(tmp_path / "here", TRUSTED), Registry(tmp_path / "there", TRUSTED)
+    other = certificate(note="other")
+    for each, number in ((envelope, 1.0), (other, 2.0)):
+        sha256 = here.propose(each, "ann", "", number).certificate
+        here.move(sha256, State.canary, "ann", "tried", number, PLAN)
+    here.propose(certificate(note="third"), "ann", "", 3.0)  # only proposed: it stays
+    here.demote(certificate_sha256(other), "bob", "wrong", 4.0)
+    assert write_layout(here, tmp_path / "layout") == 2
+    assert write_layout(here, tmp_path / "layout") == 2
+    index = json.loads((tmp_path / "layout" / "index.json").read_text())
+    assert json.loads((tmp_path / "layout" / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    tags = [item["annotations"]["org.opencontainers.image.ref.name"] for item in index["manifests"]]
+    assert sorted(tag.partition("-")[0] for tag in tags) == ["canary", "demoted"]
+    for item in index["manifests"]:
+        blob = tmp_path / "layout" / "blobs" / "sha256" / item["digest"].removeprefix("sha256:")
+        manifest = json.loads(blob.read_bytes())
+        for described in (item, manifest["config"], *manifest["layers"]):
+            content = (blob.parent / described["digest"].removeprefix("sha256:")).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == described["digest"].removeprefix("sha256:")
+            assert len(content) == described["size"]
+        told = manifest["annotations"]
+        assert told["dev.nightshift.kernel.judge-commit"] == "c0ffee"
+        assert told["dev.nightshift.kernel.gpu"] == "NVIDIA H200"
+        assert told["dev.nightshift.kernel.by"] in ("ann", "bob")
+    taken = read_layout(there, tmp_path / "layout", "eve", 5.0)
+    assert {entry.certificate: entry.state for entry in taken} == {
+        certificate_sha256(envelope): State.proposed, certificate_sha256(other): State.demoted,
+    }  # fmt: skip
+    assert there.records() == []
+    assert read_layout(there, tmp_path / "layout", "eve", 6.0) == []
+
+
+def test_a_layout_that_was_changed_is_refused_whole(tmp_path: Path, envelope: Mapping[str, Any]) -> None:
+    here = Registry(tmp_path / "here", TRUSTED)
+    sha256 = here.propose(envelope, "ann", "", 1.0).certificate
+    here.move(sha256, State.canary, "ann", "tried", 2.0, PLAN)
+    write_layout(here, tmp_path / "layout")
+    stranger = Registry(tmp_path / "stranger", {})
+    with pytest.raises(CertificateError, match="trusted"):
+        read_layout(stranger, tmp_path / "layout", "eve", 3.0)
+    blobs = tmp_path / "layout" / "blobs" / "sha256"
+    victim = next(path for path in blobs.iterdir() if b"payloadType" in path.read_bytes())
+    whole = victim.read_bytes()
+    victim.write_bytes(whole.replace(b"payload", b"PAYLOAD", 1))
+    there = Registry(tmp_path / "there", TRUSTED)
+    with pytest.raises(RegistryError, match="not what its name says"):
+        read_layout(there, tmp_path / "layout", "eve", 3.0)
+    victim.unlink()
+    with pytest.raises(RegistryError, match="No such file"):
+        read_layout(there, tmp_path / "layout", "eve", 3.0)
+    for text in ("", "[]", "{}", '{"manifests": [1]}'):
+        (tmp_path / "layout" / "index.json").write_text(text)
+        with pytest.raises(RegistryError, match=r"index\.json"):
+            read_layout(there, tmp_path / "layout", "eve", 3.0)
+    assert there.entries() == []
 
 
 def test_the_record_for_jobs_names_where_the_kernel_was_certified(envelope: Mapping[str, Any]) -> None:

@@ -1,0 +1,166 @@
+"""A registry's kernels as an OCI image layout: what registries, mirrors and signing tools of a cluster can carry.
+
+    LAYOUT/oci-layout, index.json, blobs/sha256/…      (OCI image specification 1.1, image-layout.md)
+
+Each kernel is an artifact: a manifest whose artifactType says so, with the signed certificate as its first layer
+and the source as its second, and annotations that say where it came from. Its state is the tag's prefix
+(`canary-…`, `active-…`, `demoted-…`). The folder stays what is written to; a layout is made of it and read into it,
+so `oras copy --from-oci-layout` or `skopeo copy oci:…` move it between clusters. A certificate proves itself by its
+signature; of the history only its last move travels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from collectors.seal import sha256_hex
+from kernels.registry import Entry, Registry, RegistryError, State
+
+ARTIFACT = "application/vnd.nightshift.kernel.v1+json"
+CERTIFICATE = "application/vnd.in-toto+json"
+SOURCE = "text/x-python"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
+TITLE = "org.opencontainers.image.title"
+REFERENCE = "org.opencontainers.image.ref.name"
+_PREFIX = "dev.nightshift.kernel."
+
+
+def write_layout(registry: Registry, folder: Path) -> int:
+    """Makes the layout anew; blobs that are there stay. How many kernels. What is proposed only is not in it."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True, exist_ok=True)
+    manifests = []
+    for entry in registry.entries():
+        if entry.state is State.proposed:
+            continue
+        text = _json(_manifest(entry, blobs))
+        described = {**_blob(blobs, text, MANIFEST), "artifactType": ARTIFACT}
+        tag = f"{entry.state}-{entry.problem.replace('/', '.')}-{entry.certificate[:16]}"
+        manifests.append({**described, "annotations": {REFERENCE: tag}})
+    _put(folder / "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
+    _put(folder / "index.json", _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}))
+    return len(manifests)
+
+
+def read_layout(registry: Registry, folder: Path, by: str, at_s: float) -> list[Entry]:
+    """Takes a layout's kernels in, each as proposed: another cluster's approval is not this one's. The new ones.
+
+    What is demoted there is demoted here. Raises RegistryError naming the file where a blob is missing, is not the
+    one that its digest names, or holds no certificate of a trusted key (nothing is taken in then).
+    """
+    found: list[tuple[dict[str, Any], str]] = []
+    index = _read(folder / "index.json")
+    for described in _listed(index, "manifests", folder / "index.json"):
+        if described.get("artifactType") != ARTIFACT:
+            continue
+        manifest = json.loads(_checked(folder, described))
+        layers = _listed(manifest, "layers", folder)
+        certificate = next((layer for layer in layers if layer.get("mediaType") == CERTIFICATE), None)
+        if certificate is None:
+            raise RegistryError(f"{folder}: {described.get('digest')}: no certificate in it")
+        tag = str(described.get("annotations", {}).get(REFERENCE, ""))
+        found.append((json.loads(_checked(folder, certificate)), tag))
+    for envelope, _ in found:
+        registry.check(envelope)
+    known = {entry.certificate for entry in registry.entries()}
+    taken = []
+    for envelope, tag in found:
+        entry = registry.propose(envelope, by, f"from {folder}", at_s)
+        if tag.startswith(f"{State.demoted}-"):
+            entry = registry.demote(entry.certificate, by, f"demoted in {folder}", at_s)
+        if entry.certificate not in known:
+            taken.append(entry)
+    return taken
+
+
+def _manifest(entry: Entry, blobs: Path) -> dict[str, Any]:
+    predicate, move = entry.predicate, entry.history[-1]
+    environment = predicate["verdict"]["environment"]
+    source = str(predicate["candidate"]["source"]).encode()
+    layers = [
+        {**_blob(blobs, _json(entry.envelope), CERTIFICATE), "annotations": {TITLE: "certificate.json"}},
+        {**_blob(blobs, source, SOURCE), "annotations": {TITLE: f"{entry.problem.replace('/', '.')}.py"}},
+    ]
+    told = {
+        "certificate": entry.certificate,
+        "problem": entry.problem,
+        "verdict": entry.summary,
+        "state": entry.state.value,
+        "by": move.by,
+        "why": move.why,
+        "plan-sha256": move.plan_sha256,
+        "judge-commit": str(predicate["commit"]),
+        "gpu": str(environment.get("gpu", "none")),
+        "torch": str(environment.get("torch", "none")),
+        "triton": str(environment.get("triton", "none")),
+        "container": str(environment.get("container", "none")),
+    }
+    return {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "artifactType": ARTIFACT,
+        "config": _blob(blobs, b"{}", EMPTY),
+        "layers": layers,
+        "annotations": {
+            "org.opencontainers.image.created": str(predicate["issued_at"]),
+            **{_PREFIX + name: value for name, value in told.items()},
+        },
+    }
+
+
+def _blob(blobs: Path, content: bytes, kind: str) -> dict[str, Any]:
+    digest = sha256_hex(content)
+    if not (blobs / digest).exists():
+        _put(blobs / digest, content)
+    return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)}
+
+
+def _checked(folder: Path, described: Mapping[str, Any]) -> bytes:
+    """A blob's content. Raises RegistryError where it is not what the descriptor says."""
+    kind, _, digest = str(described.get("digest", "")).partition(":")
+    if kind != "sha256" or len(digest) != 64 or not digest.isalnum():
+        raise RegistryError(f"{folder}: {described.get('digest')!r} is no SHA-256 digest")
+    path = folder / "blobs" / "sha256" / digest
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RegistryError(f"{path}: {error.strerror}") from error
+    if sha256_hex(content) != digest or len(content) != described.get("size"):
+        raise RegistryError(f"{path}: its content is not what its name says")
+    return content
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RegistryError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise RegistryError(f"{path}: no JSON object")
+    return value
+
+
+def _listed(value: Mapping[str, Any], name: str, place: Path) -> list[dict[str, Any]]:
+    found = value.get(name)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise RegistryError(f"{place}: {name}: no list of descriptors")
+    return found
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _put(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
