@@ -23,6 +23,7 @@ from detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotErro
 from detectors.episodes import Alarm, Episodes
 from detectors.promise import stated
 from detectors.snapshot import pack, unpack
+from detectors.stages import edge_block
 from detectors.table import Column, Table
 
 VERSION = 1
@@ -31,7 +32,8 @@ SIGNALS = ("compute_s", "data_s")
 CAPPED, PEERS_ASKED = 0.97, 16
 """A power limit under this share of its peers' (of that many at most) is a cap."""
 STAGE = "pipeline_stage"
-"""The rank's fact in the inventory that names its stage; ranks without one are compared with each other."""
+"""The rank's fact in the inventory that names its stage; ranks without one are compared with each other, but for a
+stage that shows (`detectors.stages`)."""
 
 
 class StragglerSettings(BaseModel):
@@ -141,10 +143,27 @@ class Straggler:
             if job is not None and self._table["last_s"][slot] >= fresh:
                 groups.setdefault((job, inventory.fact(subject, STAGE) or ""), []).append(slot)
         findings: list[Finding] = []
-        for slots in groups.values():
-            if len(slots) > 1:
-                findings += self._compare(np.array(slots), gpus, at_s, inventory)
+        for (_, stage), slots in groups.items():
+            for alike in self._stages(np.array(slots)) if not stage else [np.array(slots)]:
+                if len(alike) > 1:
+                    findings += self._compare(alike, gpus, at_s, inventory)
         return findings
+
+    def _stages(self, slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """These ranks, whose stage is not known, apart where one block of them is slower as a stage would be."""
+        names = [self._table.subjects[slot].name.rpartition("#")[2] for slot in slots.tolist()]
+        if not all(name.isdecimal() for name in names):
+            return [slots]
+        slots = slots[np.argsort([int(name) for name in names], kind="stable")]
+        step = self._table["step"][slots]
+        took = np.where(step == step.max(axis=0), self._table["compute_s"][slots], np.nan)
+        if (np.isfinite(took).sum(axis=1) < self.settings.steps).any():
+            return [slots]
+        block = edge_block(np.nanmedian(took, axis=1))
+        if block is None:
+            return [slots]
+        first, end = block
+        return [slots[first:end], np.delete(slots, slice(first, end))]
 
     def _compare(
         self, slots: NDArray[np.int64], gpus: Frame | None, at_s: float, inventory: Inventory

@@ -32,7 +32,9 @@ def _accused(value: Any) -> str:
         return " ".join(map(str, found[:6])) + (f" and {len(found) - 6} more" if len(found) > 6 else "") or "none"
 
     rival = ranks(value["level over the job's median"])
-    return f"named {ranks(value['nightshift'])} (slow: {value['slow']}); by level over the median: {rival}"
+    blind = value.get("nightshift, stages unknown")
+    untold = "" if blind is None else f", stages not told: {ranks(blind)}"
+    return f"named {ranks(value['nightshift'])} (slow: {value['slow']}){untold}; by level over the median: {rival}"
 
 
 def _claims(rows: Any) -> str:
@@ -109,7 +111,9 @@ def _accused(value: Any) -> str:
         return " ".join(map(str, found[:6])) + (f" and {len(found) - 6} more" if len(found) > 6 else "") or "none"
 
     rival = ranks(value["level over the job's median"])
-    return f"named {ranks(value['nightshift'])} (slow: {value['slow']}); by level over the median: {rival}"
+    blind = value.get("nightshift, stages unknown")
+    untold = "" if blind is None else f", stages not told: {ranks(blind)}"
+    return f"named {ranks(value['nightshift'])} (slow: {value['slow']}){untold}; by level over the median: {rival}"
 
 
 def _claims(rows: Any) -> str:
