@@ -53,7 +53,6 @@ NEEDS_RESTART = (
     "slack",
     "outlets",
     "power",
-    "people",
     "replica",
     "cluster",
     "history",
@@ -93,7 +92,8 @@ class App:
         self.store = Store(settings.store_url, self.clock, inventory=self.inventory)
         self.by_hand = ByHand(self.store, self.inventory)
         self.keeping = Keeping(self.store.database, settings.keeping)
-        self.gate = Gate(self.store, settings.approval, self.clock)
+        self.directory = Directory(settings.people)
+        self.gate = Gate(self.store, settings.approval, self.clock, self.directory)
         self.history = History(settings.history)
         self.detection = Detection(build_detectors(settings.detectors), self.metrics, settings.budget)
         self.collection = Collection(
@@ -240,9 +240,13 @@ class App:
             collectors = self.collection.collectors
             kept = {i: collectors[i] for i in range(len(before.sources))}
             reused = {j: kept.pop(i) for j, i in _same(settings.sources, before.sources)}
-            fresh = build_collectors(
-                [s for j, s in enumerate(settings.sources) if j not in reused], settings.state_dir
-            )
+            others = [s for j, s in enumerate(settings.sources) if j not in reused]
+            if not settings.sources and not before.sources:  # this machine's own GPUs, as before
+                fresh = list(collectors)
+            elif others or not settings.sources:
+                fresh = build_collectors(others, settings.state_dir)
+            else:
+                fresh = []
             detectors = build_detectors(settings.detectors)
             actuators = build_actuators(settings.actuators, self.clock)
             self.detection.swap(detectors, settings.budget)
@@ -254,6 +258,7 @@ class App:
         count = len(settings.sources) or len(fresh)
         self.collection.swap([reused[j] if j in reused else next(new) for j in range(count)])
         self.gate.policy = settings.approval
+        self.directory.heed(settings.people)
         self.keeping = Keeping(self.store.database, settings.keeping)
         self.settings = settings
         self.doors.suppressor.look_again()
@@ -305,7 +310,7 @@ class App:
             inventory=self.inventory,
             clock=self.clock,
             doorkeeper=keeper,
-            directory=Directory(self.settings.people),
+            directory=self.directory,
             health=self.health,
             metrics_page=self.metrics_page,
             cluster=self.settings.cluster,
@@ -320,6 +325,7 @@ class App:
             store=self.store,
             gate=self.gate,
             clock=self.clock,
+            directory=self.directory,
             inventory=self.inventory,
             metrics=self.metrics,
             leads=lambda: self.lifecycle.leads,

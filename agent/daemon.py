@@ -2,12 +2,17 @@
 
 SIGTERM, SIGINT   drain: the look and the stages under way end, states are kept, the lead is given back
 SIGHUP            read the configuration again; a bad one is refused and the old one goes on
+
+A configuration file that changed is read again, too, within some seconds: a ConfigMap is replaced under the process
+by the kubelet, and nobody sends it a signal.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +23,35 @@ from agent.app import App
 from agent.config_file import ConfigError
 from agent.settings import Settings, load
 
+LOOK_EVERY_S = 5.0
+
+
+class Changes:
+    """Whether a file's content is another than when it was last asked; looks at most every few seconds. A file
+    that cannot be read just now, such as between two versions of a mounted one, is no change."""
+
+    def __init__(self, path: Path | None, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._monotonic_s = path, monotonic_s
+        self._looked_s = monotonic_s()
+        self._content = self._read()
+
+    def __call__(self) -> bool:
+        now_s = self._monotonic_s()
+        if self._path is None or now_s - self._looked_s < LOOK_EVERY_S:
+            return False
+        self._looked_s = now_s
+        content = self._read()
+        if content is None or content == self._content:
+            return False
+        self._content = content
+        return True
+
+    def _read(self) -> bytes | None:
+        try:
+            return None if self._path is None else self._path.read_bytes()
+        except OSError:
+            return None
+
 
 def run(config: Path | None) -> None:
     """Runs until a signal ends it. Raises Permanent or Temporary where it cannot start."""
@@ -26,6 +60,7 @@ def run(config: Path | None) -> None:
     log = structlog.get_logger("daemon")
     app = App(settings)
     hangup = threading.Event()
+    changed = Changes(config)
 
     def end(_number: int, _frame: FrameType | None) -> None:
         app.shut_down()
@@ -39,7 +74,7 @@ def run(config: Path | None) -> None:
     signal.signal(signal.SIGHUP, reload)
 
     def between_looks() -> None:
-        if hangup.is_set():
+        if changed() or hangup.is_set():
             hangup.clear()
             _read_again(app, config, log)
 

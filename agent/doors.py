@@ -30,6 +30,7 @@ class Parts:
     store: Store
     gate: Gate
     clock: Clock
+    directory: Directory
     inventory: Inventory
     metrics: Metrics
     leads: Callable[[], bool]
@@ -88,7 +89,7 @@ class Doors:
             store=self._parts.store,
             gate=self._parts.gate,
             clock=self._parts.clock,
-            directory=Directory(settings.people),
+            directory=self._parts.directory,
             leads=self._parts.leads,
             wake=self._parts.wake,
             suppressor=self.suppressor,

@@ -16,6 +16,8 @@ alone; only a click that changes something is told to everybody. At execution ev
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
@@ -25,6 +27,7 @@ from agent import audit
 from agent.access import Sight, Verb, may, sight
 from agent.clock import Clock
 from agent.incident import Cause, Incident, IncidentState
+from agent.people import Directory
 from agent.policy import PEOPLE, ApprovalSettings, Person, Role, Rule, may_not_approve, rule_for
 from agent.records import dump, load
 from agent.store import Conflict, Move, NoSuchIncident, Store, number_of
@@ -58,6 +61,8 @@ class Approval:
     plan_sha256: str
     at_s: float
     expires_s: float
+    groups: tuple[str, ...] | None = None
+    """Groups by which the directory gave the role; None where the role was not the directory's word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,12 @@ class Halt:
 class Gate:
     """Approves, rejects, closes, halts and resumes. Stateless: everything is in the store."""
 
-    def __init__(self, store: Store, policy: ApprovalSettings, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, policy: ApprovalSettings, clock: Clock, directory: Directory | None = None
+    ) -> None:
+        """`directory`: judges approvers again when their approval is used; None: their role is not asked again."""
         self._store = store
+        self._directory = directory
         self.policy = policy
         self._clock = clock
 
@@ -111,8 +120,9 @@ class Gate:
             return GateAnswer(False, refusal)
         assert action is not None
         expires_s = min(action.expires_at_s, now + self.policy.valid_s)
-        approval = Approval(by.identity, by.role, by.channel, plan_sha256, now, expires_s)
-        standing = [a for a in given if a.plan_sha256 == plan_sha256 and a.expires_s > now] + [approval]
+        approval = Approval(by.identity, by.role, by.channel, plan_sha256, now, expires_s, by.groups)
+        before = [a for a in given if a.plan_sha256 == plan_sha256 and a.expires_s > now]
+        standing = [a for a in before if self.still_approves(a, incident.namespaces)] + [approval]
         needed = PEOPLE[rule_for(action, self.policy)]
         if len({item.person for item in standing}) < needed:
             self._record(incident, approval)
@@ -226,17 +236,35 @@ class Gate:
         given = [item for item in self.approvals(incident.id) if item.plan_sha256 == action.plan_sha256]
         if not given:
             return [(Cause.WORLD_CHANGED, "the plan is not the one that was approved")]
-        people = {item.person for item in given if item.expires_s > now and item.person != "policy"}
+        fresh = [item for item in given if item.expires_s > now and item.person != "policy"]
+        people = {item.person for item in fresh if self.still_approves(item, incident.namespaces)}
         if rule is Rule.AUTOMATIC or len(people) >= PEOPLE[rule]:
             return []
-        return [(Cause.EXPIRED, f"{len(people)} of {PEOPLE[rule]} approvals still count")]
+        gone = sorted({item.person for item in fresh} - people)
+        why = f"; {' and '.join(gone)} may not approve it any more" if gone else ""
+        return [(Cause.EXPIRED, f"{len(people)} of {PEOPLE[rule]} approvals still count{why}")]
+
+    def still_approves(self, given: Approval, namespaces: Collection[str]) -> bool:
+        """Whether who gave an approval might give it now, as the directory knows them: a person who was taken out,
+        or a group that lost its role, takes their approvals along. What only the identity provider knows, such as
+        who left a group, is asked at the next sign-in."""
+        if self._directory is None or given.groups is None:
+            return True
+        person = self._directory.person(given.person, given.channel, None, given.groups)
+        return person.may(Role.APPROVER, namespaces)
 
     def approvals(self, incident_id: str) -> list[Approval]:
         """Every approval of an incident's plans, oldest first."""
         query = sa.select(approvals).where(approvals.c.incident == number_of(incident_id))
         with self._store.database.read() as connection:
             rows = connection.execute(query.order_by(approvals.c.at_s)).all()
-        return [Approval(r.person, Role(r.role), r.channel, r.plan_sha256, r.at_s, r.expires_s) for r in rows]
+        return [
+            Approval(
+                r.person, Role(r.role), r.channel, r.plan_sha256, r.at_s, r.expires_s,
+                None if r.groups is None else tuple(json.loads(r.groups)),
+            )
+            for r in rows
+        ]  # fmt: skip
 
     # Emergency stop ---------------------------------------------------------------------------------------------
 
@@ -292,7 +320,8 @@ class Gate:
             self._insert(connection, number_of(incident.id), approval)
 
     def _insert(self, connection: Connection, number: int, approval: Approval) -> None:
-        row = {"incident": number, **asdict(approval)}
+        groups = None if approval.groups is None else json.dumps(approval.groups)
+        row = {"incident": number, **asdict(approval), "groups": groups}
         same = (
             (approvals.c.incident == number)
             & (approvals.c.plan_sha256 == approval.plan_sha256)

@@ -152,8 +152,10 @@ class KernelGate:
             if any(a.person == by.identity and a.expires_s > now_s for a in known.approvals):
                 return GateAnswer(True, f"You approved this already; it is {known.state}.")
             expires_s = min(known.action.expires_at_s, now_s + self.gate.policy.valid_s)
-            given = Approval(by.identity, by.role, by.channel, plan_sha256, now_s, expires_s)
-            standing = [a for a in known.approvals if a.expires_s > now_s and a.person != by.identity] + [given]
+            given = Approval(by.identity, by.role, by.channel, plan_sha256, now_s, expires_s, by.groups)
+            before = [a for a in known.approvals if a.expires_s > now_s and a.person != by.identity]
+            touched = namespaces(known.action)
+            standing = [a for a in before if self.gate.still_approves(a, touched)] + [given]
             needed = max(1, PEOPLE[rule_for(known.action, self.gate.policy)])
             enough = len({a.person for a in standing}) >= needed
             state = ProposalState.APPROVED if enough else ProposalState.WAITING
@@ -200,7 +202,10 @@ class KernelGate:
         if rule is Rule.NEVER:
             found.append(f"policy never lets {known.action.kind} happen")
         elif known.state is ProposalState.APPROVED:
-            people = {a.person for a in known.approvals if a.expires_s > now_s}
+            touched = namespaces(known.action)
+            people = {
+                a.person for a in known.approvals if a.expires_s > now_s and self.gate.still_approves(a, touched)
+            }
             if len(people) < max(1, PEOPLE[rule]):
                 found.append(f"{len(people)} of {max(1, PEOPLE[rule])} approvals still count")
         return found

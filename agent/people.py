@@ -57,7 +57,37 @@ class Settings(BaseModel):
 
 
 class Directory:
-    """Looks people and owners up in settings. Immutable."""
+    """Looks people and owners up in the settings that it heeded last; every door holds the same one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._book = _Book(settings)
+
+    def heed(self, settings: Settings) -> None:
+        """Takes new settings up, between two questions: who was taken out may do nothing from now on."""
+        self._book = _Book(settings)
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether an owner names its people, so that not everybody may look."""
+        return self._book.has_tenants
+
+    def person(
+        self, name: str, channel: str, signed_in_s: float | None = None, groups: Iterable[str] = ()
+    ) -> Person:
+        """The person of an authenticated name, as the gate knows them. `groups`: the identity provider's word."""
+        return self._book.person(name, channel, signed_in_s, groups)
+
+    def owner(self, namespaces: Sequence[str]) -> Owner | None:
+        """The first owner of any of the namespaces."""
+        return self._book.owner(namespaces)
+
+    def knows(self, person: Person) -> bool:
+        """Whether a person has any role at all: who has none is told so at sign-in."""
+        return bool(person.roles or person.grants)
+
+
+class _Book:
+    """One state of the settings. Immutable."""
 
     def __init__(self, settings: Settings) -> None:
         tenants = any(owner.names_people for owner in settings.owners)
@@ -67,33 +97,30 @@ class Directory:
         self._owners = settings.owners
         self._groups = settings.groups
         self._roles = {_identity(name): role for name, role in settings.roles.items()}
+        self._naming = frozenset(self._groups).union(*(owner.groups for owner in settings.owners))
         self._teams = [(owner, _people(owner)) for owner in settings.owners]
 
     def person(
         self, name: str, channel: str, signed_in_s: float | None = None, groups: Iterable[str] = ()
     ) -> Person:
-        """The person of an authenticated name, as the gate knows them. `groups`: the identity provider's word."""
         who, belongs = _identity(name), frozenset(groups)
         wide = {role for role in (self._roles.get(who), *map(self._groups.get, belongs)) if role is not None}
         grants = []
         for owner, people in self._teams:
-            roles = [role for group, role in owner.groups.items() if group in belongs]
-            roles += [people[who]] if who in people else []
-            if roles:
-                grants.append(Grant(max(roles, key=ORDER.index), owner.namespaces))
+            here = [role for group, role in owner.groups.items() if group in belongs]
+            here += [people[who]] if who in people else []
+            if here:
+                grants.append(Grant(max(here, key=ORDER.index), owner.namespaces))
         named = wide or grants
-        return Person(name, frozenset(wide) if named else self._anybody, channel, signed_in_s, tuple(grants))
+        roles = frozenset(wide) if named else self._anybody
+        vouched = tuple(sorted(group for group in belongs if group in self._naming))
+        return Person(name, roles, channel, signed_in_s, tuple(grants), vouched)
 
     def owner(self, namespaces: Sequence[str]) -> Owner | None:
-        """The first owner of any of the namespaces."""
         for owner in self._owners:
             if any(fnmatchcase(name, pattern) for name in namespaces for pattern in owner.namespaces):
                 return owner
         return None
-
-    def knows(self, person: Person) -> bool:
-        """Whether a person has any role at all: who has none is told so at sign-in."""
-        return bool(person.roles or person.grants)
 
 
 def _people(owner: Owner) -> Mapping[str, Role]:

@@ -49,13 +49,15 @@ class Grant:
 class Person:
     """Who is asking, as a channel has authenticated them. `name` is one identity over all channels (an e-mail
     address or a login); `roles` hold for the whole cluster, `grants` for some namespaces; `signed_in_s` is when
-    they last proved who they are, None where the channel cannot tell."""
+    they last proved who they are, None where the channel cannot tell. `groups` are those by which the directory
+    (`agent.people`) knew them, None where their role is not its word: the operator's, a token's own."""
 
     name: str
     roles: frozenset[Role]
     channel: str
     signed_in_s: float | None = None
     grants: tuple[Grant, ...] = ()
+    groups: tuple[str, ...] | None = None
 
     @property
     def identity(self) -> str:

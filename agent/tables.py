@@ -110,6 +110,7 @@ approvals = Table(
     Column("channel", Text, nullable=False),
     Column("at_s", Float, nullable=False),
     Column("expires_s", Float, nullable=False),
+    Column("groups", Text, nullable=True),
 )
 
 intents = Table(

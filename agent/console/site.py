@@ -94,8 +94,8 @@ class Site:
     def __init__(self, parts: Parts, settings: Settings) -> None:
         self.parts = parts
         self.settings = settings
-        alone = settings.oidc is None and settings.proxy is None and not parts.directory.has_tenants
-        self._open_reading = _is_loopback(settings.host) and not settings.behind_tls and alone
+        alone = settings.oidc is None and settings.proxy is None
+        self._on_this_machine = _is_loopback(settings.host) and not settings.behind_tls and alone
         self._templates = Environment(
             loader=PackageLoader("agent.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
@@ -108,6 +108,11 @@ class Site:
             sentence=words.sentence,
             draw=draw,
         )
+
+    @property
+    def _open_reading(self) -> bool:
+        """Whether whoever is on this machine may look without signing in."""
+        return self._on_this_machine and not self.parts.directory.has_tenants
 
     # Who is asking ----------------------------------------------------------------------------------------------
 

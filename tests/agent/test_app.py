@@ -6,12 +6,14 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from agent.app import App
 from agent.clock import SteppedClock
 from agent.config_file import ConfigError
 from agent.incident import IncidentState
+from agent.policy import Role
 from agent.settings import Settings
 from collectors.base import Permanent
 from collectors.frame import Instant
@@ -228,6 +230,23 @@ def test_a_reload_keeps_what_did_not_change_and_refuses_what_needs_a_restart(
     assert now[0] is not kept
     assert "hang" not in names
     assert b"nightshift_config_last_reload_successful 1.0" in page
+
+
+def test_people_and_teams_are_taken_up_without_a_restart(tmp_path: Path, exporter: Exporter) -> None:
+    """The gate and the console ask the same directory; a first team closes the console to whom nobody knows."""
+    app = App(Settings(**values(tmp_path / "state", exporter)), clock=SteppedClock(START_S))
+    app.start()
+    try:
+        app.tick()
+        assert app.server is not None
+        assert httpx.get(app.server.url).status_code == 200
+        team = {"team": "ml", "namespaces": ["ml"], "approvers": ["ann@example.org"]}
+        app.reload(Settings(**values(tmp_path / "state", exporter, people={"owners": [team]})))
+        app.run(lambda: app.shut_down() if app.directory.has_tenants else None)
+        assert app.directory.person("ann@example.org", "slack").may(Role.APPROVER, ["ml"])
+        assert httpx.get(app.server.url).status_code == 303
+    finally:
+        app.stop()
 
 
 def test_no_source_and_no_gpu_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

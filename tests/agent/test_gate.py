@@ -11,6 +11,8 @@ import pytest
 
 from agent.gate import Gate, GateAnswer
 from agent.incident import Cause, IncidentState
+from agent.people import Directory
+from agent.people import Settings as People
 from agent.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
 from agent.store import NoSuchIncident, Store
 from controllers.action import Action, ActionKind, BlastRadius
@@ -264,6 +266,46 @@ def test_execution_asks_again_for_hash_expiry_and_standing_approvals(store: Stor
     assert gate.objections(store.incident(name)) == [(Cause.EXPIRED, "0 of 1 approvals still count")]
     clock.advance(3_600)
     assert gate.objections(store.incident(name)) == [(Cause.EXPIRED, "the plan expired before it began")]
+
+
+def test_who_was_taken_out_since_approves_nothing_any_more(store: Store, clock: ManualClock) -> None:
+    """By name, or by a group that lost its role; what the directory never said, such as the operator's, stands."""
+    before = People(roles={"ann@example.org": Role.APPROVER}, groups={"sre": Role.APPROVER})
+    directory = Directory(before)
+    gate = Gate(store, ApprovalSettings(), clock, directory)
+    by_name = directory.person("Ann@example.org", "slack")
+    by_group = directory.person("gus@example.org", "console", 1_000.0, ["sre", "choir"])
+    assert (by_name.groups, by_group.groups) == ((), ("sre",))
+    for who, after in (
+        (by_name, People(groups={"sre": Role.APPROVER})),
+        (by_name, People(roles={"ann@example.org": Role.RESPONDER})),
+        (by_group, People(roles={"ann@example.org": Role.APPROVER})),
+    ):
+        name, plan = _awaiting(store)
+        assert gate.approve(name, plan.plan_sha256, who).changed
+        assert gate.objections(store.incident(name)) == []
+        directory.heed(after)
+        said = f"0 of 1 approvals still count; {who.identity} may not approve it any more"
+        assert gate.objections(store.incident(name)) == [(Cause.EXPIRED, said)]
+        directory.heed(before)
+        assert gate.objections(store.incident(name)) == []
+    name, plan = _awaiting(store)
+    gate.approve(name, plan.plan_sha256, ADMIN)
+    directory.heed(People())
+    assert gate.objections(store.incident(name)) == []
+
+
+def test_of_two_people_one_who_was_taken_out_does_not_count(store: Store, clock: ManualClock) -> None:
+    both = People(roles={"ann@example.org": Role.APPROVER, "bob@example.org": Role.APPROVER})
+    directory = Directory(both)
+    gate = Gate(store, ApprovalSettings(default=Rule.TWO), clock, directory)
+    name, plan = _awaiting(store)
+    gate.approve(name, plan.plan_sha256, directory.person("ann@example.org", "slack"))
+    directory.heed(People(roles={"bob@example.org": Role.APPROVER}))
+    assert gate.approve(name, plan.plan_sha256, directory.person("bob@example.org", "slack")).message == (
+        "Recorded: 1 of 2. A second person has to approve."
+    )
+    assert store.incident(name).state is IncidentState.AWAITING_APPROVAL
 
 
 def test_automatic_policy_approves_once_and_not_while_halted(store: Store, clock: ManualClock) -> None:

@@ -268,6 +268,13 @@ def test_a_changed_configuration_restarts_the_agent() -> None:
         return str(agent["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
 
     assert checksum({}) == checksum({"replicas": 1}) != checksum({"cluster": "other"})
+    people = {"config": {"people": {"roles": {"ann@example.org": "approver"}}}}
+    assert checksum({}) == checksum(people), "people are taken up from the changed ConfigMap, without a restart"
+    (agent,) = objects({}, "StatefulSet")
+    (mount,) = [
+        m for m in agent["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] if m["name"] == "config"
+    ]
+    assert "subPath" not in mount, "a change of a ConfigMap never reaches a subPath"
 
 
 def test_another_order_is_another_kernel_job() -> None:
