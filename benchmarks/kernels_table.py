@@ -1,18 +1,33 @@
 """Our kernels beside their peers, row by row, in one run: eager, torch.compile, max-autotune, Liger, and ours.
 
     python -m benchmarks.kernels_table [--only softmax …] [--tables FILE] [--top 3] [--out FILE]
+    python -m benchmarks.kernels_table --only backward ...                        # the gradients' rows
+    python -m benchmarks.kernels_table --tiny --only rmsnorm_backward --out FILE  # a CPU: every part, no times
 
 For each row the best known configuration gets a whole verdict of the judge (correctness in all its stages, then the
 timed race against every peer that is near the best); where it is refused, the next best does, and the row says so.
 Peers that are not near are told with the time that they take alone. A copy of equal bytes is timed beside each row,
 by the same clock. Each GPU has a judge of its own and takes one row after the other; a row's peers and ours run on
-one GPU. Needs CUDA GPUs.
-Writes benchmarks/results/kernels_table.json, after every row.
+one GPU. Needs CUDA GPUs. Writes benchmarks/results/kernels_table.json, after every row.
+
+The next GPU minutes (one H200, about eight: first sweeps of the rows that lose and of the gradients, then verdicts;
+R=benchmarks/results, OUT a folder that comes back):
+
+    cp $R/kernels_table.json $OUT/table.json
+    python3 -m benchmarks.kernels_tables --single --out $OUT/swept --limit 220 --seconds 190 --only \
+        fused_mlp rmsnorm rotary_half rotary_interleaved matmul rmsnorm_backward cross_entropy_backward \
+        --without rows_cuda
+    python3 -m benchmarks.kernels_table --merge --top 3 --more 4 --seconds 270 --out $OUT/table.json \
+        --tables $R/kernels_tables $OUT/swept/tables.jsonl --only \
+        flash_attention fused_mlp rmsnorm matmul rotary_half rotary_interleaved backward
+
+Then, anywhere: `python -m benchmarks.kernels_best --import swept/tables.jsonl`, commit the tables, `make docs`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import multiprocessing as mp
@@ -25,44 +40,24 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_best import best
+from benchmarks.kernels_rows import ANCHORS, OUT, resummarise, rows, summary
 from kernels.generate import known
-from kernels.generate.families import ALL
+from kernels.generate.base import GeneratorError
+from kernels.generate.families import ALL, interprets
 from kernels.generate.template import candidate
 from kernels.judge.contest import FULL
-from kernels.judge.inputs import FULL_GPU, QUICK_GPU
+from kernels.judge.inputs import FULL_GPU, INTERPRETER, QUICK_GPU
 from kernels.judge.judge import Judge, Request
 from kernels.judge.replay import timed
 from kernels.judge.verdict import Status, Verdict
 from kernels.kernelbench import CORRECT
+from kernels.optimise import TINY
 from kernels.problem import Case
-from kernels.problems import ALL as PROBLEMS
 from kernels.problems import named
 from kernels.search import CAREFUL
 
-ROOT = Path(__file__).resolve().parents[1]
-OUT = ROOT / "benchmarks" / "results" / "kernels_table.json"
-ANCHORS = (
-    "rmsnorm", "layernorm", "softmax", "cross_entropy", "rotary_interleaved", "rotary_half", "swiglu", "reduce_sum",
-    "stencil_3x3", "stencil_5x5", "particle_weights", "flash_attention", "matmul", "fused_mlp",
-)  # fmt: skip
-"""Problems whose timed cases are the rows that we are held to; the others' rows are told beside them."""
-LIMITED = frozenset({"flash_attention", "matmul", "fused_mlp", "swiglu"})
-"""Where the vendor's library is at the limit: there the intervals may overlap."""
-NAMED = {
-    "stencil_3x3": 0, "stencil_5x5": 0, "particle_weights": 0, "cross_entropy": 0,
-    "rotary_interleaved": 128 << 20, "rotary_half": 128 << 20,
-}  # fmt: skip
-"""Problems of which more is asked, and from how many bytes on."""
-COMPUTE = frozenset({"flash_attention", "matmul", "fused_mlp"})
 Choice = tuple[str, dict[str, int | str]]
 Done = tuple[dict[str, Any], str, Case, list[Choice]]
-
-
-def rows(only: list[str]) -> list[tuple[str, Case]]:
-    """The anchors' rows first, the dearest of them before the others."""
-    order = {"fused_mlp": 0, "matmul": 1, "flash_attention": 2, "stencil_5x5": 3}
-    found = [(p.name, c) for p in PROBLEMS for c in p.cases if not only or p.name in only]
-    return sorted(found, key=lambda r: (r[0] not in ANCHORS, order.get(r[0], 9)))
 
 
 def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:
@@ -132,6 +127,57 @@ def row_json(
     }
 
 
+def judged(
+    judge: Judge, problem: str, case: Case, choices: list[Choice], request: Request, copy_s: float
+) -> dict[str, Any]:
+    """A row: the first configuration that the judge takes and races, beside its peers; and which it refused."""
+    began = time.time()
+    judge.solo(named(problem), case)
+    ready = time.time() - began
+    made: dict[str, Any] = {"problem": problem, "case": str(case), "status": "none"}
+    refused = []
+    for family, config in choices:
+        written = candidate(next(f for f in ALL if f.name == family), problem, case, config)
+        verdict = judge.verdict(written, named(problem), request)
+        if verdict.refused or not verdict.comparisons:
+            told = f"{verdict.reason}: {verdict.detail}"
+            refused.append({"family": family, "config": config, "detail": told})
+            continue
+        made = row_json(problem, case, judge, verdict, (family, config), copy_s)
+        made |= {"kind": written.kind, "peers_took_s": ready}
+        break
+    return {**made, "refused": refused}
+
+
+def choices_of(board: str, problem: str, case: Case, tables: dict[str, list[Choice]], count: int) -> list[Choice]:
+    """What to try for a row, the most promising first: its tables' best, else what neighbouring shapes teach, else
+    a spread over each family's space."""
+    if f"{problem} {case}" in tables:
+        return tables[f"{problem} {case}"]
+    near = [(k.family, dict(k.config)) for k in known.neighbours(board, problem, case)[:count]]
+    if near:
+        return near
+    found: list[Choice] = []
+    for author in known.templates(board, problem, case):
+        with contextlib.suppress(GeneratorError):
+            space = author.family.space(problem, case)
+            found += [(author.name, dict(config)) for config, _ in author.choose(space, [], count)]
+    return found
+
+
+def dry(only: list[str], out: Path) -> None:
+    """Every row once on a CPU, on Triton's interpreter and small shapes: much that would stop a run shows here."""
+    made = []
+    with Judge("cpu", compiled=False, interpret=True) as judge:
+        for problem, case in rows(only):
+            small = Case.of(case.dtype, **{k: min(v, {"m": 6}.get(k, 64)) for k, v in case.params})
+            request = Request(INTERPRETER, TINY, cases=(small,))
+            choices = [c for c in choices_of("none", problem, small, {}, 1) if interprets(c[0])]
+            made.append(judged(judge, problem, small, choices[:1], request, math.nan))
+            print({k: v for k, v in made[-1].items() if k in ("problem", "case", "status", "refused")}, flush=True)
+            out.write_text(json.dumps({"rows": made, "summary": summary(made)}, indent=1, default=str) + "\n")
+
+
 def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float) -> None:
     """One GPU's judge: rows from a queue until it gets None."""
     os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
@@ -144,26 +190,9 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float) 
         assert flush is not None
         while (item := todo.get()) is not None:
             problem, case, choices = item
-            start = time.time()
             try:
                 copy_s = copy_seconds(named(problem).compulsory_bytes(case), flush)
-                judge.solo(named(problem), case)
-                ready = time.time() - start
-                made = {"problem": problem, "case": str(case), "status": "none", "refused": []}
-                refused = []
-                for family, config in choices[:top]:
-                    written = candidate(next(f for f in ALL if f.name == family), problem, case, config)
-                    verdict = judge.verdict(written, named(problem), Request(scope, FULL, cases=(case,)))
-                    if verdict.refused or not verdict.comparisons:
-                        refused.append(
-                            {"family": family, "config": config, "detail": f"{verdict.reason}: {verdict.detail}"}
-                        )
-                        continue
-                    made = row_json(problem, case, judge, verdict, (family, config), copy_s)
-                    made["kind"] = written.kind
-                    made["peers_took_s"] = ready
-                    break
-                made["refused"] = refused
+                made = judged(judge, problem, case, choices[:top], Request(scope, FULL, cases=(case,)), copy_s)
                 told.put(("row", made))
                 done.append((made, problem, case, choices[top:]))
             except Exception as error:  # noqa: BLE001  one row's fault must not cost the others
@@ -210,73 +239,6 @@ def again(judge: Judge, done: list[Done], told: Any, scope: Any, until_s: float)
                     told.put(("row", {**made, **found, "kind": written.kind}))
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures that the issue asks for, from the rows that were certified."""
-    certified = [r for r in found if r.get("certified") and r["anchor"] and r["speedup"]]
-    memory = [r for r in certified if r["problem"] not in COMPUTE]
-    ratios = [r["peers_us"][r["best_peer"]] / r["ours_us"] for r in memory]
-    large = [r for r in memory if r["bytes"] >= 256 << 20]
-    losing = [
-        f"{r['problem']} {r['case']}"
-        for r in certified
-        if (r["speedup"][2] < 1.0 if r["problem"] in LIMITED else r["speedup"][1] < 1.0)
-    ]
-    return {
-        "rows": len(found),
-        "anchor_rows": len(rows(list(ANCHORS))),
-        "certified": len(certified),
-        "wrong": sum(r.get("status") in ("wrong", "cheat", "unstable") for r in found),
-        "lowest_speedup_of_stencils_particles_cross_entropy_rotary": min(
-            (r["speedup"][1] for r in certified if r["problem"] in NAMED and r["bytes"] >= NAMED[r["problem"]]),
-            default=None,
-        ),
-        "geometric_mean_over_best_peer": math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None,
-        "slower_than_best_peer": losing,
-        "of_copy_from_256_mib": {f"{r['problem']} {r['case']}": round(r["of_copy"], 4) for r in large},
-    }
-
-
-def swept(found: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Rows without a verdict, or whose tables hold what is 3 % faster than what was judged: the best time of their
-    tables. Quick looks, without a peer in the same run."""
-    judged = {(r["problem"], r["case"]): r["ours_us"] for r in found if r.get("certified")}
-    told = []
-    for (problem, case), choices in zip(rows([]), map(_fastest(folder), rows([])), strict=True):
-        if choices is None or judged.get((problem, str(case)), math.inf) < choices.seconds * 1.03e6:
-            continue
-        size = named(problem).compulsory_bytes(case)
-        told.append(
-            {
-                "problem": problem,
-                "case": str(case),
-                "anchor": problem in ANCHORS,
-                "ours_us": round(choices.seconds * 1e6, 2),
-                "gigabytes_per_s": round(size / choices.seconds / 1e9),
-                "family": choices.family,
-                "config": dict(choices.config),
-            }
-        )
-    return told
-
-
-def _fastest(folder: Path) -> Any:
-    tables = [item for part in sorted(folder.glob("*.json")) for item in best(json.loads(part.read_text()), 1)]
-
-    def of(row: tuple[str, Case]) -> known.Known | None:
-        fitting = [k for k in tables if (k.problem, k.case) == row]
-        return min(fitting, key=lambda k: k.seconds, default=None)
-
-    return of
-
-
-def resummarise(path: Path) -> None:
-    """Write the summary of a results file again, and what only the tables know."""
-    record = json.loads(path.read_text())
-    record["summary"] = summary(record["rows"])
-    record["swept"] = swept(record["rows"], ROOT / "benchmarks" / "results" / "kernels_tables")
-    path.write_text(json.dumps(record, indent=1) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[])
@@ -288,7 +250,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--summarise", action="store_true", help="only write the summary of --out again; no GPU")
+    parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU; writes --out")
     options = parser.parse_args()
+    if options.tiny:
+        if options.out == OUT:
+            parser.error("--tiny: name a file with --out")
+        dry(options.only, options.out)
+        return
     if options.summarise:
         resummarise(options.out)
         return
@@ -301,8 +269,7 @@ def main() -> None:
     told: Any = context.Queue()
     work = []
     for problem, case in rows(options.only):
-        near = known.neighbours(board, problem, case)[: options.top + options.more]
-        choices = tables.get(f"{problem} {case}", [(k.family, dict(k.config)) for k in near])
+        choices = choices_of(board, problem, case, tables, options.top + options.more)
         if choices:
             work.append((problem, case, choices))
     for item in work:

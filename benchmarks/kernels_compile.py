@@ -1,0 +1,105 @@
+"""Processes without a GPU that compile kernels into one cache, for `benchmarks.kernels_tables`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.candidate import Candidate
+from kernels.generate.families import ALL
+from kernels.generate.template import candidate
+from kernels.judge import cuda
+from kernels.problem import Case, Inputs, Problem
+from kernels.problems import named
+
+
+def load(made: Candidate, folder: str) -> Callable[..., Any]:
+    path = Path(folder) / f"c{made.source_sha256[:24]}.py"
+    if not path.exists():
+        path.write_text(made.source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    entry: Callable[..., Any] = getattr(module, made.entry)
+    return entry
+
+
+def like(problem: Problem, case: Case) -> Inputs:
+    """Inputs without values: what a kernel is specialised for is their types, sizes and alignment."""
+    try:
+        return problem.inputs(case, "normal", 1, "meta")
+    except NotImplementedError:
+        small = problem.inputs(case.with_(s=64), "normal", 1, "cpu")
+        return tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in small)
+
+
+class _NoDevice:
+    """A Triton driver that only knows its target, so that processes without a GPU context can compile."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def start_compiler(capability: int, folder: str) -> None:
+    """A compiling process: kernels are only warmed, whatever an entry launches."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)  # compilers say a lot about configurations that they refuse
+    torch.set_num_threads(1)
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(_NoDevice(capability))
+    run = JITFunction.run
+
+    def warm(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **named_: Any) -> Any:
+        with contextlib.suppress(Exception):  # a refused configuration is found again, and told, where it is timed
+            run(self, *args, grid=grid, warmup=True, **named_)
+
+    JITFunction.run = warm
+
+
+def compile_all(capability: int, folder: str, todo: Any, told: Any, me: int) -> None:
+    """A compiling process: takes parts of tables from a queue until it gets None, and says when it begins and ends.
+
+    It warms Triton's cache; for CUDA C++ it tells the cubins' paths, or "" where NVRTC refused.
+    """
+    start_compiler(capability, folder)
+    arch = f"sm_{capability}"
+    while (item := todo.get()) is not None:
+        number, place, family, name, case, configs = item
+        told.put((me, "begin", number, place, []))
+        found = next(f for f in ALL if f.name == family)
+        values = like(named(name), case)
+        made = []
+        for config in configs:
+            written = candidate(found, name, case, config)
+            path = Path(folder) / f"{written.source_sha256[:24]}.cubin"
+            with contextlib.suppress(
+                Exception
+            ):  # what does not compile is found again, and told, where it is timed
+                if written.language == "cuda":
+                    path.write_bytes(cuda.compile_source(written.source, arch))
+                else:
+                    load(written, folder)(*values)
+            made.append(str(path) if path.exists() else "")
+        told.put((me, "end", number, place, made))
