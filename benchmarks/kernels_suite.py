@@ -34,7 +34,7 @@ from kernels.search import Budget, Ladder, Search
 SUITE = Path(__file__).parent / "kernelbench_suite"
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 THRESHOLDS = (0.0, 1.0, 1.5, 2.0)
-TINY = 64
+TINY = 40
 """Every number of a shrunken task is at most this."""
 
 

@@ -10,13 +10,13 @@ Peers that are not near are told with the time that they take alone. A copy of e
 by the same clock. Each GPU has a judge of its own and takes one row after the other; a row's peers and ours run on
 one GPU. Needs CUDA GPUs. Writes benchmarks/results/kernels_table.json, after every row.
 
-The next GPU minutes (one H200, about eight: first sweeps of the rows that lose and of the gradients, then verdicts;
+The next GPU minutes (one H200, about eight: sweeps first, of spaces that no table holds whole, then verdicts;
 R=benchmarks/results, OUT a folder that comes back):
 
     cp $R/kernels_table.json $OUT/table.json
     python3 -m benchmarks.kernels_tables --single --out $OUT/swept --limit 220 --seconds 190 --only \
-        fused_mlp rmsnorm rotary_half rotary_interleaved matmul rmsnorm_backward cross_entropy_backward \
-        --without rows_cuda
+        rmsnorm rmsnorm_backward cross_entropy_backward fused_mlp matmul \
+        --without rmsnorm rows_cuda matmul fused_mlp
     python3 -m benchmarks.kernels_table --merge --top 3 --more 4 --seconds 270 --out $OUT/table.json \
         --tables $R/kernels_tables $OUT/swept/tables.jsonl --only \
         flash_attention fused_mlp rmsnorm matmul rotary_half rotary_interleaved backward
