@@ -7,12 +7,14 @@ code can decline; a replay makes the same of its launches, and the answer is hel
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 _LATE_CYCLES = 4_000_000  # about 2 ms
+_GATE_CYCLES = 20_000_000  # about 10 ms: all calls are queued before the first runs
+_OTHER_CALLS = 24
 
 
 @contextlib.contextmanager
@@ -46,6 +48,32 @@ def late_inputs(inputs: Sequence[Any], device: str) -> Iterator[list[Any]]:
         _fill(copies, inputs)
         yield copies
     stream.synchronize()
+
+
+def amid_others(run: Callable[[Sequence[Any]], Any], inputs: Sequence[Any], device: str) -> Any:
+    """The outputs of `run(inputs)`, called among other calls of the same entry on a second stream, with other
+    values: who keeps memory between calls gives it to both at once. On the CPU one call comes after the other."""
+    others = [_blank(x).copy_(x.roll(1)) if isinstance(x, torch.Tensor) else x for x in inputs]
+    if device != "cuda":
+        run(others)
+        outputs = run(inputs)
+        run(others)
+        return outputs
+    run(others)  # compiled and tuned before anything must overlap
+    torch.cuda.synchronize()
+    mine, theirs = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    kept = []  # no output's memory is used again before all is done
+    with torch.cuda.stream(theirs):
+        torch.cuda._sleep(_GATE_CYCLES)  # type: ignore[no-untyped-call]
+        gate = theirs.record_event()
+        for _ in range(_OTHER_CALLS):
+            kept.append(run(others))
+    mine.wait_event(gate)
+    with torch.cuda.stream(mine):
+        for _ in range(_OTHER_CALLS // 3):
+            kept.append(run(inputs))
+    torch.cuda.synchronize()
+    return kept[_OTHER_CALLS + _OTHER_CALLS // 6]
 
 
 def _blank(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ import torch
 
 from kernels.differentiate import differentiated
 from kernels.judge import cuda, plan, record
-from kernels.judge.beside import late_inputs, load_beside
+from kernels.judge.beside import amid_others, late_inputs, load_beside
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 from kernels.judge.verdict import Reason
@@ -165,8 +165,11 @@ class Host:
                     for index, tensor in enumerate(inputs)
                     if isinstance(tensor, torch.Tensor) and tensor.numel()
                 ]
-                with record.Recorder(resident) as recorder:
+                lent = [x for x in (*inputs, *self._inputs(order["seeds"])) if isinstance(x, torch.Tensor)]
+                with record.Recorder(resident, lent) as recorder:
                     outputs = run(inputs)
+                if not order.get("gradients") or self._device == "cpu":  # else in another thread, partly unseen
+                    body["kept_bytes"] = sum(recorder.kept.values())
                 body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
                 body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
                 if self._device == "cuda":
@@ -175,6 +178,8 @@ class Host:
                         body["plan"], blob = made.to_message()
                     except plan.PlanError as error:
                         body["no_plan"] = str(error)[:500]
+            elif order.get("overlap"):
+                outputs = amid_others(run, inputs, self._device)
             else:
                 outputs = run(inputs)
             if not order["mutates"]:

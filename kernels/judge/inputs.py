@@ -37,6 +37,7 @@ class Probe:
     case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
     drawn from the seed. upstream: how those lie in memory (a layout, or "expanded": one row, repeated by stride 0),
     or "some_zero": half of their rows are zero, as those of ignored tokens.
+    overlapping: among other calls of the same entry, on a second stream.
     alone: −1, or which of the problem's gradients is the only one asked for. under_load: while other work runs on
     the device. on_stream: on a stream of its own, right behind the copies that bring the inputs. rows: 0, or the
     number of leading rows to compare (for outputs too large for a float64 oracle): see
@@ -53,6 +54,7 @@ class Probe:
     upstream: str = "contiguous"
     alone: int = -1
     on_stream: bool = False
+    overlapping: bool = False
 
     def gradients(self, problem: Problem) -> tuple[int, ...]:
         """Positions of the inputs whose gradients a backward probe asks for."""
@@ -71,6 +73,7 @@ class Probe:
             "upstream": self.upstream,
             "alone": self.alone,
             "on_stream": self.on_stream,
+            "overlapping": self.overlapping,
         }
 
 
@@ -136,6 +139,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats, under_load=True))
     if not candidate.mutates and candidate.language != "cuda":  # whose launches the judge itself makes
         probes.append(Probe("determinism", rng.choice(bases), "normal", (_seed(rng),), on_stream=True))
+        for case in dict.fromkeys((rng.choice(bases), *wide)):
+            probes.append(Probe("determinism", case, "normal", (_seed(rng),) * 2, overlapping=True))
     if problem.gradients and candidate.differentiable:
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in (*bases, *others)]
         for upstream in ("expanded", "transposed", "padded", "some_zero"):

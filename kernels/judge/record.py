@@ -3,7 +3,9 @@
 Triton's own launcher is replaced by one that launches through the driver and notes binary, shape and arguments
 (it also spares a C compiler run per signature). torch operations are seen by a dispatch mode: views and
 allocations cost nothing, zero fills become a step, anything else does GPU work that no plan holds and is listed as
-*opaque*. The candidate shares this process and may lie to this code; `plan` says why that gains it nothing.
+*opaque*. Memory that a kernel is given, but that is neither an input nor made during the call, outlives calls: two
+calls on two streams would share it. The candidate shares this process and may lie to this code; `plan` says why
+that gains it nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ from kernels.judge import cuda, plan
 _ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _ZERO = {"zeros", "zeros_like", "new_zeros", "zero_"}
 _FREE = {"detach", "alias", "lift_fresh"}
+_SAME = {"detach", "alias"}  # another tensor, the same memory
 _current: list[Recorder] = []
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes one call of an entry. `opaque`: names of torch operations that did work outside any plan."""
+    """Notes one call of an entry. `opaque`: names of torch operations that did work outside any plan. `kept`: bytes
+    by address of memory that launches were given and that was there before the call."""
 
-    def __init__(self, resident: Sequence[tuple[plan.Pointer, int, int]]) -> None:
-        """`resident`: (pointer, address, bytes) of each input."""
+    def __init__(
+        self, resident: Sequence[tuple[plan.Pointer, int, int]], lent: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """`resident`: (pointer, address, bytes) of each input. `lent`: inputs and upstream gradients."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._resident = list(resident)
         self._tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice in one call
@@ -36,6 +42,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._binaries: dict[bytes, int] = {}
         self.opaque: list[str] = []
         self.launches = 0
+        self._made = {x.untyped_storage().data_ptr() for x in lent}
+        self.kept: dict[int, int] = {}
 
     def __enter__(self) -> Recorder:
         _current.append(self)
@@ -49,6 +57,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        if name == "lift_fresh" or (not func.is_view and name not in _SAME and not name.endswith("_")):
+            self._note_made(result)
         if name in _ALLOCATE or name in _ZERO:
             self._tensors.append(result)
             if name in _ZERO:
@@ -60,6 +70,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not func.is_view and name not in _FREE:
             self.opaque.append(name)
         return result
+
+    def _note_made(self, result: Any) -> None:
+        """An operation's new tensors: what a call makes is its own."""
+        for item in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(item, torch.Tensor):
+                self._made.add(item.untyped_storage().data_ptr())
+
+    def given(self, values: Sequence[Any]) -> None:
+        """What a launch is given: tensors, descriptors of tensors, tuples of them, and numbers."""
+        for value in values:
+            if isinstance(value, tuple | list):
+                self.given(value)
+                continue
+            tensor = getattr(value, "base", value)
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage.nbytes() and storage.data_ptr() not in self._made:
+                    self.kept[storage.data_ptr()] = storage.nbytes()
 
     def fire(
         self, binary: bytes, name: str, shape: cuda.Shape, arguments: Sequence[tuple[str, Any]], kept: Sequence[Any]
@@ -127,6 +155,7 @@ def count_interpreted() -> None:
             return original(self, *args, **kwargs)
         recorder = _current[-1]
         recorder.launches += 1
+        recorder.given([*args, *kwargs.values()])
         kept = len(recorder.opaque)
         try:
             return original(self, *args, **kwargs)
@@ -172,6 +201,7 @@ class PlanLauncher:
         if _current:
             name, binary = self.binaries[function]
             kept = [value.base if isinstance(value, _Tile) else value for value in values]
+            _current[-1].given(kept)
             _current[-1].fire(binary, name, shape, typed, [*kept, scratch])
 
 

@@ -84,6 +84,7 @@ class HostRunner:
             "seeds": [view.to_json() for view in seeds],
             "load": probe.under_load,
             "stream": probe.on_stream,
+            "overlap": probe.overlapping,
             "record": self.record,
         }
         answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
@@ -131,4 +132,8 @@ def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, A
         return Refusal(
             Reason.library_call, f"declared {candidate.kind!r}, but launches no kernel of its own", "smoke"
         )
+    kept = answer.get("kept_bytes")
+    if isinstance(kept, int) and kept > 0:
+        text = f"a kernel was given {kept} bytes that were there before the call: calls on two streams share them"
+        return Refusal(Reason.state_kept, text, "smoke")
     return None

@@ -1,0 +1,102 @@
+"""How often is each fixture judged rightly, over many secrets? A verdict must not depend on the luck of the draw.
+
+    python -m benchmarks.kernels_luck [--secrets 40] [--parts mutants mutants_later exploits good] [--only NAME …]
+        [--until SECONDS] [--out FILE]
+
+On the CPU (Triton's interpreter, torch), without the static read and without a race, each with the secrets 0, 1, …
+of one byte. Secrets that a file already holds for the same text of a piece and the same commit are not judged
+again, so that a sweep may be run in parts. Writes after every piece, to benchmarks/results/kernels_luck.json: per
+piece how many secrets, how many rightly judged, and by which reasons. Mutants that need a larger plan than the
+CPU's are told apart: one that is never refused is out of the plan's reach, one that is refused sometimes is luck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernels_exploits import FOLDER, ROOT, limits
+from kernels.judge.gallery import Piece, read_gallery, show
+from kernels.judge.inputs import CPU, INTERPRETER
+from kernels.judge.judge import Judge
+
+PARTS = ("mutants", "mutants_later", "exploits", "good")
+Row = dict[str, Any]
+
+
+def sweep(judge: Judge, piece: Piece, row: Row, secrets: int, deadline: float) -> Row:
+    """The row with verdicts for further secrets, until there are so many or the deadline has passed."""
+    scope = INTERPRETER if piece.file.candidate.language == "triton" else CPU
+    reasons = collections.Counter(row.get("reasons", {}))
+    right, wrong, done = row.get("right", 0), list(row.get("wrong", [])), row.get("secrets", 0)
+    start = time.process_time()
+    while done < secrets and time.monotonic() < deadline:
+        shown = show(judge, piece, scope, static=False, pace=None, secret=bytes([done]))
+        reasons[f"{shown.verdict.reason}"] += 1
+        right += shown.right
+        if not shown.right:
+            wrong.append({"secret": done, "detail": f"{shown.verdict.reason}: {shown.verdict.detail}"[:200]})
+        done += 1
+    return {
+        "source_sha256": piece.file.candidate.source_sha256,
+        "secrets": done,
+        "right": right,
+        "reasons": dict(sorted(reasons.items())),
+        "wrong": wrong[:3],
+        "judge_cpu_s": round(row.get("judge_cpu_s", 0.0) + time.process_time() - start, 1),
+    }
+
+
+def summary(rows: dict[str, Row]) -> dict[str, int]:
+    """Pieces and verdicts; those always and never judged rightly; and those judged by luck."""
+    return {
+        "pieces": len(rows),
+        "verdicts": sum(r["secrets"] for r in rows.values()),
+        "fewest_secrets": min((r["secrets"] for r in rows.values()), default=0),
+        "always_right": sum(r["right"] == r["secrets"] for r in rows.values()),
+        "never_right": sum(not r["right"] for r in rows.values()),
+        "by_luck": sum(0 < r["right"] < r["secrets"] for r in rows.values()),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--secrets", type=int, default=40)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--until", type=float, default=float("inf"), help="begin no verdict after so many seconds")
+    parser.add_argument("--commit", default="", help="the judge's commit: another one begins anew")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels_luck.json")
+    options = parser.parse_args()
+    old: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    rows: dict[str, dict[str, Row]] = old.get("rows", {}) if old.get("commit") == options.commit else {}
+    deadline = time.monotonic() + options.until
+    with Judge("cpu", interpret=True, limits=limits("cpu")) as judge:
+        for part in options.parts:
+            known = rows.setdefault(part, {})
+            for piece in read_gallery(FOLDER / part, "cpu"):
+                if (options.only and piece.name not in options.only) or time.monotonic() > deadline:
+                    continue
+                row = known.get(piece.name, {})
+                if row.get("source_sha256") != piece.file.candidate.source_sha256:
+                    row = {}
+                if row.get("secrets", 0) >= options.secrets:
+                    continue
+                known[piece.name] = made = sweep(judge, piece, row, options.secrets, deadline)
+                print(part, piece.name, f"{made['right']} of {made['secrets']}", made["reasons"], flush=True)
+                record = {
+                    "environment": judge.environment.to_json(),
+                    "commit": options.commit,
+                    "summary": {name: summary(found) for name, found in rows.items() if found},
+                    "rows": {name: dict(sorted(found.items())) for name, found in rows.items()},
+                }
+                options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if any(r["right"] < r["secrets"] for r in rows.get("good", {}).values()) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
