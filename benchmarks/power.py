@@ -21,7 +21,7 @@ from collectors.seal import trusted_keys
 from controllers.policy_file import read
 from controllers.power import descent
 from controllers.power.belief import TOP, Bank
-from controllers.power.evaluate import GOALS, OVER, evaluate, meets
+from controllers.power.evaluate import CANDIDATES, GOALS, OVER, evaluate, meets
 from controllers.power.features import INTERFACE
 from controllers.power.learn import LEARNABLE
 
@@ -56,8 +56,8 @@ def main() -> None:
         results["training_cpu_s"] = round(time.process_time() - began_s, 1)
     results["training"] = dict(policy.training)
     results["decision_10000_gpus_cpu_s"] = round(decision_cpu_s(), 3)
-    table = evaluate(policy, given.sweeps, range(given.seeds))
-    for row in table["rows"]:
+    table = evaluate(policy, given.sweeps, range(given.seeds), candidates=CANDIDATES)
+    for row in (*table["rows"], *table["left_out"]):
         row["meets"] = meets(row)
     results |= {"goals": {"of_oracle": {str(k): v for k, v in GOALS.items()}, "over": OVER}, **table}
     results["by"] = {f"{r['budget']:.0%}": {x["controller"]: x for x in table["rows"] if x["budget"] == r["budget"]}

@@ -1,11 +1,16 @@
-"""What a job's windows say about its curve: the estimator that the power heuristic stands on.
+"""What a job's windows say about its curve: the posterior that the power heuristic stands on.
 
-A bank of synthetic curves is the prior. Each curve is weighted by how well it fits the job's measured speeds (whose
-scale is unknown: profile likelihood) and draws. The weighted curves tell what the *next* step costs; what the
-present level costs is measured directly: windows around it against windows at the reference, both corrected by the
-posterior mean curve. So a curve unlike any in the bank is still held to what was measured, and the bank is used
-only to look a few steps ahead. State is counts and sums per level, hence small, plain, and the same after a
-restart.
+The log of a job's time per work, over the limits, is modelled as
+
+    a curve of the bank  +  its own bends  +  its scale
+
+The bank is a few hundred synthetic curves (`curves.synthetic`), written in their first principal components. The
+bends are a Gaussian process that is nought at the highest limit and whose slope is an Ornstein-Uhlenbeck process: a
+real curve may turn anywhere, not only where the bank's do. The scale is not known at all. Given the curve of the
+bank all is linear and Gaussian (C. Rasmussen, C. Williams, "Gaussian Processes for Machine Learning", 2006, section
+2.7), so the posterior is a mixture with one weight per curve, in closed form: its mean and deviation at every level
+follow, the doubt about the reference included. State is counts and sums per level, hence small, plain, and the same
+after a restart.
 """
 
 from __future__ import annotations
@@ -21,33 +26,53 @@ Ints = NDArray[np.int64]
 Float32s = NDArray[np.float32]
 N = len(LEVELS)
 TOP = N - 1
-CHUNK = 1024
-BENT = 0.25
-"""Share by which the bank may be wrong about how far two levels lie apart."""
-ROUGH, ROUGHEST = 0.0025, 0.008
-"""A real curve's own bends: error of the bank per level between two levels, and at most."""
+CHUNK = 512
+PARTS = 10
+"""Principal components of the bank."""
+KNOT = 3
+"""Levels between two knots of the bends."""
+SLOPE, LASTS = 0.003, 6.0
+"""Of the bends: deviation of the slope per level, and the levels over which it forgets itself."""
+STEEP = 0.3
+"""Log time beyond which the bank's curves count as flat: no slowdown budget reaches there."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bank:
-    """Synthetic curves on LEVELS: `time` and `draw` [n_curves, n_levels]."""
+    """Synthetic curves on LEVELS, and the linear model of a job's log time made of them.
+
+    `time`, `draw` [n_curves, n_levels]; `mean` [n_levels], `parts` [n_levels, PARTS] and `score` [n_curves, PARTS]:
+    log time is about mean + parts @ score; `bends` [n_levels, q]: hat functions of the knots, and the scale last;
+    `stiff` [q, q]: prior precision of their weights.
+    """
 
     time: Float32s
     draw: Float32s
+    mean: Floats
+    parts: Floats
+    score: Floats
+    bends: Floats
+    stiff: Floats
 
     @classmethod
-    def make(cls, count: int = 768, seed: int = 7) -> Bank:
+    def make(cls, count: int = 768, seed: int = 7, steep: float = STEEP) -> Bank:
+        """`steep`: log time that a job is ever asked about; where more is, the model is finer below."""
         time, draw = on_levels(synthetic(count, np.random.default_rng(seed)))
-        return cls(time.astype(np.float32), draw.astype(np.float32))
+        log = np.minimum(np.log(time), steep)
+        mean = log.mean(0)
+        parts = np.linalg.svd(log - mean, full_matrices=False)[2][:PARTS].T
+        bends, stiff = _bends()
+        return cls(
+            time.astype(np.float32), draw.astype(np.float32), mean, parts, (log - mean) @ parts, bends, stiff
+        )
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Of one window, and how far a job's curve may lie from the nearest in the bank (shares)."""
+    """Of one window (shares), and how far a job's draw may lie from that of the nearest curve in the bank."""
 
     speed: float = 0.01
     draw: float = 0.01
-    model_speed: float = 0.006
     model_draw: float = 0.03
 
 
@@ -91,71 +116,87 @@ class Outlook:
     gain_sd: Floats
 
 
-def outlook(bank: Bank, windows: Windows, level: Ints, noise: Noise) -> Outlook:
-    """What is believed of jobs at `level` [n]. Jobs without a window at the reference have NaN."""
+def outlook(bank: Bank, windows: Windows, level: Ints, noise: Noise, guess: bool = False) -> Outlook:
+    """What is believed of jobs at `level` [n]. Jobs without a window at the reference have NaN; with `guess`, what
+    the bank says of them, and how little that is."""
+    model = _Model(bank)
     parts = [
-        _outlook(bank, windows, np.arange(at, min(at + CHUNK, len(level))), level, noise)
+        _outlook(model, windows, np.arange(at, min(at + CHUNK, len(level))), level, noise, guess)
         for at in range(0, len(level), CHUNK)
     ]
     return Outlook(*(np.concatenate([getattr(p, name) for p in parts]) for name in Outlook.__dataclass_fields__))
 
 
-def weights(bank: Bank, count: Floats, speed: Floats, draw: Floats, noise: Noise) -> Float32s:
-    """Posterior weight of each curve [n, n_curves]; `speed`, `draw`: means per level, anything where count is 0."""
-    has = count > 0
-    n = np.maximum(count, 1.0)
-    scale = np.where(has, speed, 0.0).max(1, keepdims=True)
-    r = np.where(has, speed / np.where(scale > 0, scale, 1.0), 0.0).astype(np.float32)
-    w = np.where(has, 1.0 / (noise.speed**2 / n + noise.model_speed**2), 0.0).astype(np.float32)
-    rate = 1.0 / bank.time
-    along, square = (w * r) @ rate.T, w @ (rate**2).T
-    log = 0.5 * along * along / np.maximum(square, 1e-9)
-    seen = np.maximum(has.sum(1, keepdims=True), 1)
-    wd = np.where(has, 2.0 / seen / (noise.draw**2 / n + noise.model_draw**2), 0.0).astype(np.float32)
-    log_bank = np.log(np.maximum(bank.draw, 1e-3))
-    log_draw = np.log(np.where(has, np.maximum(draw, 1e-3), 1.0)).astype(np.float32)
-    log -= 0.5 * (wd @ (log_bank**2).T - 2.0 * (wd * log_draw) @ log_bank.T)
-    log -= log.max(1, keepdims=True)
-    weight = np.exp(log)
-    return np.asarray(weight / weight.sum(1, keepdims=True), dtype=np.float32)
+class _Model:
+    """Products of the bank's matrices that are the same for every job."""
+
+    def __init__(self, bank: Bank) -> None:
+        self.bank = bank
+        self.q, self.r = bank.bends.shape[1], bank.parts.shape[1]
+        self.upper = np.triu_indices(self.r)
+        twice = np.where(self.upper[0] == self.upper[1], 1.0, 2.0)
+        self.pairs = bank.score[:, self.upper[0]] * bank.score[:, self.upper[1]]  # [n_curves, r(r+1)/2]
+        self.form = np.ascontiguousarray((-0.5 * twice * self.pairs).T, dtype=np.float32)
+        self.line = np.ascontiguousarray(bank.score.T, dtype=np.float32)
+        self.bend_bend = _outer(bank.bends, bank.bends)  # [n_levels, q²]
+        self.bend_part = _outer(bank.bends, bank.parts)
+        self.part_part = _outer(bank.parts, bank.parts)
+        self.log_draw = np.log(np.maximum(bank.draw, 1e-3))
+        self.moments = np.hstack([self.pairs, bank.score]).astype(np.float32)
 
 
-def _outlook(bank: Bank, windows: Windows, rows: Ints, level: Ints, noise: Noise) -> Outlook:
+def _outlook(model: _Model, windows: Windows, rows: Ints, level: Ints, noise: Noise, guess: bool) -> Outlook:
+    bank, n, q, r = model.bank, len(rows), model.q, model.r
     count = windows.count[rows]
-    has = count > 0
-    n = np.maximum(count, 1.0)
-    speed, draw = windows.speed[rows] / n, windows.draw[rows] / n
-    weight = weights(bank, count, speed, draw, noise)
-    here, local = level[rows], np.arange(len(rows))
-    mean, rise_var = _against(weight, bank.time, here)
-    # what is left when the posterior mean curve is taken off: the log of the job's own scale, at every level
-    scale = np.where(has, np.log(np.where(has, speed, 1.0)) + np.log(mean), 0.0)
-    _, flat_var = _against(weight, bank.time, np.full(len(rows), TOP))
-    at_ref = _trust(count, mean - 1.0, flat_var + _rough(np.full(len(rows), TOP)), noise)
-    rise_var = rise_var + _rough(here)
-    at_here = _trust(count, mean - mean[local, here][:, None], rise_var, noise)
-    p_ref, p_here = at_ref.sum(1), at_here.sum(1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shift = (at_ref * scale).sum(1) / p_ref - (at_here * scale).sum(1) / p_here
-        variance = 1.0 / p_ref + 1.0 / p_here
-    shift = np.where(count[:, TOP] > 0, shift, np.nan)
-    own_time = mean[local, here]
-    slowdown = (own_time * np.exp(shift) - own_time)[:, None] + mean - 1.0
-    energy, energy_var = _against(weight, bank.time * bank.draw, here)
-    there = energy[local, here][:, None]
+    has, least = count > 0, np.maximum(count, 1.0)
+    draw = windows.draw[rows] / least
+    log = np.where(has, np.log(np.where(has, windows.speed[rows] / least, 1.0)), 0.0)
+    log = np.where(has, log - log.max(1, keepdims=True, where=has, initial=-np.inf), 0.0)
+    weigh = count / noise.speed**2
+    rest = weigh * (-log - bank.mean)
+    # the bends given a curve of the bank with scores b: Normal(inverse @ (toward - across @ b), inverse)
+    inverse = np.linalg.inv((weigh @ model.bend_bend).reshape(n, q, q) + bank.stiff)
+    across = (weigh @ model.bend_part).reshape(n, q, r)
+    toward = rest @ bank.bends
+    solved = inverse @ across
+    # what is left of the likelihood is a quadratic form in the scores
+    square = (weigh @ model.part_part).reshape(n, r, r) - np.swapaxes(across, 1, 2) @ solved
+    line = rest @ bank.parts - np.einsum("nqr,nq->nr", solved, toward)
+    weight = _weights(model, square, line, count, draw, noise)
+    moments = (weight @ model.moments).astype(np.float64)
+    score = moments[:, -r:]
+    spread = np.empty((n, r, r))
+    spread[:, model.upper[0], model.upper[1]] = moments[:, :-r]
+    spread[:, model.upper[1], model.upper[0]] = moments[:, :-r]
+    spread -= score[:, :, None] * score[:, None, :]
+    own = np.einsum("nqp,np->nq", inverse, toward) - np.einsum("nqr,nr->nq", solved, score)
+    hats = bank.bends[:, :-1]
+    curve = bank.mean + score @ bank.parts.T + own[:, :-1] @ hats.T
+    effect = bank.parts[None] - hats[None] @ solved[:, :-1]  # of a score on the curve [n, n_levels, r]
+    variance = ((effect @ spread) * effect).sum(2) + ((hats[None] @ inverse[:, :-1, :-1]) * hats[None]).sum(2)
+    time = np.exp(curve - curve[:, TOP:])
+    if not guess:
+        time = np.where(count[:, TOP:] > 0, time, np.nan)
+    energy, energy_var = _against(weight, bank.time * bank.draw, level[rows])
+    there = energy[np.arange(n), level[rows]][:, None]
     return Outlook(
-        slowdown, np.sqrt(variance[:, None] + rise_var), 1.0 - energy / there, np.sqrt(energy_var) / there
+        time - 1.0, np.sqrt(np.maximum(variance, 0.0)) * time, 1.0 - energy / there, np.sqrt(energy_var) / there
     )
 
 
-def _rough(level: Ints) -> Floats:
-    return np.asarray(np.minimum(ROUGH * np.abs(np.arange(N)[None] - level[:, None]), ROUGHEST) ** 2)
-
-
-def _trust(count: Floats, apart: Floats, variance: Floats, noise: Noise) -> Floats:
-    """Precision that windows of each level have for another one, from which the bank says they lie `apart`."""
-    error = noise.speed**2 / np.maximum(count, 1e-9) + variance + (BENT * apart) ** 2
-    return np.where(count > 0, 1.0 / error, 0.0)
+def _weights(model: _Model, square: Floats, line: Floats, count: Floats, draw: Floats, noise: Noise) -> Float32s:
+    """Posterior weight of each curve of the bank [n, n_curves], by the job's speeds and draws."""
+    log = square[:, model.upper[0], model.upper[1]].astype(np.float32) @ model.form
+    log += line.astype(np.float32) @ model.line
+    has = count > 0
+    seen = np.maximum(has.sum(1, keepdims=True), 1)
+    weigh = 2.0 / seen / (noise.draw**2 / np.maximum(count, 1.0) + noise.model_draw**2)
+    weigh = np.where(has, weigh, 0.0).astype(np.float32)
+    log_draw = np.log(np.where(has, np.maximum(draw, 1e-3), 1.0)).astype(np.float32)
+    log -= 0.5 * (weigh @ (model.log_draw**2).T) - (weigh * log_draw) @ model.log_draw.T
+    log -= log.max(1, keepdims=True)
+    weight = np.exp(log)
+    return np.asarray(weight / weight.sum(1, keepdims=True), dtype=np.float32)
 
 
 def _against(weight: Float32s, values: Float32s, here: Ints) -> tuple[Floats, Floats]:
@@ -168,3 +209,23 @@ def _against(weight: Float32s, values: Float32s, here: Ints) -> tuple[Floats, Fl
     local = np.arange(len(here))
     base, base_square = mean[local, here][:, None], square[local, here][:, None]
     return mean, np.maximum(square - 2.0 * both + base_square - (mean - base) ** 2, 0.0)
+
+
+def _bends() -> tuple[Floats, Floats]:
+    """(hat functions and scale on LEVELS [n_levels, q], prior precision of their weights [q, q])."""
+    knots = np.arange(TOP - KNOT, -KNOT, -KNOT).clip(0)[::-1]
+    ends = np.append(knots, TOP)
+    hats = np.column_stack([np.interp(np.arange(N), ends, row) for row in np.eye(len(ends))])
+    hats[:, -1] = -1.0  # at the highest level there is no bend; the last column is the scale
+    far = (TOP - knots).astype(float)
+    one, other = far[:, None], far[None]
+    decay = 1.0 - np.exp(-one / LASTS) - np.exp(-other / LASTS) + np.exp(-abs(one - other) / LASTS)
+    covariance = SLOPE**2 * LASTS * (2.0 * np.minimum(one, other) - LASTS * decay)
+    stiff = np.zeros((len(ends), len(ends)))
+    stiff[:-1, :-1] = np.linalg.inv(covariance + 1e-12 * np.eye(len(knots)))
+    stiff[-1, -1] = 1e-6
+    return hats, stiff
+
+
+def _outer(one: Floats, other: Floats) -> Floats:
+    return (one[:, :, None] * other[:, None, :]).reshape(len(one), -1)

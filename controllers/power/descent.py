@@ -3,7 +3,8 @@
 Every window: believe (`belief.outlook`), then
   - up, where the present level is no longer believed within the budget;
   - down towards the level of least energy, a bounded step, only over levels whose slowdown is within the budget at
-    `sure` standard deviations (and within one point more at `surer`);
+    `sure` standard deviations, and within one point more at `surer`, and also if below the present level the curve
+    turned into a cliff of `cliff` per level;
   - to the reference for one window, where what is missing is a better reference;
   - to the highest limit for good, where the cap was seen to save nothing.
 A job that draws far less than the lowest limit is left alone: no cap can bind on it. A window that no believed
@@ -29,12 +30,13 @@ class Care:
     """How carefully a job is taken down. Shares, levels and standard deviations."""
 
     budget: float = 0.05
-    sure: float = 2.5
-    surer: float = 4.0
-    stay_sure: float = 2.0  # believed within the budget by less than this: up
+    sure: float = 2.0
+    surer: float = 2.3
+    stay_sure: float = 1.8  # believed within the budget by less than this: up
     step: int = 3
+    cliff: float = 0.012  # slowdown per level that may lie below any level seen
     first: int = 6  # windows at the reference before anything else
-    reference: float = 1.3  # windows at the reference: this times the root of all windows
+    reference: float = 1.0  # windows at the reference: this times the root of all windows
     near: float = 0.5  # share of the budget from which the reference has to be known well
     worth: float = 0.003  # energy to be gained by a step
     hope: float = 0.5  # standard deviations of that gain added: exploring
@@ -72,12 +74,17 @@ def reachable(seen: Outlook, home: Ints, lowest: Ints, care: Care) -> tuple[Ints
     safe = (seen.slowdown + care.sure * seen.slowdown_sd <= care.budget) & (
         seen.slowdown + care.surer * seen.slowdown_sd <= care.budget + 0.01
     )
+    # however smooth the curve was so far: a cliff may begin right below
+    local = np.arange(len(home))
+    worst = seen.slowdown[local, home] + care.surer * seen.slowdown_sd[local, home]
+    deeper = home[:, None] - J
+    safe &= worst[:, None] + care.cliff * deeper <= care.budget + 0.01
+    safe &= deeper <= np.clip(TOP - home, 1, care.step)[:, None]  # no further at once than it has come so far
     safe &= lowest[:, None] <= J
     safe[:, TOP] = True
     down = np.where(home[:, None] >= J, safe, True)
     path = np.logical_and.accumulate(down[:, ::-1], 1)[:, ::-1]
     path |= home[:, None] < J
-    local = np.arange(len(home))
     here = seen.slowdown[local, home] + care.stay_sure * seen.slowdown_sd[local, home] <= care.budget
     low = np.where(path, J, TOP).min(1)
     return np.minimum(np.where(here, np.maximum(low, lowest), TOP), TOP), here | (home == TOP)

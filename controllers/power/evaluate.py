@@ -1,13 +1,14 @@
 """The table that decides what ships: every controller on the same jobs, seeds and noise, with intervals.
 
 The curves are measured sweeps; a policy was trained on synthetic ones only, so each is a GPU and a workload left
-out. Beside the mean over all stand the groups: one GPU, one data set at a time.
+out. Beside the mean over all stand the groups: one GPU, one data set at a time. The heuristic has a few constants,
+so it is judged once more with them chosen anew without the GPU, or the workload, that it is judged on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from controllers.power.baselines import Descent, PlainDescent, Static, Zeus
 from controllers.power.belief import Bank, Ints
 from controllers.power.curves import Curve, Floats, read_sweeps, synthetic
 from controllers.power.features import apply, features
-from controllers.power.simulate import Controller, run
+from controllers.power.simulate import Controller, Score, ledger
 
 BUDGETS = (0.03, 0.05)
 GOALS = {0.05: 0.90, 0.03: 0.80}
@@ -61,40 +62,106 @@ def contestants(policy: PolicyFile | None, bank: Bank) -> Iterator[tuple[str, Ca
         yield "PPO, unshielded", lambda: Learned(policy, bank, shielded=False)
 
 
+CANDIDATES = tuple(
+    descent.Care(sure=sure, stay_sure=sure - 0.2, surer=surer, cliff=cliff)
+    for sure in (1.7, 2.0, 2.3)
+    for surer, cliff in ((2.0, 0.007), (2.3, 0.010), (2.6, 0.013))
+)
+"""Constants among which a left-out evaluation chooses."""
+
+
 def evaluate(
-    policy: PolicyFile | None, data: Sequence[Path], seeds: Sequence[int], windows: int = 240
+    policy: PolicyFile | None,
+    data: Sequence[Path],
+    seeds: Sequence[int],
+    windows: int = 240,
+    candidates: Sequence[descent.Care] = (),
 ) -> dict[str, Any]:
-    """`data`: sweep files (none: 200 synthetic curves). Rows by budget and controller; groups for what ships."""
+    """`data`: sweep files (none: 200 synthetic curves). Rows by budget and controller; groups for what ships, and
+    it with its constants chosen among `candidates` without each group."""
     if not seeds:
         raise Permanent("seeds: none given")
-    curves = [c for path in data for c in read_sweeps(path)] or synthetic(200, np.random.default_rng(99))
+    made_up = synthetic(200, np.random.default_rng(99))
+    curves = [c for path in data for c in read_sweeps(path)] or made_up
     bank = Bank.make()
-    rows, groups = [], []
+    keys = {
+        "gpu": [c.gpu for c in curves],
+        "data set": [c.workload.split("/")[0] for c in curves],
+        "workload": ["/".join(c.workload.split("/")[:2]) for c in curves],
+    }
+    rows, groups, unseen = [], [], []
     for budget in BUDGETS:
         for name, make in contestants(policy, bank):
-            rows.append({"budget": budget, "controller": name, **_summary(curves, make, budget, seeds, windows)})
-        kinds = (("gpu", [c.gpu for c in curves]), ("data set", [c.workload.split("/")[0] for c in curves]))
-        for kind, keys in kinds if data else ():
-            for group in sorted(set(keys)):
-                few = [c for c, key in zip(curves, keys, strict=True) if key == group]
-                found = _summary(few, lambda: Descent(bank), budget, seeds[:2], windows)
-                groups.append({"budget": budget, kind: group, "curves": len(few), **found})
+            runs = [ledger(curves, make(), budget, seed, windows) for seed in seeds]
+            rows.append({"budget": budget, "controller": name, **_summary([run.of() for run in runs])})
+            if data and name == "descent (ships)":
+                groups += [
+                    {"budget": budget, kind: group, "curves": len(mine), **_summary([r.of(mine) for r in runs])}
+                    for kind in ("gpu", "data set")
+                    for group, mine in _grouped(keys[kind]).items()
+                ]
+        if data:
+            runs = [ledger(made_up, Descent(bank), budget, seed, windows) for seed in seeds]
+            unseen.append({"budget": budget, "left out": "synthetic", **_summary([run.of() for run in runs])})
+    if data and candidates:
+        unseen += left_out(curves, {k: keys[k] for k in ("gpu", "workload")}, candidates, bank, seeds, windows)
     return {
         "curves": len(curves),
         "seeds": list(seeds),
         "windows": windows,
         "rows": rows,
         "descent_by_group": groups,
+        "left_out": unseen,
     }
 
 
-def _summary(
-    curves: Sequence[Curve], make: Callable[[], Controller], budget: float, seeds: Sequence[int], windows: int
-) -> Mapping[str, Any]:
-    scores = [run(curves, make(), budget, seed, windows) for seed in seeds]
+def left_out(
+    curves: Sequence[Curve],
+    keys: Mapping[str, Sequence[str]],
+    candidates: Sequence[descent.Care],
+    bank: Bank,
+    seeds: Sequence[int],
+    windows: int,
+) -> list[dict[str, Any]]:
+    """Each group (by each of `keys`) judged with constants chosen on the other groups: the most saved, of those
+    that meet the safety goals there. Per budget and kind one row over all groups."""
+    found = []
+    for budget in BUDGETS:
+        runs = [[ledger(curves, Descent(bank, care), budget, s, windows) for s in seeds] for care in candidates]
+        for kind, labels in keys.items():
+            parts = _grouped(labels)
+            chosen = {}
+            for group, mine in parts.items():
+                others = [i for i in range(len(curves)) if i not in set(mine)]
+                if not others:
+                    raise Permanent(f"{kind}: only {group} is there, so it cannot be left out")
+                scores = [_summary([run.of(others) for run in many]) for many in runs]
+                chosen[group] = max(range(len(candidates)), key=lambda k: _rank(scores[k]))
+            scored = []
+            for seed in range(len(seeds)):
+                parts_of = [(runs[chosen[group]][seed].of(mine), len(mine)) for group, mine in parts.items()]
+                scored.append(
+                    Score(*(sum(getattr(s, f.name) * n for s, n in parts_of) / len(curves) for f in fields(Score)))
+                )
+            names = {g: asdict(candidates[k]) for g, k in chosen.items()}
+            constants = {g: {x: c[x] for x in ("sure", "surer", "cliff")} for g, c in names.items()}
+            found.append({"budget": budget, "left out": kind, "constants": constants, **_summary(scored)})
+    return found
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[bool, float]:
+    safe = row["over"] <= OVER and row["beyond"] <= BEYOND
+    return safe, row["of_oracle"] if safe else -row["over"] - 10.0 * row["beyond"]
+
+
+def _grouped(labels: Sequence[str]) -> dict[str, list[int]]:
+    return {group: [i for i, label in enumerate(labels) if label == group] for group in sorted(set(labels))}
+
+
+def _summary(scores: Sequence[Score]) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for name in asdict(scores[0]):
-        found[name] = round(float(np.mean([getattr(s, name) for s in scores])), 5)
+        found[name] = round(float(np.mean([getattr(s, name) for s in scores])), 6)
     share = [s.of_oracle for s in scores]
     found["of_oracle"] = round(float(np.mean(share)), 4)
     found["of_oracle_95"] = [round(x, 4) for x in interval(share)]

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from controllers.power.belief import TOP, Ints
+from controllers.power.belief import TOP, Ints, N
 from controllers.power.curves import LEVELS, Curve, Floats, on_levels, oracle_grid
 
 WINDOW_S = 30.0
@@ -35,16 +35,43 @@ class Controller(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """What became of each of n jobs under one controller, each [n]; shares.
+
+    `saved`, `oracle`, `node_saved`: energy per work. `over`: job-windows beyond the budget, of which `exploring`
+    were the first at a level lower than any before, and `changed` came after a change of phase and before the
+    controller was back at the reference; in the rest it had settled too low. `beyond`: beyond the budget and one
+    point more.
+    """
+
+    saved: Floats
+    oracle: Floats
+    node_saved: Floats
+    over: Floats
+    exploring: Floats
+    changed: Floats
+    beyond: Floats
+    switches: Floats  # changes of the limit per job and hour
+
+    def of(self, rows: Sequence[int] | None = None) -> Score:
+        """The mean over jobs, or over those in `rows`."""
+        pick = slice(None) if rows is None else np.asarray(rows, dtype=np.int64)
+        return Score(*(float(getattr(self, name)[pick].mean()) for name in Score.__dataclass_fields__))
+
+
 @dataclass(frozen=True)
 class Score:
-    """Of one controller on n jobs; shares. `saved`, `oracle`, `node_saved`: means over jobs of energy per work."""
+    """Means of a Ledger over its jobs."""
 
     saved: float
     oracle: float
     node_saved: float
-    over: float  # of job-windows beyond the budget
-    beyond: float  # of job-windows beyond the budget and one point more
-    switches: float  # changes of the limit per job and hour
+    over: float
+    exploring: float
+    changed: float
+    beyond: float
+    switches: float
 
     @property
     def of_oracle(self) -> float:
@@ -64,6 +91,19 @@ def run(
     noise: float = 0.01,
     phases: Sequence[tuple[int, Sequence[Curve]]] = (),
 ) -> Score:
+    """The means of `ledger`."""
+    return ledger(curves, controller, budget, seed, windows, noise, phases).of()
+
+
+def ledger(
+    curves: Sequence[Curve],
+    controller: Controller,
+    budget: float,
+    seed: int,
+    windows: int = 240,
+    noise: float = 0.01,
+    phases: Sequence[tuple[int, Sequence[Curve]]] = (),
+) -> Ledger:
     """`phases`: (window, curves of all jobs from then on). The oracle is of the first phase's curves, or the mean
     over the phases weighted by their windows."""
     rng = np.random.default_rng(seed)
@@ -72,15 +112,17 @@ def run(
     schedule = {0: list(curves), **{at: list(later) for at, later in phases}}
     scale = rng.uniform(0.5, 200.0, n)
     level = controller.start(lowest_levels(curves), budget, rng)
-    energy, work, free, host = (np.zeros(n) for _ in range(4))
-    oracle = np.zeros(n)
-    over = beyond = switches = 0.0
+    energy, work, free, host, oracle = (np.zeros(n) for _ in range(5))
+    over, exploring, changed, beyond, switches = (np.zeros(n) for _ in range(5))
+    lowest_seen, stale = np.full(n, N), np.zeros(n, dtype=bool)
     time, draw = on_levels(curves)
     best = np.zeros(n)
     for window in range(windows):
         if window in schedule:
             time, draw = on_levels(schedule[window])
             best = np.array([_oracle_energy(c, budget) for c in schedule[window]])
+            lowest_seen, stale = np.full(n, N), np.full(n, window > 0)
+        stale &= level < TOP
         t, p = time[rows, level], draw[rows, level]
         # everything of one unit of work at the highest limit, so that phases can be added up
         energy += p / draw[:, TOP]
@@ -88,24 +130,26 @@ def run(
         oracle += best
         free += draw[:, TOP]
         host += p + HOST_SHARE / (1.0 - HOST_SHARE) * draw[:, TOP]
-        slow = t - 1.0
-        over += float((slow > budget + 1e-9).mean())
-        beyond += float((slow > budget + 0.01 + 1e-9).mean())
+        slow = t - 1.0 > budget + 1e-9
+        over += slow
+        changed += slow & stale
+        exploring += slow & ~stale & (level < lowest_seen)
+        beyond += t - 1.0 > budget + 0.01 + 1e-9
+        lowest_seen = np.minimum(lowest_seen, level)
         seen = scale / t * (1.0 + noise * rng.normal(size=n))
         drawn = p * (1.0 + noise * rng.normal(size=n))
         chosen = controller.step(level, seen, drawn)
-        switches += float((chosen != level).mean())
+        switches += chosen != level
         level = np.clip(chosen, 0, TOP)
-    saved = 1.0 - energy / work
-    node = 1.0 - host / work / (free / windows / (1.0 - HOST_SHARE))
-    hours = windows * WINDOW_S / 3600.0
-    return Score(
-        float(saved.mean()),
-        float(1.0 - (oracle / windows).mean()),
-        float(node.mean()),
+    return Ledger(
+        1.0 - energy / work,
+        1.0 - oracle / windows,
+        1.0 - host / work / (free / windows / (1.0 - HOST_SHARE)),
         over / windows,
+        exploring / windows,
+        changed / windows,
         beyond / windows,
-        switches / hours,
+        switches / (windows * WINDOW_S / 3600.0),
     )
 
 
