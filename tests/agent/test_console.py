@@ -76,6 +76,26 @@ def test_a_person_signs_in_by_link_reads_and_approves_by_click(page: Page, url: 
     assert said == [], "neither an error nor a refused resource"
 
 
+def test_single_keys_can_be_switched_off_and_stay_off(page: Page, url: str, story: Story) -> None:
+    """WCAG 2.1.4: whoever dictates, or whose hand shakes, is not moved about by a letter."""
+    page.goto(f"{url}/incidents")
+    button = page.get_by_role("button", name="Single-key shortcuts")
+    expect(button).to_have_attribute("aria-pressed", "true")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(button).to_have_attribute("aria-pressed", "false")
+    page.reload()
+    expect(button).to_have_attribute("aria-pressed", "false")
+    page.keyboard.press("/")
+    page.keyboard.press("g")
+    assert page.evaluate("document.activeElement.tagName") == "BODY"
+    assert page.url.endswith("/incidents")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("g")
+    page.wait_for_url(f"{url}/")
+
+
 def test_an_open_page_follows_the_incident(page: Page, url: str, story: Story) -> None:
     """Somebody else's decision shows without a reload by hand; the buttons are gone."""
     incident_id = story.tell()

@@ -18,7 +18,18 @@
     form.submit();
   }
 
+  // Speech input and shaky hands press keys that nobody meant: the single keys can be switched off (WCAG 2.1.4).
+  const keys = document.getElementById("keys");
+  const listening = () => localStorage.getItem("nightshift-keys") !== "off";
+  const showKeys = () => keys?.setAttribute("aria-pressed", String(listening()));
+  keys?.addEventListener("click", () => {
+    localStorage.setItem("nightshift-keys", listening() ? "off" : "on");
+    showKeys();
+  });
+  showKeys();
+
   document.addEventListener("keydown", (event) => {
+    if (!listening()) return;
     if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "g") location.assign("/");
     if (event.key === "/") {
