@@ -32,6 +32,8 @@ from agent.kinship import (
     Same,
     causal_key,
     first_cause,
+    gap_s,
+    in_order,
     kin_of,
     onset_key,
 )
@@ -232,7 +234,7 @@ class _Correlation:
             longest = rows[0]
             for row in rows[1:]:
                 alike = SAME[number] if number >= 0 else None
-                if alike is None or _gap(fresh[longest], fresh[row], alike.ongoing) <= alike.window_s:
+                if alike is None or gap_s(fresh[longest], fresh[row], alike.ongoing) <= alike.window_s:
                     parent[max(root(longest), root(row))] = min(root(longest), root(row))
                 if alike is None or not alike.ongoing or fresh[row].at.t_s > fresh[longest].at.t_s:
                     longest = row
@@ -270,7 +272,7 @@ class _Correlation:
             return (1, f"{new.fault} is back on {new.subject}") if identical or alike else None
         if identical:
             return 0, f"{new.fault} on {new.subject} again"
-        if any(_gap(*_ordered(new, member), rule.ongoing) <= rule.window_s for rule in same):
+        if any(gap_s(*in_order(new, member), rule.ongoing) <= rule.window_s for rule in same):
             return 2, f"the same fault as {member.fault} on {member.subject}"
         for effect in self._matching(EFFECTS, lambda r: kin_of(member) in r.causes, member, new):
             if kin_of(new) in effect.effects and self._follows(member, new, effect):
@@ -292,7 +294,7 @@ class _Correlation:
         slack_s = self._settings.slack_s + cause.since.uncertainty_s + effect.since.uncertainty_s
         if effect.since.t_s < cause.since.t_s - slack_s:
             return False
-        return _gap(cause, effect, rule.ongoing) <= rule.window_s
+        return gap_s(cause, effect, rule.ongoing) <= rule.window_s
 
     def _our_doing(self, new: Finding, incident: Known, member: Finding) -> bool:
         if incident.acted_s is None or kin_of(new) not in (Kin.HANG, Kin.FOLLOWER, Kin.SOURCE, Kin.GONE):
@@ -391,13 +393,3 @@ class _Correlation:
 def _events(finding: Finding) -> tuple[object, ...]:
     """What an event finding says that a plan may rest on."""
     return tuple(finding.facts.get(name) for name in ("codes", "announced_recovery"))
-
-
-def _ordered(one: Finding, other: Finding) -> tuple[Finding, Finding]:
-    return (one, other) if onset_key(one) <= onset_key(other) else (other, one)
-
-
-def _gap(earlier: Finding, later: Finding, ongoing: bool) -> float:
-    """Seconds between two findings' onsets, or from the last sight of one that goes on to the other's onset."""
-    reach_s = earlier.at.t_s if ongoing else earlier.since.t_s
-    return max(0.0, later.since.t_s - reach_s)

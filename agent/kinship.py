@@ -128,6 +128,17 @@ def onset_key(finding: Finding) -> tuple[float, str, str, str]:
     return (finding.since.t_s, finding.fault, str(finding.subject), finding.detector)
 
 
+def in_order(one: Finding, other: Finding) -> tuple[Finding, Finding]:
+    """Two findings, the one that began first before the other."""
+    return (one, other) if onset_key(one) <= onset_key(other) else (other, one)
+
+
+def gap_s(earlier: Finding, later: Finding, ongoing: bool) -> float:
+    """Seconds between two findings' onsets, or from the last sight of one that goes on to the other's onset."""
+    reach_s = earlier.at.t_s if ongoing else earlier.since.t_s
+    return max(0.0, later.since.t_s - reach_s)
+
+
 def causal_key(finding: Finding) -> tuple[int, float, int, tuple[float, str, str, str]]:
     """Orders findings by stage, then the earlier onset, then the more severe."""
     severity = -tuple(Severity).index(finding.severity)

@@ -41,6 +41,7 @@ _WATCH_S = 60.0
 _CLOCK_SKEW_S = 300.0
 _STORM_EDIT_S = 5.0
 _AT_ONCE = 200
+_NOT_THERE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
 _BROKEN_S = 60.0
 
 
@@ -165,10 +166,7 @@ class Courier(Repeated):
             try:
                 self._call("update", lambda: self._p.web.update(row.channel, row.ts or "", row.key, content))
             except Refused as refused:
-                if refused.reason not in ("message_not_found", "cant_update_message", "edit_window_closed"):
-                    raise
-                self._ledger.change(row.key, ts=None, content_sha256=None)
-                self._post(row, content)
+                self._post(self._moved(row, refused), content)
                 return
             self._ledger.change(row.key, content_sha256=content.sha256)
         self._thread_of(incident, row)
@@ -252,8 +250,28 @@ class Courier(Repeated):
         self._p.promotions.edit(row, partial(self._edit, row, content))
 
     def _edit(self, row: Row, content: Message) -> None:
-        self._call("update", lambda: self._p.web.update(row.channel, row.ts or "", row.key, content))
+        try:
+            self._call("update", lambda: self._p.web.update(row.channel, row.ts or "", row.key, content))
+        except Refused as refused:
+            if row.kind != "storm":
+                raise
+            self._post(self._moved(row, refused), content)
+            return
         self._ledger.change(row.key, content_sha256=content.sha256)
+
+    def _moved(self, row: Row, refused: Refused) -> Row:
+        """A message that cannot be edited any more, as one that is yet to be posted: in its channel where it was
+        deleted there, in the default one where its channel was archived or we were put out of it. Raises the
+        refusal where it says anything else."""
+        channel = row.channel
+        if refused.reason in UNREACHABLE_CHANNEL and channel != self._p.settings.channel:
+            self._broken[channel] = self._p.wall_s() + _BROKEN_S
+            channel = self._p.settings.channel
+            self._log.warning("told elsewhere", key=row.key, channel=row.channel, reason=refused.reason)
+        elif refused.reason not in _NOT_THERE:
+            raise refused
+        self._ledger.change(row.key, channel=channel, ts=None, content_sha256=None)
+        return replace(row, channel=channel, ts=None, content_sha256=None)
 
     # Silence of people ------------------------------------------------------------------------------------------
 

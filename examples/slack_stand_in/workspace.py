@@ -43,6 +43,8 @@ class Workspace:
 
     users: dict[str, Answer] = field(default_factory=dict)
     channels: dict[str, list[Answer]] = field(default_factory=dict)
+    archived: set[str] = field(default_factory=set)
+    """Channels in which nothing is written any more; what stands there can be read."""
     whispers: list[Answer] = field(default_factory=list)
     """Messages that one person alone has seen: chat.postEphemeral and response URLs."""
     views: list[Answer] = field(default_factory=list)
@@ -90,7 +92,7 @@ class Workspace:
         return {"team_id": TEAM, "team": "night", "user_id": BOT, "user": "nightshift", "bot_id": "B0BOT"}
 
     def _chat_postMessage(self, a: Mapping[str, Any], _url: str) -> Answer:
-        room = self._room(a)
+        room = self._written(a)
         message = self._message(a)
         message["ts"] = f"{time.time():.3f}{next(self._numbers) % 1000:03d}"
         if a.get("thread_ts"):
@@ -100,6 +102,7 @@ class Workspace:
         return {"channel": a["channel"], "ts": message["ts"], "message": message}
 
     def _chat_update(self, a: Mapping[str, Any], _url: str) -> Answer:
+        self._written(a)
         old = self._find(a)
         new = self._message(a)
         old.update(text=new["text"], blocks=new["blocks"], edits=old.get("edits", 0) + 1)
@@ -174,6 +177,12 @@ class Workspace:
         if room is None:
             raise Failed("channel_not_found")
         return room
+
+    def _written(self, a: Mapping[str, Any]) -> list[Answer]:
+        """The room, if it may be written to (chat.postMessage, chat.update: `is_archived`)."""
+        if a.get("channel") in self.archived:
+            raise Failed("is_archived")
+        return self._room(a)
 
     def _find(self, a: Mapping[str, Any]) -> Answer:
         for message in self._room(a):

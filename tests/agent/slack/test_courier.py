@@ -172,6 +172,43 @@ def test_a_channel_that_slack_refuses_does_not_lose_the_incident(tmp_path: Path)
         assert buttons_of(chat.card(name))[0] == "approve"
 
 
+def test_an_incident_whose_channel_is_archived_is_told_in_the_default_one(tmp_path: Path) -> None:
+    """Once, with its present state and its buttons gone or there as they should be; and it stays there."""
+    owners = [{"team": "night", "namespaces": ["team"], "slack_channel": "CTEAM"}]
+    with a_chat(tmp_path, f"sqlite:///{tmp_path}/s.sqlite", owners=owners) as chat:
+        chat.stand_in.workspace.channels["CTEAM"] = []
+        name = chat.opened()
+        chat.once()
+        assert len(chat.stand_in.workspace.messages("CTEAM")) == 1
+        assert not chat.stand_in.workspace.messages(CHANNEL)
+        chat.stand_in.workspace.archived.add("CTEAM")
+        chat.gate.reject(name, chat.store.incident(name).action.plan_sha256, PERSON, "not now")  # type: ignore[union-attr]
+        chat.once()
+        (told,) = chat.stand_in.workspace.messages(CHANNEL)
+        assert "approve" not in buttons_of(told)
+        chat.stand_in.workspace.archived.clear()
+        chat.clock.advance(10)
+        chat.store.attach(name, a_finding(at_s=2_000.0))
+        chat.once()
+        assert len(chat.stand_in.workspace.messages(CHANNEL)) == 1
+        assert len(chat.stand_in.workspace.messages("CTEAM")) == 1
+
+
+def test_a_storms_message_that_somebody_deleted_is_posted_again(chat: Chat, wall: Callable[[float], None]) -> None:
+    for i in range(30):
+        chat.store.open_incident(f"{i}", [a_finding(subject=Subject(SubjectKind.GPU, f"GPU-{i}"))])
+    chat.once()
+    (storm,) = [m for m in chat.messages() if "Storm" in m["text"]]
+    chat.stand_in.workspace.channels[CHANNEL].remove(storm)
+    chat.store.open_incident("one more", [a_finding(subject=Subject(SubjectKind.GPU, "GPU-late"))])
+    wall(60.0)
+    chat.once()
+    wall(60.0)
+    chat.once()
+    (again,) = [m for m in chat.messages() if "Storm" in m["text"]]
+    assert again["ts"] != storm["ts"]
+
+
 def test_routes_come_before_owners_and_owners_before_the_default(tmp_path: Path) -> None:
     more: dict[str, Any] = {
         "owners": [{"team": "night", "namespaces": ["te*"], "slack_channel": "C2"}],
