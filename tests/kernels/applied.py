@@ -222,14 +222,19 @@ def seen_through(kernels: Any) -> dict[str, Any]:
             return 0
 
     driver.set_active(Target())
+    kernels.ON_CPU = True
     for record in kernels.KERNELS:
         kernel = kernels.Kernel(record, *kernels.load_entry(record))
         kernels.STATE.kernels[kernel.problem] = kernel
         kernels.operator_of(kernel.problem)
-        kernels.open_operator_of(kernel.problem)
+    kernels.open_all()
+    names = dict(kernels.STATE.opened)
 
     def step(x: torch.Tensor, w: torch.Tensor) -> tuple[Any, ...]:
-        return (kernels.invoke("gelu", kernels.invoke("rmsnorm", x, w, 1e-6)),)
+        norm = kernels.guarded("rmsnorm", (x, w), (1e-6,))
+        norm = F.rms_norm(x, (N,), w, 1e-6) if norm is None else norm
+        out = kernels.guarded("gelu", (norm,), ())
+        return (F.gelu(norm) if out is None else out,)
 
     def graphs() -> list[dict[str, int]]:
         found: list[dict[str, int]] = []
@@ -259,9 +264,15 @@ def seen_through(kernels: Any) -> dict[str, Any]:
     kernels.STATE.watching = True
     told["watching"] = graphs()
     kernels.STATE.watching = False
+    kernels.STATE.kernels["rmsnorm_backward"].disabled = "demoted in the registry"
+    told["no gradient"] = graphs()
     for kernel in kernels.STATE.kernels.values():
         kernel.disabled = "demoted in the registry"
     told["disabled"] = graphs()
+    norm = kernels.STATE.kernels["rmsnorm"]
+    norm.disabled, norm.record["certificate"] = "", "another"
+    kernels.open_all()
+    told["renamed"] = names["rmsnorm"] != kernels.STATE.opened["rmsnorm"]
     return told
 
 

@@ -233,7 +233,9 @@ def test_a_compiler_that_may_look_in_sees_the_launches_and_nothing_of_a_demoted_
     assert seen["closed"] == seen["watching"] == closed
     forward = {"launches": 2, "written": ["out", "out"], "ours": 0}
     assert seen["open"] == [forward, {"launches": 2, "written": ["out", "out", "part"], "ours": 0}]
+    assert [graph["launches"] for graph in seen["no gradient"]] == [1, 0], "gelu's is left, of the norm's none"
     assert seen["disabled"] == [{"launches": 0, "written": [], "ours": 0}] * 2
+    assert seen["renamed"], "a compiler's cache on disk must not give another kernel's launches"
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels.apply.job.operators import open_all
 from kernels.apply.job.start import as_rank_0
 from kernels.apply.job.state import STATE
 
@@ -33,6 +34,7 @@ def canary(
     def timed(names: Sequence[str]) -> float:
         STATE.kernels.clear()
         STATE.kernels.update({name: every[name] for name in names})
+        open_all()
         torch._dynamo.reset()
         for _ in range(3):
             step()
@@ -72,6 +74,7 @@ def canary(
     kept = list(as_rank_0(kept))
     STATE.kernels.clear()
     STATE.kernels.update({name: every[name] for name in kept})
+    open_all()
     torch._dynamo.reset()
     STATE.log(f"nightshift kernels: canary keeps {', '.join(kept) or 'none'} of {', '.join(every) or 'none'}")
     return seconds

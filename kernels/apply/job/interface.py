@@ -28,7 +28,7 @@ from kernels.apply.job.demotion import read_demotions
 from kernels.apply.job.functions import fold_casts, give_functions_back, swap_functions, unfold_casts
 from kernels.apply.job.launch import load_entry
 from kernels.apply.job.modules import swap_module
-from kernels.apply.job.operators import open_operator_of, operator_of
+from kernels.apply.job.operators import open_all
 from kernels.apply.job.optimizer import swap_optimizer
 from kernels.apply.job.start import objections
 from kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line
@@ -58,6 +58,7 @@ def apply(
     read_demotions()
     for record, why in zip(KERNELS, objections(only), strict=True):
         _take(record, why, report)
+    open_all()
     for name, module in model.named_modules():
         swap_module(name or type(model).__name__, module, report)
     if functions:
@@ -77,9 +78,6 @@ def _take(record: dict[str, Any], why: str, report: Report) -> None:
     if not why and held is None:
         try:
             kernel = Kernel(record, *load_entry(record))
-            operator_of(problem)  # made now: a tracer would not let it be made later
-            if kernel.traceable is not None:
-                open_operator_of(problem)
             STATE.kernels[problem] = kernel
         except Exception as error:  # noqa: BLE001  a kernel that does not load must not stop the job
             why = f"does not load: {type(error).__name__}: {error}"

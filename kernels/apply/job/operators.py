@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,11 +32,15 @@ def operator_of(problem: str) -> Any:
 
 
 def open_operator_of(problem: str) -> Any:
-    """`nightshift::PROBLEM_open`: a compiler replaces it by its kernels' launches, as of `torch.library.triton_op`.
+    """`nightshift::PROBLEM_open_…`: a compiler replaces it by its kernels' launches, as of a `triton_op`.
 
-    torch's own decorator would read the schema from annotations and the fake from the launches; ours are given.
+    torch's own decorator would read the schema from annotations and the fake from the launches; ours are given. The
+    name ends in a hash of the certificates, the gradient's too: compilers keep what they made of a graph on disk
+    under the names in it, and what was made of another kernel must not be found there.
     """
-    key = f"{problem}_open"
+    used = [STATE.kernels.get(name) for name in (problem, f"{problem}_backward")]
+    said = " ".join("" if kernel is None or kernel.disabled else kernel.certificate for kernel in used)
+    key = f"{problem}_open_{hashlib.sha256(said.encode()).hexdigest()[:16]}"
     if key not in OPERATORS:
         from torch._subclasses.functional_tensor import FunctionalTensorMode
 
@@ -56,7 +61,21 @@ def open_operator_of(problem: str) -> Any:
         if problem in GRADIENTS:
             operator.register_autograd(_backward_of(problem), setup_context=_setup)
         OPERATORS[key] = operator
+    STATE.opened[problem] = key
     return OPERATORS[key]
+
+
+def open_all() -> None:
+    """Makes all operators that this process may meet; called wherever the kernels change, before any tracing.
+
+    Closed ones of every problem: a graph that an earlier process left in a compiler's cache may name them.
+    """
+    STATE.opened.clear()
+    for problem in SPECS if STATE.kernels else ():
+        operator_of(problem)
+    for problem, kernel in STATE.kernels.items():
+        if kernel.traceable is not None:
+            open_operator_of(problem)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -117,11 +136,20 @@ def invoke(problem: str, *inputs: Any) -> Any:
 
 
 def _chosen(problem: str) -> Any:
-    """The operator for a tracer. Operators into which a pass folds casts stay whole: the pass has to find them."""
-    kernel = STATE.kernels.get(problem)
-    through = STATE.open and not STATE.watching and not problem.startswith(CAST)
-    if through and kernel is not None and kernel.traceable is not None:
-        return open_operator_of(problem)
+    """The operator for a tracer. Closed stay those into which a pass folds casts, because it has to find them, and
+    gradients of what is closed itself: an open operator's name has to stand in the graph that a compiler gets.
+
+    It looks at the gradient's kernel as well, so that a compiled region is compiled anew once that is disabled.
+    """
+    forward = problem.removesuffix("_backward")
+    gradient = STATE.kernels.get(f"{forward}_backward")
+    kernels = [STATE.kernels.get(name) for name in dict.fromkeys((forward, problem))]
+    if gradient is not None:
+        kernels.append(gradient)
+    plain = not forward.startswith(CAST) and forward != "embedding_gradient"
+    seen = STATE.open and not STATE.watching and plain and problem in STATE.opened
+    if seen and all(k is not None and not k.disabled and k.traceable is not None for k in kernels):
+        return OPERATORS[STATE.opened[problem]]
     return operator_of(problem)
 
 

@@ -67,8 +67,8 @@ class Kernel:
 class State:
     """fallbacks: reason → calls that torch computed. functions: torch's own, by "module.name", while swapped.
 
-    open: compiled regions see through the operators and launch kernels themselves. watching: for this one step they
-    do not, so that shadow checks can look.
+    open: compiled regions see through the operators and launch kernels themselves; opened: problem → name of the
+    operator for that. watching: for this one step they do not, so that shadow checks can look.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -83,6 +83,7 @@ class State:
     log: Callable[[str], None] = print
     registry_mark: tuple[int, int] = (0, 0)
     open: bool = False
+    opened: dict[str, str] = field(default_factory=dict)
     watching: bool = False
 
 
