@@ -141,8 +141,11 @@ class Receipts:
         )  # fmt: skip
 
     def jobs(self, kind: str, policy: str, mode: Mode, since_s: float) -> int:
-        """How many jobs have a settled outcome: cheap, and no look at what it says."""
+        """How many jobs have a settled outcome that the next step can rest on (in shadow any, later of turns whose
+        arm was drawn): cheap, and no look at what it says."""
         mine = _of(kind, mode, since_s) & (decisions.c.policy == policy) & decisions.c.reward.is_not(None)
+        if mode is not Mode.SHADOW:
+            mine &= (decisions.c.chance > 0) & (decisions.c.chance < 1)
         with self._database.read() as connection:
             query = sa.select(sa.func.count(sa.distinct(decisions.c.job))).where(mine)
             return int(connection.execute(query).scalar_one())

@@ -87,19 +87,20 @@ def scores(turns: Sequence[Turn]) -> tuple[F8, NDArray[np.int64]]:
     jobs = int(job.max()) + 1
     if jobs < 2:
         raise ValueError("one job cannot tell how jobs differ")
-    features = np.asarray([(1.0, *turn.features) for turn in turns], float)
-    centre, spread = features[:, 1:].mean(0), features[:, 1:].std(0)
-    features[:, 1:] = (features[:, 1:] - centre) / np.where(spread > 0, spread, 1.0)
+    features = np.asarray([turn.features for turn in turns], float).reshape(len(turns), -1)
+    spread = features.std(0)
+    features = (features - features.mean(0)) / np.where(spread > 0, spread, 1.0)
     expected = np.zeros((2, len(turns)))
     for fold in range(FOLDS):
         held = job % FOLDS == fold
         for arm in (0, 1):
             rows = ~held & (treated == arm) & drawn
             if rows.any():
-                level = float(reward[rows].mean())
-                rest = features[rows][:, 1:]
+                # centred within the arm, so that the intercept is not shrunk: arms differ in what they were given
+                level, middle = float(reward[rows].mean()), features[rows].mean(0)
+                rest = features[rows] - middle
                 weights = _ridge(rest, reward[rows] - level) if rest.shape[1] else np.zeros(0)
-                expected[arm, held] = level + features[held][:, 1:] @ weights
+                expected[arm, held] = level + (features[held] - middle) @ weights
     safe = np.where(drawn, chance, 0.5)
     score = expected[1] - expected[0]
     score = score + treated / safe * (reward - expected[1]) - (1 - treated) / (1 - safe) * (reward - expected[0])

@@ -35,6 +35,12 @@ TABLES = (
         (
             Row("the one-sided 95 % bound covers the truth", "results/coverage_of_95_by_job",
                 lambda v: f"{v:.0%}", "95 %"),
+            Row("… heavy tails, confounded, the outcome's model wrong",
+                "results/coverage_when_wrong/model wrong, propensities right", lambda v: f"{v:.0%}", "≥ 95 %"),
+            Row("… heavy tails, confounded, the propensities wrong",
+                "results/coverage_when_wrong/model right, propensities wrong", lambda v: f"{v:.0%}", "≥ 95 %"),
+            Row("… both wrong (nothing helps then)",
+                "results/coverage_when_wrong/model wrong, propensities wrong", lambda v: f"{v:.0%}"),
             Row("a policy without effect passes any of four looks", "results/no_effect_passes",
                 lambda v: f"{v:.0%}", "≤ 5 %"),
             Row("a policy worse by 0.6 of a window's noise passes", "results/worse_passes/0.03",

@@ -1,17 +1,21 @@
-"""Learned policies: where each stands between shadow and active, on what evidence, and what waits for people."""
+"""Learned policies: where each stands between shadow and active, on what evidence, what waits for people; what was
+decided lately, and any one decision's receipt."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import FastAPI, Form, Request
+from fastapi import FastAPI, Form, HTTPException, Request
 from fastapi.responses import Response
 
 from agent.console.site import Site
 from agent.policy_gate import PolicyGate
-from controllers.promotion import STEPS
+from agent.receipts import Receipts, told
+from collectors.base import Permanent
+from controllers.promotion import STEPS, least_jobs
 
 _LISTED = 50
+_NEWEST = 12
 
 
 class PolicyPages:
@@ -21,16 +25,50 @@ class PolicyPages:
         self._site = site
         parts = site.parts
         self._gate = PolicyGate(parts.gate, parts.store, parts.clock, parts.cluster)
+        self._receipts = Receipts(parts.store.database)
 
     def add_to(self, app: FastAPI) -> None:
         app.get("/policies", response_model=None)(self.policies)
+        app.get("/policies/decisions/{decision}", response_model=None)(self.decision)
         app.post("/policies/decide", response_model=None)(self.decide)
+        app.post("/policies/take-back", response_model=None)(self.take_back)
 
     def policies(self, request: Request) -> Response:
         """What stands, each with its newest evidence and its history; then the steps that wait or were decided."""
         self._site.of_cluster(request)
         rows = self._gate.proposals()[:_LISTED]
-        return self._site.page(request, "policies.html", standings=self._gate.standings(), rows=rows, steps=STEPS)
+        standings = self._gate.standings()
+        settled = {s.kind: self._receipts.jobs(s.kind, s.policy, s.mode, s.since_s) for s in standings}
+        needed = {s.kind: least_jobs(s, self._gate.criteria_of(s.kind)) << s.looks for s in standings}
+        newest = {s.kind: self._receipts.newest(s.kind, _NEWEST) for s in standings}
+        return self._site.page(
+            request, "policies.html", standings=standings, rows=rows, steps=STEPS, settled=settled, needed=needed,
+            newest=newest,
+        )  # fmt: skip
+
+    def decision(self, request: Request, decision: str) -> Response:
+        """One receipt: what was seen, proposed, clipped, executed, the baseline's answer, and what came of it."""
+        self._site.of_cluster(request)
+        try:
+            found = self._receipts.find(decision)
+        except Permanent as error:
+            raise HTTPException(404, str(error)) from error
+        lines = list(told(found, self._receipts.came(found.id)))
+        return self._site.page(request, "decision.html", found=found, lines=lines)
+
+    def take_back(
+        self,
+        request: Request,
+        form: Annotated[str, Form()],
+        kind: Annotated[str, Form(max_length=40)],
+        reason: Annotated[str, Form(max_length=2000)] = "",
+    ) -> Response:
+        person = self._site.may_write(request, form)
+        try:
+            answer = self._gate.undo(kind, person, reason)
+        except Permanent as error:
+            raise HTTPException(404, str(error)) from error
+        return self._site.said("/policies", answer.message)
 
     def decide(
         self,

@@ -6,6 +6,7 @@ Every text of red's carries the word `antelope`, every text of blue's `zebra`, e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agent.kernel_gate import KernelGate, promotion, search
 from agent.people import Directory, Owner, Settings
 from agent.policy import ApprovalSettings, Person, Role
 from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from agent.receipts import Receipts
 from agent.store import Store
 from agent.suppression import Suppressor
 from collectors.frame import Frame, Instant, SeriesIndex
@@ -27,6 +29,7 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from controllers.action import Action, ActionKind, BlastRadius, Undo
 from detectors.base import Fault, Finding, Severity, State
+from tests.agent.killed_policy import a_receipt
 
 NOW_S = 1_790_000_000.0
 WORD = {"red": "antelope", "blue": "zebra", "nobody": "walrus"}
@@ -137,6 +140,9 @@ class Cluster:
     def _others(self) -> None:
         """What belongs to no incident: searches, a promotion, silences."""
         kernels = KernelGate(self.gate, self.store, self.clock)
+        for number, job in enumerate(JOBS.values()):
+            made = replace(a_receipt(number, NOW_S), job=job.name, unit=job.name)
+            Receipts(self.store.database).keep(made)
         for team, job in JOBS.items():
             kernels.propose(search("prod", job.name, f"{WORD[team]}_gelu", WORD[team], 1.0, "low", NOW_S))
         kernels.propose(promotion("prod", "c" * 64, "walrus_norm", "canary", {"verdict": "walrus"}, NOW_S))

@@ -20,16 +20,19 @@ from agent.gate import NIGHTSHIFT
 from agent.incident import IncidentState
 from agent.kernel_gate import KernelGate, promotion
 from agent.policy_gate import PolicyGate
+from agent.receipts import Receipts
 from agent.suppression import Suppressor
 from benchmarks.console_fleet import LargeFleet
 from controllers.guard import Window
+from tests.agent.killed_policy import a_receipt
 from tests.agent.story import NOW_S, TOKEN, Story
 
 RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
 ARTEFACTS = os.environ.get("NIGHTSHIFT_ARTEFACTS", "")
 """A folder that screenshots are kept in; empty: none are."""
-PAGES = ("/", "/incidents?q=leak&severity=warning", "/incidents/INC-1", "/gpus/{gpu}", "/policies", "/kernels",
-         "/sources", "/audit", "/sign-in", "/incidents/INC-99")  # fmt: skip
+PAGES = ("/", "/incidents?q=leak&severity=warning", "/incidents/INC-1", "/gpus/{gpu}", "/policies",
+         "/policies/decisions/0000000000000001", "/kernels", "/sources", "/audit", "/sign-in",
+         "/incidents/INC-99")  # fmt: skip
 FEW = ("/", "/incidents/INC-1")
 PHONE = {"width": 375, "height": 740}
 
@@ -46,6 +49,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     policies = PolicyGate(story.gate, story.store, story.clock, "prod-1")
     policies.stand("power", "descent@4f2a", "4f" * 32)
     policies.look("power", [], 0.0)
+    Receipts(story.store.database).keep(a_receipt(1, NOW_S, "power"), chance=0.5, treated=True)
     yield story
     story.store.close()
 

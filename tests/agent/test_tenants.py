@@ -92,6 +92,7 @@ def _fillings(cluster: Cluster) -> dict[str, list[str]]:
         "incident_id": [*cluster.ids.values(), NOT_THERE],
         "evidence_id": ["E1", "E2", "E3", "E9"],
         "rack": [*_racks(cluster), "r-none"],
+        "decision": ["0000000000000000", "0000000000000001", "f00d"],
         "uuid": [*(gpu.name for gpu in GPUS.values()), "GPU-none"],
     }
 

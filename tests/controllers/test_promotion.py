@@ -8,18 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.promotion import hard_world
 from controllers.decision import Mode
 from controllers.estimate import Turn, clustered_mean, doubly_robust, quantile_gap, violation_bound
 from controllers.promotion import (
     Criteria,
     Health,
     Standing,
+    Tally,
     assess,
     chance_of,
     demotion,
     drift_of,
     in_holdout,
+    is_look_due,
+    least_jobs,
     moved,
+    trust_of,
 )
 
 STANDING = Standing("scheduling", "ppo@ab", "0" * 64, Mode.TRIAL, 0.0)
@@ -58,6 +63,62 @@ def test_windows_taken_as_independent_would_not_cover() -> None:
             clustered_mean(values, np.arange(300)).low <= 0 <= clustered_mean(values, np.arange(300)).high
         )
     assert np.mean(covered) < 0.75
+
+
+@pytest.mark.parametrize(("model", "chances"), [(True, True), (False, True), (True, False)])
+def test_with_the_outcome_model_or_the_propensities_right_the_bound_covers_heavy_tailed_confounded_logs(
+    model: bool, chances: bool
+) -> None:
+    """One of both may be wrong; where both are, nothing can help, and this world would show it."""
+    covered = [doubly_robust(hard_world(s, 0.03, 80, model=model, chances=chances)).low <= 0.03 for s in range(60)]
+    assert np.mean(covered) >= 0.9
+    wrong = [doubly_robust(hard_world(s, 0.03, 80, model=False, chances=False)).low <= 0.03 for s in range(20)]
+    assert np.mean(wrong) < 0.5
+
+
+def test_an_arm_that_loses_more_outcomes_than_the_other_is_not_promoted() -> None:
+    good = world(1, 0.2, 400, 4)
+    assert assess(STANDING, good, 0.0, Criteria(), 1.0, lost=(0.04, 0.04)).ready
+    for lost in ((0.12, 0.0), (0.0, 0.08), (0.2, 0.2)):
+        found = assess(STANDING, good, 0.0, Criteria(), 1.0, lost=lost)
+        assert [check.name for check in found.checks if not check.ok] == ["lost"]
+
+
+def test_a_look_is_due_when_a_step_can_pass_and_then_with_twice_the_jobs() -> None:
+    """A trial cannot pass before the tail was seen; evidence that waits for people is not looked at again."""
+    criteria = Criteria()
+    assert least_jobs(replace(STANDING, mode=Mode.SHADOW), criteria) == 86  # ln(0.0125) / ln(0.95)
+    assert least_jobs(STANDING, criteria) == 300
+    due = [is_look_due(replace(STANDING, looks=looks), 1200, criteria) for looks in range(5)]
+    assert due == [True, True, True, False, False]
+    evidence = assess(STANDING, world(1, 0.2, 400, 4), 0.0, criteria, 1.0)
+    assert evidence.ready
+    assert not is_look_due(replace(STANDING, evidence=evidence), 1200, criteria)
+    assert not is_look_due(replace(STANDING, mode=Mode.ACTIVE), 1200, criteria)
+
+
+def test_a_coin_of_a_trial_holds_for_its_block_in_every_process_and_spares_the_holdout() -> None:
+    criteria = Criteria(holdout_share=0.2)
+    seen = []
+    for job in map(str, range(400)):
+        trusts = {trust_of(STANDING, job, True, at_s, criteria) for at_s in np.linspace(0.0, 1799.0, 7)}
+        assert len(trusts) == 1
+        trust = trusts.pop()
+        held = in_holdout(job, "scheduling", criteria)
+        assert (trust.designed, trust.chance if held else 0.0) == ((0.0, 0.0) if held else (0.5, 0.0))
+        seen += [] if held else [trust.chance]
+    assert set(seen) == {0.0, 1.0}
+    assert 0.4 < np.mean(seen) < 0.6
+    other = [trust_of(STANDING, str(job), True, 1800.0, criteria).chance for job in range(400)]
+    assert other != [trust_of(STANDING, str(job), True, 0.0, criteria).chance for job in range(400)]
+    assert trust_of(STANDING, "a", False, 0.0, criteria).designed == 0.0
+
+
+def test_a_days_tally_forgets_what_is_older_and_what_a_set_clock_put_ahead() -> None:
+    tally = Tally("p", 0.0).add(0.0, Health(10, lockouts=1)).add(3600.0, Health(5))
+    assert tally.health(3600.0, Health()).turns == 15
+    assert tally.add(24 * 3600.0, Health(1)).health(24 * 3600.0, Health()).turns == 6
+    assert tally.add(-3600.0, Health(1)).health(-3600.0, Health()).turns == 1
 
 
 def test_no_difference_is_promoted_in_at_most_one_of_twenty_worlds_over_all_looks() -> None:
