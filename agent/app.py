@@ -38,6 +38,7 @@ from agent.people import Directory
 from agent.policies import build_policies
 from agent.power import build_power
 from agent.practice import Practice
+from agent.scheduling import build_scheduling
 from agent.settings import Settings
 from agent.store import Store
 from agent.told_time import tell_time
@@ -53,6 +54,7 @@ NEEDS_RESTART = (
     "slack",
     "outlets",
     "power",
+    "scheduling",
     "replica",
     "cluster",
     "history",
@@ -115,6 +117,9 @@ class App:
             settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies,
             lambda: self.lifecycle.term,
         )  # fmt: skip
+        self.scheduling = build_scheduling(
+            settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies
+        )
         self.practice = Practice(
             settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
         )
@@ -128,8 +133,9 @@ class App:
     def start(self) -> None:
         """Stands for the lead and serves the console. Raises where another daemon holds a SQLite store."""
         self.lifecycle.start()
-        if self.power is not None:
-            self.power.start()
+        for controller in (self.power, self.scheduling):
+            if controller is not None:
+                controller.start()
         tell_time(self.store, None)
         if self.server is not None:
             self.server.start()
@@ -158,8 +164,9 @@ class App:
         if abs(now_s - time.time()) > _WALL_S and not look.problem:
             tell_time(self.store, now_s)
         self.kernels.look(look.tick.logs)
-        if self.power is not None:
-            self.power.take(look.tick)
+        for controller in (self.power, self.scheduling):
+            if controller is not None:
+                controller.take(look.tick)
         if not look.problem:
             self.policies.turn(now_s)
         self.by_hand.look(look.tick.logs)
@@ -211,8 +218,9 @@ class App:
                 self._log.error("state not kept; detectors go on from the last one", error=str(error))
         self.collection.close()
         self.kernels.close()
-        if self.power is not None:
-            self.power.close()
+        for controller in (self.power, self.scheduling):
+            if controller is not None:
+                controller.close()
         self.doors.stop()
         if self.server is not None:
             self.server.stop()

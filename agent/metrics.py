@@ -180,6 +180,18 @@ class Metrics:
             ["kind"],
             registry=registry,
         )
+        self.scheduling_decisions = Counter(
+            "nightshift_scheduling_decisions",
+            "Decisions on waiting jobs by outcome: as proposed, clipped, fallback, halted, not written, failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.scheduling_waiting = Gauge(
+            "nightshift_scheduling_waiting_jobs", "GPU jobs that wait, as scheduling sees them.", registry=registry
+        )
+        self.scheduling_gates = Gauge(
+            "nightshift_scheduling_shut_gates", "Gates of ours that are shut now.", registry=registry
+        )
         self.halted = Gauge(
             "nightshift_halted", "1 while the emergency stop holds every action.", registry=registry
         )

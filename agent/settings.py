@@ -37,6 +37,7 @@ from controllers.guard import Settings as GuardSettings
 from controllers.playbooks.ladder import Ladder
 from controllers.playbooks.plan import Economy
 from controllers.power.settings import PowerSettings
+from controllers.scheduling.settings import SchedulingSettings
 from detectors.calibrate import BudgetSettings
 from kernels.profile.trigger import Settings as KernelSettings
 
@@ -169,6 +170,10 @@ class Settings(BaseSettings):
     power: PowerSettings = Field(
         default_factory=PowerSettings,
         description="Control of GPUs' power limits; off, and a shadow when switched on",
+    )
+    scheduling: SchedulingSettings = Field(
+        default_factory=SchedulingSettings,
+        description="Order of waiting jobs; off, and a shadow when switched on",
     )
     replica: str = Field(
         "nightshift-0", min_length=1, max_length=100, description="Stable name of this replica, such as its pod's"

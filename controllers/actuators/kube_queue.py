@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.base import Permanent
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
-from controllers.actuators.kube_jobs import KINDS
+from controllers.actuators.kube_jobs import KINDS, JobKind
 from controllers.scheduling.steer import Steer, Verb
 
 CONTROLLER = "nightshift.dev/scheduling"
@@ -87,18 +87,19 @@ class KubernetesQueue:
         """Every shut gate of ours in the cluster. Kinds that the cluster lacks have none."""
         return [*self._checked(), *self._annotated(), *self._gated_pods()]
 
-    def overdue(self) -> list[Gate]:
-        """Gates that nobody holds any more: past their hold's end, or past the longest hold altogether."""
+    def overdue(self, gates: Sequence[Gate] | None = None) -> list[Gate]:
+        """Gates that nobody holds any more: past their hold's end, or past the longest hold altogether. `gates`:
+        those that were seen already; none: the server is asked."""
         now_s, longest_s = self._now_s(), self.settings.longest_hold_s
         return [
             gate
-            for gate in self.gates()
+            for gate in (self.gates() if gates is None else gates)
             if now_s >= gate.since_s + longest_s or (gate.until_s and now_s >= gate.until_s)
         ]
 
-    def release_overdue(self) -> list[Gate]:
+    def release_overdue(self, gates: Sequence[Gate] | None = None) -> list[Gate]:
         """Opens them: at every start, and on every turn. What changed meanwhile is left for the next turn."""
-        opened = self.overdue()
+        opened = self.overdue(gates)
         for gate in opened:
             self.open(gate)
         return opened
@@ -106,35 +107,25 @@ class KubernetesQueue:
     def _checked(self) -> Iterator[Gate]:
         ours = self._our_checks()
         for item in self._all(f"{self._kueue}/workloads") if ours else []:
-            states = (item.get("status") or {}).get("admissionChecks") or []
-            if any(s.get("name") in ours and s.get("state") == "Pending" for s in states):
-                yield self._gate("check", f"{self._kueue}/namespaces/{_place(item, 'workloads')}", item)
+            gate = check_gate(item, ours, self._kueue)
+            if gate is not None:
+                yield gate
 
     def _annotated(self) -> Iterator[Gate]:
         for kind in KINDS:
             for item in self._all(f"/{kind.api}/{kind.plural}"):
-                if CONTROLLER in _listed(item):
-                    yield self._gate("annotation", f"/{kind.api}/namespaces/{_place(item, kind.plural)}", item)
+                gate = annotation_gate(item, kind)
+                if gate is not None:
+                    yield gate
 
     def _gated_pods(self) -> Iterator[Gate]:
         for item in self._all("/api/v1/pods"):
-            if any(_is_ours(g) for g in (item.get("spec") or {}).get("schedulingGates") or []):
-                yield self._gate("pod", f"/api/v1/namespaces/{_place(item, 'pods')}", item)
-
-    def _gate(self, kind: Literal["check", "annotation", "pod"], path: str, item: Object) -> Gate:
-        meta = item["metadata"]
-        try:
-            until_s = float((meta.get("annotations") or {}).get(HOLD_UNTIL, 0.0))
-        except ValueError:
-            until_s = math.nan
-        if not math.isfinite(until_s):
-            until_s = 1.0  # whatever stands there, it is no end: long past, so it opens
-        made = datetime.fromisoformat(str(meta["creationTimestamp"]).replace("Z", "+00:00"))
-        return Gate(kind, path, f"{meta['namespace']}/{meta['name']}", made.timestamp(), until_s)
+            gate = pod_gate(item)
+            if gate is not None:
+                yield gate
 
     def _our_checks(self) -> set[str]:
-        found = self._all(f"{self._kueue}/admissionchecks")
-        return {item["metadata"]["name"] for item in found if item["spec"].get("controllerName") == CONTROLLER}
+        return {name for item in self._all(f"{self._kueue}/admissionchecks") if (name := our_check(item))}
 
     def _all(self, path: str) -> list[Object]:
         try:
@@ -197,7 +188,7 @@ class KubernetesQueue:
         path = f"{self._kueue}/namespaces/{namespace}/workloads/{name}"
         item = self._kube.get(path)
         annotations = item["metadata"].get("annotations") or {}
-        if _holds_quota(item):
+        if holds_quota(item):
             return "it has quota already: a boost could only make others be evicted"
         if BOOST in annotations and annotations.get(BOOSTED) != annotations[BOOST]:
             return "somebody else has set its boost"
@@ -228,10 +219,59 @@ class KubernetesQueue:
         item = self._kube.find(gate.path)
         if item is None:
             return Steer(Verb.START)
-        again = [found for found in self.gates() if (found.kind, found.path) == (gate.kind, gate.path)]
+        match gate.kind:
+            case "check":
+                again = check_gate(item, self._our_checks(), self._kueue)
+            case "pod":
+                again = pod_gate(item)
+            case _:
+                again = None if CONTROLLER not in _listed(item) else _gate("annotation", gate.path, item)
         boost = (item["metadata"].get("annotations") or {}).get(BOOSTED, "0")
         value = int(boost) if boost.lstrip("-").isdecimal() else 0
-        return Steer(Verb.HOLD, again[0].until_s, value) if again else Steer(Verb.START, boost=value)
+        return Steer(Verb.HOLD, again.until_s, value) if again else Steer(Verb.START, boost=value)
+
+
+def our_check(item: Object) -> str:
+    """Name of an AdmissionCheck that is ours, or empty."""
+    return str(item["metadata"]["name"]) if item["spec"].get("controllerName") == CONTROLLER else ""
+
+
+def check_gate(item: Object, ours: Set[str], kueue: str) -> Gate | None:
+    """The shut gate of a Workload that waits for one of our checks."""
+    states = (item.get("status") or {}).get("admissionChecks") or []
+    if any(s.get("name") in ours and s.get("state") == "Pending" for s in states):
+        return _gate("check", f"{kueue}/namespaces/{_place(item, 'workloads')}", item)
+    return None
+
+
+def annotation_gate(item: Object, kind: JobKind) -> Gate | None:
+    """The shut gate of a job whose list has our name on it."""
+    if CONTROLLER not in _listed(item):
+        return None
+    return _gate("annotation", f"/{kind.api}/namespaces/{_place(item, kind.plural)}", item)
+
+
+def pod_gate(item: Object) -> Gate | None:
+    """The shut gate of a pod."""
+    if not any(_is_ours(g) for g in (item.get("spec") or {}).get("schedulingGates") or []):
+        return None
+    return _gate("pod", f"/api/v1/namespaces/{_place(item, 'pods')}", item)
+
+
+def _gate(kind: Literal["check", "annotation", "pod"], path: str, item: Object) -> Gate:
+    meta = item["metadata"]
+    try:
+        until_s = float((meta.get("annotations") or {}).get(HOLD_UNTIL, 0.0))
+    except ValueError:
+        until_s = math.nan
+    if not math.isfinite(until_s):
+        until_s = 1.0  # whatever stands there, it is no end: long past, so it opens
+    return Gate(kind, path, f"{meta['namespace']}/{meta['name']}", made_s(item), until_s)
+
+
+def made_s(item: Object) -> float:
+    """When an object was created (Unix s)."""
+    return datetime.fromisoformat(str(item["metadata"]["creationTimestamp"]).replace("Z", "+00:00")).timestamp()
 
 
 def _place(item: Object, plural: str) -> str:
@@ -248,6 +288,6 @@ def _is_ours(gate: Object) -> bool:
     return str(gate.get("name", "")).startswith(CONTROLLER)
 
 
-def _holds_quota(workload: Object) -> bool:
+def holds_quota(workload: Object) -> bool:
     conditions = (workload.get("status") or {}).get("conditions") or []
     return any(c.get("type") == "QuotaReserved" and c.get("status") == "True" for c in conditions)

@@ -18,7 +18,8 @@ _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Right(NamedTuple):
-    """One verb on one resource of a group (empty: core). Only nodes belong to no namespace."""
+    """One verb on one resource of a group (empty: core). Nodes and Kueue's checks and cluster queues belong to
+    no namespace."""
 
     verb: str
     group: str
@@ -27,7 +28,7 @@ class Right(NamedTuple):
 
     @property
     def namespaced(self) -> bool:
-        return self.resource != "nodes"
+        return self.resource not in ("nodes", "admissionchecks", "clusterqueues")
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}" + (f"/{self.subresource}" if self.subresource else "")
@@ -85,6 +86,34 @@ OWN_RIGHTS: Mapping[ActionKind, frozenset[Right]] = dict.fromkeys(
 """Beside those, in the one namespace where repair Jobs run."""
 LEASE_RIGHTS = _rights("get create update", "leases", "coordination.k8s.io")
 """Electing a leader by a Lease, in the release's own namespace (`controllers.actuators.kube_lease`)."""
+
+
+SEE_QUEUE_RIGHTS = _rights("list watch", "nodes") | _rights("list watch", "pods")
+"""Following what scheduling sees (`controllers.actuators.kube_queue_follow`); no verb that writes."""
+SEE_KUEUE_RIGHTS = _rights("list watch", "workloads", "kueue.x-k8s.io") | _rights(
+    "list watch", "admissionchecks", "kueue.x-k8s.io"
+)
+STEER_RIGHTS = _rights("get patch", "pods")
+"""Opening gates of pods and writing holds on them, beside seeing; so too of Kueue's and of jobs if followed."""
+STEER_KUEUE_RIGHTS = (
+    _rights("get patch", "workloads", "kueue.x-k8s.io")
+    | _rights("patch", "workloads", "kueue.x-k8s.io", "status")
+    | _rights("get", "localqueues", "kueue.x-k8s.io")
+    | _rights("get", "clusterqueues", "kueue.x-k8s.io")
+)
+
+
+def scheduling_rights(*, act: bool, kueue: bool, kinds: Iterable[str]) -> frozenset[Right]:
+    """What scheduling asks of the API server with these settings (`controllers.scheduling.settings`)."""
+    found = SEE_QUEUE_RIGHTS | (SEE_KUEUE_RIGHTS if kueue else frozenset())
+    if act:
+        found |= STEER_RIGHTS | (STEER_KUEUE_RIGHTS if kueue else frozenset())
+    wanted = set(kinds)
+    for kind in KINDS:
+        if kind.kind in wanted:
+            verbs = "list watch get patch" if act else "list watch"
+            found |= _rights(verbs, kind.plural, kind.api.split("/")[1])
+    return found
 
 
 def needed(kinds: Iterable[ActionKind]) -> list[Right]:

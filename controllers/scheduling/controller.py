@@ -29,8 +29,10 @@ UNKNOWN = Load("unknown", *[math.nan] * 6)
 
 @dataclass(frozen=True, slots=True)
 class JobSeen:
-    """A job of the queue or on GPUs. `gate`: what opens it, None where it has none of ours; `nodes`: GPUs held by
-    node's place, empty while it waits. `watts`: what it would add to the rack's draw."""
+    """A job of the queue or on GPUs. `gpus`: 0 where not known. `gate`: what opens it, None where it has none of
+    ours; `nodes`: GPUs held by node's place, empty while it waits. `watts`: what it would add to the rack's draw.
+    `label`: what its owner calls it and its repeats; `priority`: as people set it; `workload`: Kueue's, for
+    boosts."""
 
     name: str
     queue: str
@@ -43,18 +45,23 @@ class JobSeen:
     evicts: bool = True
     load: Load = UNKNOWN
     watts: float = 0.0
+    label: str = ""
+    priority: int = 0
+    opted_in: bool = True
+    workload: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The cluster as read. `closed[node]`: GPUs of a node that take nobody (degraded, cordoned). `slope_w`: rise of
-    the rack's draw allowed a minute."""
+    the rack's draw allowed a minute. `names`: of the nodes, by place."""
 
     at_s: float
     shape: Shape
     jobs: Sequence[JobSeen]
     closed: Mapping[int, int] = field(default_factory=dict)
     slope_w: float = math.inf
+    names: tuple[str, ...] = ()
 
 
 class Keep(Protocol):
@@ -75,9 +82,10 @@ class Doors(Protocol):
 
 @dataclass
 class SchedulingController:
-    """`standing`: how far the policy is trusted for a job now; `keep`: stores receipts."""
+    """`doors` None: writes nothing, and decides on every job that waits as if each had a gate. `standing`: how far
+    the policy is trusted for a job now; `keep`: stores receipts."""
 
-    doors: Doors
+    doors: Doors | None
     keep: Keep
     rng: np.random.Generator
     standing: Callable[[str], Trust] = lambda job: Trust()
@@ -92,12 +100,14 @@ class SchedulingController:
     _risen: list[tuple[float, float]] = field(default_factory=list, init=False)
     _first: set[str] = field(default_factory=set, init=False)
     """Whom plain backfill would have started in an earlier turn."""
+    _beside: dict[str, str] = field(default_factory=dict, init=False)
 
     def turn(self, snapshot: Snapshot) -> list[Decision]:
         """Every gated job once, in our order. Never raises for one job's sake."""
         self.failures = {}
         try:
-            self.doors.release_overdue()
+            if self.doors is not None:
+                self.doors.release_overdue()
         except (Temporary, Permanent) as error:
             self.failures["overdue"] = str(error)
         self._learn(snapshot)
@@ -106,7 +116,7 @@ class SchedulingController:
         self._risen = [(at_s, w) for at_s, w in self._risen if snapshot.at_s - at_s < 60.0]
         receipts = []
         for place, job in enumerate(order):
-            if job.gate is None:
+            if self.doors is not None and job.gate is None:
                 continue
             seen = self._seen(snapshot, job, place, job.name in planned, job.name in late, healthy)
             receipts.append(self._decide(job, seen))
@@ -130,6 +140,8 @@ class SchedulingController:
         return receipt
 
     def _carry_out(self, job: JobSeen, action: Steer, receipt: Decision) -> Decision | None:
+        if self.doors is None:
+            return None
         assert job.gate is not None
         try:
             if action.verb is Verb.START:
@@ -137,8 +149,8 @@ class SchedulingController:
                 self._risen.append((receipt.at_s, job.watts))
             else:
                 self.doors.hold(job.gate, action.until_s)
-                if action.boost:
-                    self.doors.boost(job.name, action.boost)
+                if action.boost and job.workload:
+                    self.doors.boost(job.workload, action.boost)
             return confirm(receipt, self.doors.read_back(job.gate))
         except (Temporary, Permanent) as error:
             self.failures[job.name] = str(error)
@@ -147,11 +159,12 @@ class SchedulingController:
     def _seen(
         self, snapshot: Snapshot, job: JobSeen, place: int, planned: bool, late: bool, healthy: int
     ) -> Waiting:
-        guess_s = self.durations.quantile(job.user, job.gpus, job.submitted_s, 0.5)
+        guess_s = self.durations.quantile(job.user, job.gpus, job.submitted_s, 0.5, name=job.label)
         ramp_w = sum(watts for _, watts in self._risen)
         return Waiting(
-            job.queue, job.name, snapshot.at_s, job.submitted_s, self.bound_s, float(job.gpus), float(healthy),
-            guess_s, planned, place, late, True, job.evicts, ramp_w, snapshot.slope_w, job.watts,
+            job.queue, job.name, snapshot.at_s, job.submitted_s, self.bound_s, float(job.gpus or math.nan),
+            float(healthy), guess_s, planned, place, late, job.opted_in, job.evicts, ramp_w, snapshot.slope_w,
+            job.watts, self._beside.get(job.name, ""),
         )  # fmt: skip
 
     def _learn(self, snapshot: Snapshot) -> None:
@@ -159,12 +172,12 @@ class SchedulingController:
         now = {job.name: job for job in snapshot.jobs if job.nodes}
         for name, job in self._running.items():
             if name not in now and math.isfinite(job.started_s):
-                self.durations.learn(job.user, job.gpus, job.submitted_s, snapshot.at_s - job.started_s)
+                self.durations.learn(job.user, job.gpus, job.submitted_s, snapshot.at_s - job.started_s, job.label)
         self._running = now
 
     def _plan(self, snapshot: Snapshot) -> tuple[set[str], list[JobSeen], set[str]]:
         """What our order would start now, all that wait in that order, and whom plain backfill would start."""
-        jobs = sorted(snapshot.jobs, key=lambda job: (job.submitted_s, job.name))
+        jobs = sorted(snapshot.jobs, key=lambda job: (-job.priority, job.submitted_s, job.name))
         state, order = self._state(snapshot, jobs), Steering(share=False)
         waiting = list(state.queue)
         plain, first = self._state(snapshot, jobs), set[str]()
@@ -172,10 +185,26 @@ class SchedulingController:
         backfill(plain)
         late, self._first = self._first & {jobs[number].name for number in waiting}, self._first | first
         self._first &= {job.name for job in jobs}
-        ranked = sorted(waiting, key=lambda number: (jobs[number].name not in late, order.rank(state, number)))
+
+        def rank(number: int) -> tuple[bool, int, float]:
+            return jobs[number].name not in late, -jobs[number].priority, order.rank(state, number)
+
         order(state)
         planned = {jobs[number].name for number in waiting if number not in state.queue}
-        return planned, [jobs[number] for number in ranked], late
+        self._beside = self._suggest(snapshot, jobs, state)
+        unknown = [job for job in jobs if not job.gpus and not job.nodes]
+        return planned, [*(jobs[number] for number in sorted(waiting, key=rank)), *unknown], late
+
+    def _suggest(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: State) -> dict[str, str]:
+        """Who could share GPUs with whom now, by the model's upper side; said on the receipt, done by nobody."""
+        found = {}
+        for number in state.queue:
+            seat = state.seat(number)
+            if seat is not None:
+                who = sorted({jobs[other].name for gpu in seat.gpus.tolist() for other in state.cluster.on(gpu)})
+                nodes = sorted({snapshot.names[gpu // snapshot.shape.per_node] for gpu in seat.gpus.tolist()})
+                found[jobs[number].name] = f"{', '.join(who)} on {', '.join(nodes)}, {seat.own:.2f} times slower"
+        return found
 
     def _state(self, snapshot: Snapshot, jobs: Sequence[JobSeen]) -> State:
         cluster = Cluster(snapshot.shape)
@@ -200,8 +229,10 @@ class SchedulingController:
             [job.user for job in jobs],
             columns([job.load for job in jobs]),
             snapshot.at_s,
-            [number for number, job in enumerate(jobs) if not job.nodes],
+            [number for number, job in enumerate(jobs) if not job.nodes and job.gpus],
             np.asarray(ran_s, float),
             np.ones(len(jobs)),
             self.durations,
+            name=[job.label for job in jobs],
+            priority=[job.priority for job in jobs],
         )

@@ -136,6 +136,8 @@ class Steering:
             self._seat_late(state, job, share)
         taken = np.logical_or.reduce(list(self.held.values())) if self.held else None
         rest = sorted(set(state.queue).difference(late), key=lambda job: self.rank(state, job))
+        if state.priority:
+            rest.sort(key=lambda job: -state.priority[job])
         backfill(state, rest[: self.looks], share=share, taken=taken)
 
     def _pays(self, state: State) -> bool:

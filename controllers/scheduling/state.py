@@ -58,6 +58,8 @@ class State:
     """The baseline beside us; None where nobody asked for it."""
     name: list[str] = field(default_factory=list)
     """What their owners call them; empty where nobody knows."""
+    priority: list[int] = field(default_factory=list)
+    """As people set it, the higher the sooner, before any order of ours; empty: all alike."""
     _known: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def start(self, job: int, gpus: I8, why: str, *, shared: bool = False) -> None:

@@ -45,6 +45,7 @@ class Waiting:
     `planned`: whether our order would start it now; `place`: its place in that order, from 0. `late`: the twin has
     started it. `evicts`: its queue lets a higher priority evict. `ramp_w`: the rack's rise over the last minute by
     what was started; `slope_w`: the rise allowed a minute; `added_w`: what this job would add.
+    `beside`: with whom it could share GPUs: a suggestion to people, done by nobody.
     """
 
     queue: str
@@ -63,6 +64,7 @@ class Waiting:
     ramp_w: float = 0.0
     slope_w: float = math.inf
     added_w: float = 0.0
+    beside: str = ""
 
     @property
     def unit(self) -> str:

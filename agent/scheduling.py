@@ -1,0 +1,71 @@
+"""Builds scheduling from settings and the daemon's parts; None where it is off."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from agent.clock import Clock
+from agent.gate import Gate
+from agent.metrics import Metrics
+from agent.policy_watch import PolicyWatch
+from agent.scheduling_loads import Loads
+from agent.scheduling_loop import SchedulingLoop, Surroundings
+from agent.settings import Settings
+from agent.store import Store
+from collectors.subject import Inventory, SubjectKind
+from controllers.actuators.kube_client import KubeClient
+from controllers.actuators.kube_queue import KubernetesQueue
+from controllers.actuators.kube_queue_follow import GangDoors, QueueView
+
+
+def build_scheduling(
+    settings: Settings,
+    inventory: Inventory,
+    store: Store,
+    gate: Gate,
+    clock: Clock,
+    metrics: Metrics,
+    watch: PolicyWatch,
+    connect: Callable[[], KubeClient] | None = None,
+) -> SchedulingLoop | None:
+    """`connect`: to the API server; none: as the settings say. Raises Permanent where that cannot be used."""
+    chosen = settings.scheduling
+    if not chosen.enabled:
+        return None
+
+    def reach() -> KubeClient:
+        return KubeClient.connect(chosen.kubeconfig, chosen.context, timeout_s=chosen.timeout_s)
+
+    connect = connect or reach
+
+    def ill() -> Mapping[str, int]:
+        """GPUs under an open incident, by node; all of a node's where the node itself is under one."""
+        now_s, gpus, nodes = clock.now_s(), set(), set()
+        for summary in store.open_incidents():
+            for subject in store.incident(summary.id).subjects:
+                if subject.kind is SubjectKind.NODE:
+                    nodes.add(subject.name)
+                elif subject.kind is SubjectKind.GPU:
+                    node = inventory.above(subject, SubjectKind.NODE, now_s)
+                    if node is not None:
+                        gpus.add((node.name, subject.name))
+        return {**Counter(node for node, _ in gpus), **dict.fromkeys(nodes, -1)}
+
+    def gauge(waiting: int, gates: int) -> None:
+        metrics.scheduling_waiting.set(waiting)
+        metrics.scheduling_gates.set(gates)
+
+    around = Surroundings(
+        keep=watch.receipts.keep,
+        trusts=lambda: watch.trusts("scheduling"),
+        halted=lambda: gate.halted().halted,
+        ill=ill,
+        count=lambda outcome, n: metrics.scheduling_decisions.labels(outcome).inc(n),
+        gauge=gauge,
+    )
+    view = QueueView(connect, chosen)
+    doors = GangDoors(KubernetesQueue(connect(), chosen.queue, now_s=clock.now_s), view) if chosen.act else None
+    loop = SchedulingLoop(chosen, view, doors, Loads(inventory), around)
+    watch.begin("scheduling", loop.policy, loop.policy_sha256)
+    return loop

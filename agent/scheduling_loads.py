@@ -1,0 +1,69 @@
+"""What jobs do to their GPUs, from telemetry: for suggestions of who could share with whom.
+
+Duty is the share of time with a kernel running; activity is told per that share. Host and network are not seen:
+what is not the GPU's is at most theirs, so both are taken as that, which errs on the side of not sharing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+
+import numpy as np
+
+from collectors.subject import Inventory, SubjectKind
+from collectors.tick import Tick
+from controllers.scheduling.controller import UNKNOWN
+from controllers.scheduling.interference import Load
+
+_COLUMNS = (
+    "gpu_utilization_percent",
+    "gpu_sm_active_ratio",
+    "gpu_dram_active_ratio",
+    "gpu_memory_used_bytes",
+    "gpu_memory_free_bytes",
+)
+_NEWEST = 0.05
+"""Weight of one look in the running mean."""
+_JOBS = 4096
+
+
+class Loads:
+    """Running means by job (NAMESPACE/NAME); the newest jobs are kept."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._means: OrderedDict[str, np.ndarray] = OrderedDict()
+
+    def take(self, tick: Tick) -> None:
+        frame = tick.frames.get(SubjectKind.GPU)
+        if frame is None:
+            return
+        table = np.stack([frame.column(name) for name in _COLUMNS], axis=1)
+        rows: dict[str, list[int]] = defaultdict(list)
+        for row, gpu in enumerate(frame.index.subjects):
+            job = self._inventory.above(gpu, SubjectKind.JOB, tick.at_s)
+            if job is not None:
+                rows[job.name].append(row)
+        for name, where in rows.items():
+            part = table[where]
+            if not np.isfinite(part).all():
+                continue
+            util, sm, dram, used, free = part.T
+            duty = float(np.clip(util / 100.0, 0.0, 1.0).max())
+            share = float((used / np.maximum(used + free, 1.0)).max())
+            now = np.asarray([duty, float(sm.max()), float(dram.max()), share])
+            before = self._means.pop(name, None)
+            mean = now if before is None else (1.0 - _NEWEST) * before + _NEWEST * now
+            mean[3] = share if before is None else max(share, float(before[3]))
+            self._means[name] = mean
+        while len(self._means) > _JOBS:
+            self._means.popitem(last=False)
+
+    def of(self, job: str) -> Load:
+        """All NaN where the job was not seen with every metric."""
+        mean = self._means.get(job)
+        if mean is None or not mean[0] > 0:
+            return UNKNOWN
+        duty, sm, dram, memory = mean.tolist()
+        rest = 1.0 - duty
+        return Load("unknown", duty, rest, rest, min(sm / duty, 1.0), min(dram / duty, 1.0), memory)

@@ -1,0 +1,345 @@
+"""Follows what scheduling has to see (nodes, GPU pods, gated jobs, Kueue's Workloads) and makes a `Snapshot` of it.
+
+Lists once and watches from there, so a turn costs the API server nothing. A job is seen once, whatever objects
+stand for it: its pods, itself, its Workload. What cannot be known stays unknown (0 GPUs), and then the baseline
+decides. A view that is stale is no view: `snapshot` raises, and the turn is left out; what is past its time opens.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from collectors.base import Temporary
+from collectors.frame import Reason
+from collectors.kube_api import KubeApi, Object
+from collectors.kube_follow import Follower
+from collectors.kubernetes import JOB_LABELS, OPT_OUT, QUEUE_LABEL
+from controllers.actuators.kube_jobs import KINDS, JobKind
+from controllers.actuators.kube_queue import (
+    Gate,
+    KubernetesQueue,
+    annotation_gate,
+    check_gate,
+    holds_quota,
+    made_s,
+    our_check,
+    pod_gate,
+)
+from controllers.scheduling.cluster import Shape
+from controllers.scheduling.controller import UNKNOWN, JobSeen, Snapshot
+from controllers.scheduling.interference import Load
+from controllers.scheduling.settings import SchedulingSettings
+from controllers.scheduling.steer import Steer, Verb
+
+_NUMBER = re.compile(r"([-_.][0-9]+|[-_.][a-z0-9]{5}|[0-9]+)+$")
+
+
+class StaleView(Temporary):
+    """The API server was not heard for too long to decide on what is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    rack: str
+    gpus: int
+    takes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one object says of a job. `gpus`: 0 where it does not say; `node`: empty while it waits."""
+
+    job: str
+    gpus: int
+    queue: str
+    priority: int
+    made_s: float
+    opted_out: bool
+    gate: Gate | None = None
+    node: str = ""
+    started_s: float = math.nan
+    workload: str = ""
+    waits: bool = True
+
+
+@dataclass
+class QueueView:
+    """`connect` gives a client of its own to each follower."""
+
+    connect: Callable[[], KubeApi]
+    settings: SchedulingSettings
+    timer: Callable[[], float] = time.monotonic
+    _nodes: dict[str, _Node] = field(default_factory=dict, init=False)
+    _parts: dict[str, dict[str, _Part]] = field(default_factory=lambda: defaultdict(dict), init=False)
+    _workloads: dict[str, Object] = field(default_factory=dict, init=False)
+    _checks: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        kueue = f"/apis/kueue.x-k8s.io/{self.settings.queue.kueue_version}"
+        self._kueue = kueue
+        follow: dict[str, tuple[str, Callable[[Object], Any]]] = {
+            "nodes": ("/api/v1/nodes", self._node),
+            "pods": ("/api/v1/pods", self._pod),
+        }
+        for kind in KINDS:
+            if kind.kind in self.settings.kinds:
+                follow[kind.plural] = (f"/{kind.api}/{kind.plural}", _annotated(kind, self.settings.gpu_resource))
+        if self.settings.kueue:
+            follow["admissionchecks"] = (f"{kueue}/admissionchecks", lambda item: our_check(item) or None)
+            follow["workloads"] = (f"{kueue}/workloads", _waiting)
+        self._followers: dict[str, Follower[Any]] = {
+            name: Follower(self.connect, path, project, self.timer) for name, (path, project) in follow.items()
+        }
+        self._started = False
+
+    def start(self, wait_s: float = 0.0) -> None:
+        """Begins to follow; waits at most so long for the first lists."""
+        if not self._started:
+            self._started = True
+            for follower in self._followers.values():
+                follower.start()
+        end_s = time.monotonic() + wait_s
+        for follower in self._followers.values():
+            follower.synced.wait(max(0.0, end_s - time.monotonic()))
+
+    def close(self) -> None:
+        if self._started:
+            for follower in self._followers.values():
+                follower.close()
+
+    # what is known now
+
+    def gates(self) -> list[Gate]:
+        """Every shut gate of ours, as last heard."""
+        self._take()
+        return [part.gate for part in self._all() if part.gate is not None]
+
+    def snapshot(
+        self,
+        now_s: float,
+        ill: Mapping[str, int] | None = None,
+        loads: Callable[[str], Load] = lambda _job: UNKNOWN,
+    ) -> Snapshot:
+        """`ill`: GPUs of a node that detectors call degraded, -1 for all of them; `loads`: what a job
+        (NAMESPACE/NAME) does to its GPUs. Raises StaleView."""
+        self._fresh()
+        self._take()
+        names = sorted(self._nodes, key=lambda name: (self._nodes[name].rack, name))
+        per_node = max((node.gpus for node in self._nodes.values()), default=0)
+        if not per_node:
+            raise StaleView("no node with GPUs is known")
+        racks = Counter(self._nodes[name].rack for name in names)
+        shape = Shape(len(names), per_node, max(racks.values()))
+        place, closed = {name: at for at, name in enumerate(names)}, dict[int, int]()
+        for name, at in place.items():
+            node, sick = self._nodes[name], (ill or {}).get(name, 0)
+            shut = node.gpus if sick < 0 or not node.takes else min(sick, node.gpus)
+            if per_node - node.gpus + shut:
+                closed[at] = per_node - node.gpus + shut
+        slope_w = math.inf if self.settings.slope_w is None else self.settings.slope_w
+        return Snapshot(now_s, shape, self._jobs(place, loads), closed, slope_w, tuple(names))
+
+    def _jobs(self, place: Mapping[str, int], loads: Callable[[str], Load]) -> list[JobSeen]:
+        by_job: dict[str, list[_Part]] = defaultdict(list)
+        for part in self._all():
+            by_job[part.job].append(part)
+        found = []
+        for job, parts in sorted(by_job.items()):
+            running = [part for part in parts if part.node]
+            waiting = [part for part in parts if not part.node and part.waits]
+            for group, suffix in ((running, ""), (waiting, "+rest" if running else "")):
+                if group:
+                    found.append(self._job(job + suffix, group, place, loads(job)))
+        return found
+
+    def _job(self, name: str, parts: list[_Part], place: Mapping[str, int], load: Load) -> JobSeen:
+        pods = [part for part in parts if not part.workload and part.gpus]
+        said = sum(part.gpus for part in pods) or max(part.gpus for part in parts)
+        nodes: Counter[int] = Counter()
+        for part in parts:
+            if part.node in place:
+                nodes[place[part.node]] += part.gpus
+        gates = tuple(sorted((part.gate for part in parts if part.gate is not None), key=lambda gate: gate.path))
+        started = [part.started_s for part in parts if math.isfinite(part.started_s)]
+        namespace, _, short = name.partition("/")
+        return JobSeen(
+            name,
+            next((part.queue for part in parts if part.queue), namespace),
+            namespace,
+            min(part.made_s for part in parts),
+            said,
+            gates or None,
+            dict(nodes),
+            min(started, default=math.nan),
+            load=load,
+            watts=said * self.settings.gpu_watts,
+            label=_NUMBER.sub("", short),
+            priority=max(part.priority for part in parts),
+            opted_in=not any(part.opted_out for part in parts),
+            workload=next((part.workload for part in parts if part.workload), ""),
+        )
+
+    def _all(self) -> list[_Part]:
+        made = [part for parts in self._parts.values() for part in parts.values()]
+        resource = self.settings.gpu_resource
+        return [
+            *made,
+            *(_of_workload(item, self._checks, self._kueue, resource) for item in self._workloads.values()),
+        ]
+
+    def _take(self) -> None:
+        for name, follower in self._followers.items():
+            for key, found in follower.take().items():
+                kept: dict[str, Any] = self._workloads
+                if name == "nodes":
+                    kept = self._nodes
+                elif name == "admissionchecks":
+                    (self._checks.discard if found is None else self._checks.add)(key.rpartition("/")[2])
+                    continue
+                elif name != "workloads":
+                    kept = self._parts[name]
+                if found is None:
+                    kept.pop(key, None)
+                else:
+                    kept[key] = found
+
+    def _fresh(self) -> None:
+        for name, follower in self._followers.items():
+            silent_s, fault = follower.health()
+            if silent_s is None or silent_s > self.settings.stale_s:
+                why = fault[1] if fault else "no answer yet"
+                hint = "; is its operator installed?" if fault and fault[0] is Reason.MALFORMED else ""
+                raise StaleView(f"{name}: {why}{hint}")
+
+    # what is kept of an object
+
+    def _node(self, item: Object) -> _Node | None:
+        meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+        gpus = int((status.get("allocatable") or {}).get(self.settings.gpu_resource, 0))
+        if not gpus:
+            return None
+        ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
+        shut = any(
+            t.get("effect") in ("NoSchedule", "NoExecute") and _is_trouble(t) for t in spec.get("taints") or []
+        )
+        rack = str((meta.get("labels") or {}).get(self.settings.rack_label, ""))
+        return _Node(rack, gpus, ready and not spec.get("unschedulable") and not shut)
+
+    def _pod(self, item: Object) -> _Part | None:
+        meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+        gpus = _gpus(spec, self.settings.gpu_resource)
+        if not gpus or status.get("phase") in ("Succeeded", "Failed"):
+            return None
+        labels = meta.get("labels") or {}
+        owner: Object = next((r for r in meta.get("ownerReferences") or [] if r.get("controller")), {})
+        job = next((labels[name] for name in JOB_LABELS if labels.get(name)), owner.get("name") or meta["name"])
+        started = status.get("startTime")
+        return _Part(
+            f"{meta['namespace']}/{job}",
+            gpus,
+            str(labels.get(QUEUE_LABEL, "")),
+            int(spec.get("priority") or 0),
+            made_s(item),
+            _opted_out(meta),
+            pod_gate(item),
+            str(spec.get("nodeName") or ""),
+            made_s({"metadata": {"creationTimestamp": started}}) if started else math.nan,
+        )
+
+
+def _annotated(kind: JobKind, resource: str) -> Callable[[Object], _Part | None]:
+    def project(item: Object) -> _Part | None:
+        gate = annotation_gate(item, kind)
+        if gate is None:
+            return None
+        meta, spec = item["metadata"], item.get("spec") or {}
+        queue = str((meta.get("labels") or {}).get(QUEUE_LABEL, ""))
+        gpus = 0
+        if kind.kind == "Job":
+            gpus = int(spec.get("parallelism") or 1) * _gpus(
+                (spec.get("template") or {}).get("spec") or {}, resource
+            )
+        return _Part(gate.name, gpus, queue, 0, made_s(item), _opted_out(meta), gate)
+
+    return project
+
+
+def _waiting(item: Object) -> Object | None:
+    """A Workload that neither runs nor has ended, without what is not asked of it."""
+    conditions = {c.get("type"): c.get("status") for c in (item.get("status") or {}).get("conditions") or []}
+    if conditions.get("Finished") == "True" or conditions.get("Admitted") == "True":
+        return None
+    return {key: item.get(key) for key in ("metadata", "spec", "status")}
+
+
+def _of_workload(item: Object, ours: set[str], kueue: str, resource: str) -> _Part:
+    meta, spec = item["metadata"], item.get("spec") or {}
+    owner: Object = next(iter(meta.get("ownerReferences") or []), {})
+    sets = spec.get("podSets") or []
+    gpus = sum(
+        int(s.get("count") or 1) * _gpus((s.get("template") or {}).get("spec") or {}, resource) for s in sets
+    )
+    gate, name = check_gate(item, ours, kueue), f"{meta['namespace']}/{meta['name']}"
+    part = _Part(
+        f"{meta['namespace']}/{owner.get('name') or meta['name']}",
+        gpus,
+        str(spec.get("queueName") or ""),
+        int(spec.get("priority") or 0),
+        made_s(item),
+        _opted_out(meta),
+        gate,
+        workload=name,
+    )
+    return replace(part, waits=gate is not None or not holds_quota(item))
+
+
+def _gpus(spec: Object, resource: str) -> int:
+    limits = [((c.get("resources") or {}).get("limits") or {}) for c in spec.get("containers") or []]
+    return sum(int(limit.get(resource, 0)) for limit in limits)
+
+
+def _is_trouble(taint: Object) -> bool:
+    """A taint that keeps ordinary GPU jobs away; the device's own, which they tolerate, does not."""
+    return str(taint.get("key", "")).startswith(("node.kubernetes.io/", "nightshift.dev/"))
+
+
+def _opted_out(meta: Object) -> bool:
+    return "true" in ((meta.get("labels") or {}).get(OPT_OUT), (meta.get("annotations") or {}).get(OPT_OUT))
+
+
+@dataclass
+class GangDoors:
+    """The gates of a gang as one (`controllers.scheduling.controller.Doors`): opened all, held all, and a gang is
+    held as long as one of its gates is shut. `view`: gates as they are followed."""
+
+    queue: KubernetesQueue
+    view: QueueView
+
+    def release_overdue(self) -> Sequence[object]:
+        return self.queue.release_overdue(self.view.gates())
+
+    def open(self, gate: object) -> bool:
+        opened = [self.queue.open(each) for each in _each(gate)]
+        return any(opened)
+
+    def hold(self, gate: object, until_s: float) -> None:
+        for each in _each(gate):
+            self.queue.hold(each, until_s)
+
+    def boost(self, workload: str, value: int) -> str:
+        return self.queue.boost(workload, value)
+
+    def read_back(self, gate: object) -> Steer:
+        found = [self.queue.read_back(each) for each in _each(gate)]
+        return next((steer for steer in found if steer.verb is Verb.HOLD), found[0])
+
+
+def _each(gate: object) -> tuple[Gate, ...]:
+    assert isinstance(gate, tuple)
+    return gate

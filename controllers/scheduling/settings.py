@@ -1,0 +1,41 @@
+"""Settings of scheduling in the daemon. Off by default; when on, it only watches (`act: false`) until an operator
+says otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controllers.actuators.kube_queue import QueueSettings
+
+
+class SchedulingSettings(BaseModel):
+    """Order of waiting jobs, within bounds on waiting; nothing that runs is ever stopped."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = Field(False, description="Look, propose and keep receipts; writes nothing")
+    act: bool = Field(
+        False, description="Also open gates, write holds and boosts; gates of ours stay shut while this is false"
+    )
+    kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
+    context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
+    timeout_s: float = Field(10.0, gt=0, description="Longest wait for one answer (s)")
+    every_s: float = Field(15.0, ge=1, le=300, description="Time between two turns (s)")
+    stale_s: float = Field(180.0, gt=0, description="Not heard for so long (s), the API server counts as lost")
+    kueue: bool = Field(False, description="Follow Kueue's Workloads and AdmissionChecks, too")
+    kinds: tuple[Literal["Job", "JobSet", "PyTorchJob", "RayJob"], ...] = Field(
+        ("Job",), description="Kinds of jobs that may carry `kueue.x-k8s.io/admission-gated-by`"
+    )
+    queue: QueueSettings = Field(default_factory=QueueSettings, description="How gates are opened")
+    gpu_resource: str = Field("nvidia.com/gpu", description="Resource that GPU pods ask for")
+    rack_label: str = Field("topology.kubernetes.io/rack", description="Node label that names the rack")
+    gpu_watts: float = Field(500.0, ge=0, description="What a GPU's start adds to its rack's draw (W)")
+    slope_w: float | None = Field(
+        None, gt=0, description="Rise of the draw that starts may cause in a minute (W); none: no limit"
+    )
+    opted_in: frozenset[str] = Field(
+        frozenset(), description="Namespaces whose owners agreed to randomised trials of a policy"
+    )

@@ -1,0 +1,294 @@
+"""Scheduling in the daemon: followed from an API server, decided, written to gates, read back; or only watching."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from agent.app import App
+from agent.clock import WallClock
+from agent.metrics import Metrics
+from agent.scheduling_loads import Loads
+from agent.scheduling_loop import SchedulingLoop, Surroundings
+from agent.settings import Settings
+from collectors.subject import Inventory
+from controllers.actuators.kube_client import KubeClient
+from controllers.actuators.kube_queue import CONTROLLER, HOLD_UNTIL, KubernetesQueue
+from controllers.actuators.kube_queue_follow import GangDoors, QueueView, StaleView
+from controllers.actuators.kube_rights import Right, scheduling_rights
+from controllers.decision import Decision, Mode, Trust
+from controllers.scheduling.settings import SchedulingSettings
+from tests.controllers.kube_scenes import client_with, rules_of
+from tests.kubernetes_api.cluster import Cluster, eventually
+
+GPU = "nvidia.com/gpu"
+ACTIVE = Trust(Mode.ACTIVE, 1.0, 0.95)
+
+
+@pytest.fixture
+def resource(cluster: Cluster) -> str:
+    """A resource of this test alone: on a real cluster other GPUs are nobody's business here."""
+    return f"nightshift.dev/{cluster.name('gpu')}"
+
+
+def gpu_node(cluster: Cluster, resource: str, gpus: int) -> str:
+    name = cluster.node()
+    ready = [{"type": "Ready", "status": "True", "reason": "t", "message": "m"}]
+    status = {
+        "status": {"allocatable": {resource: str(gpus)}, "capacity": {resource: str(gpus)}, "conditions": ready}
+    }
+    cluster.core.patch_node_status(name, status)
+
+    def untainted() -> bool:  # what the node lifecycle controller does once a kubelet says Ready
+        cluster.core.patch_node(name, {"spec": {"taints": None}})
+        return not cluster.core.read_node(name).spec.taints
+
+    eventually(untainted, "the node takes pods")
+    return name
+
+
+def pod(cluster: Cluster, name: str, resource: str, gpus: int, *, gated: bool = True, **spec: Any) -> None:
+    metadata = {"name": name, **spec.pop("metadata", {})}
+    amount = {resource: str(gpus)}
+    container = {"name": "c", "image": "registry.invalid/none", "resources": {"limits": amount, "requests": amount}}
+    gates = [{"name": CONTROLLER}, {"name": "example.com/quota"}] if gated else []
+    body = {"metadata": metadata, "spec": {"containers": [container], "schedulingGates": gates, **spec}}
+    cluster.core.create_namespaced_pod(cluster.namespace, body)
+
+
+def gates(cluster: Cluster, name: str) -> list[str]:
+    return [g.name for g in cluster.core.read_namespaced_pod(name, cluster.namespace).spec.scheduling_gates or []]
+
+
+@contextmanager
+def loop_on(
+    cluster: Cluster,
+    resource: str,
+    kube: KubeClient | None = None,
+    *,
+    trust: Trust = ACTIVE,
+    act: bool = True,
+    **around: Any,
+) -> Iterator[tuple[SchedulingLoop, list[Decision]]]:
+    kept: list[Decision] = []
+
+    def keep(decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
+        kept.append(decision)
+
+    settings = SchedulingSettings(enabled=True, act=act, gpu_resource=resource)
+    kube = kube or KubeClient(cluster.api)
+    view = QueueView(lambda: kube, settings)
+    doors = GangDoors(KubernetesQueue(kube, settings.queue), view)
+    surroundings = Surroundings(keep, lambda: lambda _job, _opted, _now_s: trust, **around)
+    loop = SchedulingLoop(settings, view, doors, Loads(Inventory("c")), surroundings)
+    view.start(30.0)
+    try:
+        yield loop, kept
+    finally:
+        loop.close()
+
+
+def seen(loop: SchedulingLoop, *jobs: str) -> Callable[[], bool]:
+    """Whether the view has heard of these jobs (their last part)."""
+
+    def look() -> bool:
+        try:
+            known = {job.name.rpartition("/")[2] for job in loop.view.snapshot(time.time()).jobs}
+        except StaleView:
+            return False
+        return set(jobs) <= known
+
+    return look
+
+
+def test_it_opens_what_fits_holds_the_rest_with_an_end_and_leaves_others_gates(
+    cluster: Cluster, resource: str
+) -> None:
+    gpu_node(cluster, resource, 8)
+    for name in ("a", "b"):
+        pod(cluster, name, resource, 8)
+    with loop_on(cluster, resource) as (loop, kept):
+        eventually(seen(loop, "a", "b"), "both jobs seen")
+        loop.turn(time.time())
+    shut = [name for name in ("a", "b") if CONTROLLER in gates(cluster, name)]
+    assert len(shut) == 1
+    assert all("example.com/quota" in gates(cluster, name) for name in ("a", "b"))
+    held = cluster.core.read_namespaced_pod(shut[0], cluster.namespace)
+    assert float(held.metadata.annotations[HOLD_UNTIL]) > time.time()
+    by_job = {decision.job.rpartition("/")[2]: decision for decision in kept}
+    assert by_job[shut[0]].read_back["verb"] == "hold"
+    assert by_job[({"a", "b"} - set(shut)).pop()].read_back["verb"] == "start"
+
+
+def test_a_gang_is_one_job_and_its_gates_open_together(cluster: Cluster, resource: str) -> None:
+    gpu_node(cluster, resource, 8)
+    for rank in range(2):
+        labels = {"batch.kubernetes.io/job-name": "gang"}
+        pod(cluster, f"gang-{rank}", resource, 4, metadata={"labels": labels})
+    with loop_on(cluster, resource) as (loop, kept):
+        eventually(seen(loop, "gang"), "the gang seen")
+        eventually(lambda: len(loop.view.gates()) == 2, "both gates seen")
+        loop.turn(time.time())
+    assert [decision.seen["gpus"] for decision in kept[:1]] == [8.0]
+    assert all(CONTROLLER not in gates(cluster, f"gang-{rank}") for rank in range(2))
+
+
+def test_watching_writes_nothing_and_needs_no_verb_that_writes(cluster: Cluster, resource: str) -> None:
+    gpu_node(cluster, resource, 8)
+    for name in ("a", "b"):
+        pod(cluster, name, resource, 8)
+    pod(cluster, "ungated", resource, 8, gated=False)
+    reads = scheduling_rights(act=False, kueue=False, kinds=("Job",))
+    assert {right.verb for right in reads} == {"list", "watch"}
+    kube = client_with(cluster, rules_of(reads))
+    with loop_on(cluster, resource, kube, act=False) as (loop, kept):
+        eventually(seen(loop, "a", "b", "ungated"), "all jobs seen")
+        loop.turn(time.time())
+        count = len(kept)
+        loop.turn(time.time())
+    assert count == 3
+    assert len(kept) == count, "nothing changed its mind"
+    assert all(CONTROLLER in gates(cluster, name) for name in ("a", "b"))
+
+
+def test_acting_needs_just_its_rights_and_uses_each(cluster: Cluster, resource: str) -> None:
+    gpu_node(cluster, resource, 8)
+    for name in ("a", "b"):
+        pod(cluster, name, resource, 8)
+    gated_job(cluster, "j", resource)
+    wanted = scheduling_rights(act=True, kueue=False, kinds=("Job",))
+    kube = client_with(cluster, rules_of(wanted))
+    if cluster.server is not None:
+        cluster.server.requests.clear()
+    with loop_on(cluster, resource, kube) as (loop, _kept):
+        eventually(seen(loop, "a", "b", "j"), "all jobs seen")
+        loop.turn(time.time())
+        assert loop.controller.failures == {}
+    if cluster.server is not None:
+        asked = {
+            Right(what.verb, what.group, what.resource, what.subresource)
+            for user, what in cluster.server.requests
+            if "serviceaccount" in str(user)
+        }
+        assert wanted == asked & wanted
+        assert asked <= wanted
+
+
+def gated_job(cluster: Cluster, name: str, resource: str) -> None:
+    amount = {resource: "4"}
+    container = {"name": "c", "image": "registry.invalid/none", "resources": {"limits": amount, "requests": amount}}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    metadata = {"name": name, "annotations": {"kueue.x-k8s.io/admission-gated-by": CONTROLLER}}
+    body = {
+        "metadata": metadata,
+        "spec": {"suspend": True, "parallelism": 2, "completions": 2, "template": template},
+    }
+    client.BatchV1Api(cluster.api).create_namespaced_job(cluster.namespace, body)
+
+
+def test_work_stays_off_gpus_that_detectors_call_ill_and_off_cordoned_nodes(
+    cluster: Cluster, resource: str
+) -> None:
+    ill, cordoned = gpu_node(cluster, resource, 8), gpu_node(cluster, resource, 8)
+    cluster.core.patch_node(cordoned, {"spec": {"unschedulable": True}})
+    pod(cluster, "a", resource, 8)
+    with loop_on(cluster, resource, ill=lambda: {ill: 1}) as (loop, kept):
+        eventually(seen(loop, "a"), "the job seen")
+        eventually(lambda: not loop.view._nodes[cordoned].takes if seen(loop, "a")() else False, "the cordon seen")
+        loop.turn(time.time())
+    assert CONTROLLER in gates(cluster, "a")
+    assert kept[0].executed["verb"] == "hold"
+    assert kept[0].seen["healthy_gpus"] == 7.0
+
+
+def test_whoever_people_put_first_goes_first_and_who_opted_out_goes_at_once(
+    cluster: Cluster, resource: str
+) -> None:
+    gpu_node(cluster, resource, 8)
+    name = cluster.name("urgent")
+    classes = client.SchedulingV1Api(cluster.api)
+    classes.create_priority_class({"metadata": {"name": name}, "value": 1000})
+    cluster.cleanup(classes.delete_priority_class, name)
+    pod(cluster, "early", resource, 8)
+    pod(cluster, "urgent", resource, 8, priorityClassName=name, priority=1000)
+    pod(cluster, "out", resource, 8, metadata={"labels": {"nightshift-opt-out": "true"}})
+    with loop_on(cluster, resource) as (loop, _kept):
+        eventually(seen(loop, "early", "urgent", "out"), "all jobs seen")
+        loop.turn(time.time())
+    shut = {each for each in ("early", "urgent", "out") if CONTROLLER in gates(cluster, each)}
+    assert shut == {"early"}
+
+
+def test_halted_or_not_promoted_every_gate_opens_as_if_nobody_steered(cluster: Cluster, resource: str) -> None:
+    gpu_node(cluster, resource, 8)
+    for name in ("a", "b"):
+        pod(cluster, name, resource, 8)
+    with loop_on(cluster, resource, halted=lambda: True) as (loop, _kept):
+        eventually(seen(loop, "a", "b"), "both jobs seen")
+        loop.turn(time.time())
+    assert not any(CONTROLLER in gates(cluster, name) for name in ("a", "b"))
+
+
+def test_a_view_that_heard_nothing_decides_nothing() -> None:
+    def nobody() -> KubeClient:
+        return KubeClient.connect(Path("/nowhere/kubeconfig"), None)
+
+    view = QueueView(nobody, SchedulingSettings(enabled=True))
+    view.start(5.0)
+    with pytest.raises(StaleView, match="nodes"):
+        view.snapshot(0.0)
+    view.close()
+
+
+def test_the_daemon_runs_it_with_receipts_in_its_store(cluster: Cluster, resource: str, tmp_path: Path) -> None:
+    gpu_node(cluster, resource, 8)
+    pod(cluster, "a", resource, 8)
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(cluster.kubeconfig))
+    source = {"type": "kubernetes", "kubeconfig": str(kubeconfig)}
+    settings = Settings(
+        state_dir=tmp_path / "state",
+        console={"enabled": False},
+        sources=(source,),
+        tick_s=1.0,
+        scheduling={
+            "enabled": True,
+            "act": True,
+            "every_s": 1.0,
+            "kubeconfig": str(kubeconfig),
+            "gpu_resource": resource,
+        },
+    )  # type: ignore[arg-type]
+    app = App(settings, clock=WallClock())
+    app.start()
+    try:
+        assert app.scheduling is not None
+        name = f"{cluster.namespace}/a"
+
+        def opened() -> bool:
+            app.tick()
+            return CONTROLLER not in gates(cluster, "a")
+
+        eventually(opened, "the gate opened: nobody has promoted the order, so as without us")
+
+        def kept() -> Decision | None:
+            found = [d for d in app.policies.receipts.newest("scheduling") if d.job == name and d.read_back]
+            return found[0] if found else None
+
+        decision = eventually(kept, "its receipt stored")
+        assert decision.executed["verb"] == "start"
+        assert b"nightshift_scheduling_decisions_total" in app.metrics_page()
+    finally:
+        app.stop()
+
+
+def test_off_by_default() -> None:
+    assert not Settings().scheduling.enabled
+    assert Metrics("t").scheduling_gates is not None
