@@ -55,7 +55,9 @@ def telemetry_page() -> str:
     return _NOTE + table()
 
 
-CHARTS_OWN = frozenset({"cluster", "state_dir", "store", "replica", "election", "sources", "actuators", "log"})
+CHARTS_OWN = frozenset(
+    {"cluster", "state_dir", "store", "replica", "election", "sources", "actuators", "log", "scheduling"}
+)
 """Settings that the chart has values of its own for."""
 
 

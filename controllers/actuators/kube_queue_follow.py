@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from collectors.base import Temporary
-from collectors.frame import Reason
 from collectors.kube_api import KubeApi, Object
 from collectors.kube_follow import Follower
 from collectors.kubernetes import JOB_LABELS, OPT_OUT, QUEUE_LABEL
@@ -214,8 +213,7 @@ class QueueView:
             silent_s, fault = follower.health()
             if silent_s is None or silent_s > self.settings.stale_s:
                 why = fault[1] if fault else "no answer yet"
-                hint = "; is its operator installed?" if fault and fault[0] is Reason.MALFORMED else ""
-                raise StaleView(f"{name}: {why}{hint}")
+                raise StaleView(f"{name}: {why}")
 
     # what is kept of an object
 

@@ -26,6 +26,7 @@ from controllers.actuators.kube_rights import Right, scheduling_rights
 from controllers.decision import Decision, Mode, Trust
 from controllers.scheduling.settings import SchedulingSettings
 from tests.controllers.kube_scenes import client_with, rules_of
+from tests.controllers.test_kube_queue import kueue, read, workload  # noqa: F401  a fixture
 from tests.kubernetes_api.cluster import Cluster, eventually
 
 GPU = "nvidia.com/gpu"
@@ -73,6 +74,7 @@ def loop_on(
     resource: str,
     kube: KubeClient | None = None,
     *,
+    with_kueue: bool = False,
     trust: Trust = ACTIVE,
     act: bool = True,
     **around: Any,
@@ -82,7 +84,7 @@ def loop_on(
     def keep(decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
         kept.append(decision)
 
-    settings = SchedulingSettings(enabled=True, act=act, gpu_resource=resource)
+    settings = SchedulingSettings(enabled=True, act=act, kueue=with_kueue, gpu_resource=resource)
     kube = kube or KubeClient(cluster.api)
     view = QueueView(lambda: kube, settings)
     doors = GangDoors(KubernetesQueue(kube, settings.queue), view)
@@ -234,6 +236,34 @@ def test_halted_or_not_promoted_every_gate_opens_as_if_nobody_steered(cluster: C
         eventually(seen(loop, "a", "b"), "both jobs seen")
         loop.turn(time.time())
     assert not any(CONTROLLER in gates(cluster, name) for name in ("a", "b"))
+
+
+def test_a_workload_of_kueue_is_let_in_by_our_check_moved_in_its_queue_and_seen_once(
+    kueue: Cluster,  # noqa: F811
+    resource: str,
+) -> None:
+    gpu_node(kueue, resource, 8)
+    amount = {resource: "8"}
+    container = {"name": "c", "image": "registry.invalid/none", "resources": {"limits": amount, "requests": amount}}
+    sets = [{"name": "main", "count": 1, "template": {"spec": {"containers": [container]}}}]
+    for name in ("first", "second"):
+        workload(kueue, name, podSets=sets, quota=False)
+    wanted = scheduling_rights(act=True, kueue=True, kinds=("Job",))
+    kube = client_with(kueue, rules_of(wanted))
+    with loop_on(kueue, resource, kube, with_kueue=True) as (loop, kept):
+        eventually(seen(loop, "first", "second"), "both workloads seen")
+        eventually(lambda: len(loop.view.gates()) == 2, "both gates seen")
+        loop.turn(time.time())
+        assert loop.controller.failures == {}
+    states = {
+        name: {s["name"]: s["state"] for s in read(kueue, name)["status"]["admissionChecks"]}
+        for name in ("first", "second")
+    }
+    assert sorted(state["ours"] for state in states.values()) == ["Pending", "Ready"]
+    assert {state["theirs"] for state in states.values()} == {"Pending"}
+    held = next(name for name, state in states.items() if state["ours"] == "Pending")
+    assert float(read(kueue, held)["metadata"]["annotations"][HOLD_UNTIL]) > time.time()
+    assert {decision.seen["gpus"] for decision in kept} == {8.0}
 
 
 def test_a_view_that_heard_nothing_decides_nothing() -> None:

@@ -52,8 +52,16 @@ def make(cluster: Cluster, kind: str, name: str, spec: dict[str, Any], **metadat
         custom.create_namespaced_custom_object(GROUP, VERSION, cluster.namespace, plural, body)
 
 
-def workload(cluster: Cluster, name: str, queue: str = "mild", *, quota: bool = True, **annotations: str) -> str:
-    make(cluster, "Workload", name, {"queueName": queue}, annotations=annotations)
+def workload(
+    cluster: Cluster,
+    name: str,
+    queue: str = "mild",
+    *,
+    quota: bool = True,
+    podSets: list[dict[str, Any]] | None = None,
+    **annotations: str,
+) -> str:
+    make(cluster, "Workload", name, {"queueName": queue, "podSets": podSets or []}, annotations=annotations)
     checks = [
         {"name": check, "state": "Pending", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
         for check in ("theirs", "ours")

@@ -68,6 +68,11 @@ SETS: dict[str, Object] = {
             "settings": {"job_timeout_s": 1200},
         },
     },
+    "scheduling in shadow": {"scheduling": {"enabled": True, "kueue": True}},
+    "scheduling acts": {
+        "mode": "act",
+        "scheduling": {"enabled": True, "act": True, "kinds": ["Job", "JobSet"], "settings": {"every_s": 30}},
+    },
     "act in two namespaces": {"mode": "act", "rbac": {"namespaces": ["train", "serve"]}},
     "three replicas": {"replicas": 3, **PG},
     "two replicas by a Lease": {"replicas": 2, "election": {"by": "kubernetes"}, **PG},

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from controllers.action import ActionKind
-from controllers.actuators.kube_rights import LEASE_RIGHTS, OBSERVE, OBSERVE_EVENTS, OWN_RIGHTS, RIGHTS, Right
+from controllers.actuators.kube_rights import (
+    LEASE_RIGHTS,
+    OBSERVE,
+    OBSERVE_EVENTS,
+    OWN_RIGHTS,
+    RIGHTS,
+    Right,
+    scheduling_rights,
+)
 from tests.helm.chart import SETS, objects
 
 KINDS = list(RIGHTS)
@@ -64,3 +72,29 @@ def test_an_election_by_lease_may_write_leases_of_its_own_namespace_and_nothing_
     assert [role["metadata"]["namespace"] for role in roles] == ["ops"]
     assert granted(roles) == LEASE_RIGHTS
     assert objects(SETS["three replicas"], "Role") == []
+
+
+@pytest.mark.parametrize("kinds", [["Job"], ["Job", "JobSet", "PyTorchJob", "RayJob"], []], ids=str)
+@pytest.mark.parametrize("kueue", [False, True], ids=["plain", "kueue"])
+@pytest.mark.parametrize("act", [False, True], ids=["watches", "acts"])
+def test_scheduling_is_granted_what_it_asks_for_and_no_more(act: bool, kueue: bool, kinds: list[str]) -> None:
+    """Whatever is followed; and watching has no verb that writes."""
+    chosen = {"enabled": True, "act": act, "kueue": kueue, "kinds": kinds}
+    mode = {"mode": "act", "actions": ["cordon"]} if act else {}
+    values = {**mode, "sources": QUIET, "scheduling": chosen}
+    wanted = scheduling_rights(act=act, kueue=kueue, kinds=kinds)
+    others = OBSERVE | (RIGHTS[ActionKind.CORDON] if act else frozenset())
+    assert granted(objects(values, "ClusterRole")) == wanted | others
+    if not act:
+        assert {right.verb for right in wanted} == {"list", "watch"}
+        return
+    spaced = {**values, "rbac": {"namespaces": ["a"]}}
+    (role,) = objects(spaced, "Role")
+    assert granted([role]) == {r for r in wanted if r.namespaced and r.verb in ("get", "patch")}
+    wide = granted(objects(spaced, "ClusterRole"))
+    assert {r for r in wide if r.verb == "patch"} == {Right("patch", "", "nodes")}
+
+
+def test_scheduling_that_acts_needs_the_mode_that_acts() -> None:
+    with pytest.raises(Exception, match=r"scheduling\.act"):
+        objects({"scheduling": {"enabled": True, "act": True}}, "ClusterRole")

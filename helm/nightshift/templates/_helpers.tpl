@@ -65,7 +65,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "nightshift.acts" -}}{{ if eq .Values.mode "act" }}true{{ end }}{{- end }}
 
-{{- define "nightshift.readsCluster" -}}{{ if or .Values.sources.kubernetes.enabled .Values.sources.kubernetes.events .Values.node.enabled (eq .Values.mode "act") }}true{{ end }}{{- end }}
+{{- define "nightshift.readsCluster" -}}{{ if or .Values.sources.kubernetes.enabled .Values.sources.kubernetes.events .Values.node.enabled .Values.scheduling.enabled (eq .Values.mode "act") }}true{{ end }}{{- end }}
 
 {{- define "nightshift.asksServer" -}}{{ if or (include "nightshift.readsCluster" .) (eq .Values.election.by "kubernetes") }}true{{ end }}{{- end }}
 
@@ -97,6 +97,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- $config := dict "cluster" .Values.cluster "state_dir" "/var/lib/nightshift" "console" $console "log" .Values.log -}}
 {{- if $sources }}{{ $_ := set $config "sources" $sources }}{{ end -}}
 {{- if eq .Values.election.by "kubernetes" }}{{ $_ := set $config "election" (dict "by" "kubernetes" "name" (include "nightshift.name" .) "namespace" .Release.Namespace) }}{{ end -}}
+{{- with .Values.scheduling }}{{ if .enabled }}{{ $_ := set $config "scheduling" (mergeOverwrite (dict "enabled" true "act" .act "kueue" .kueue "kinds" .kinds) .settings) }}{{ end }}{{ end -}}
 {{- if include "nightshift.acts" . }}
 {{- $repairs := list }}{{ $others := list -}}
 {{- range .Values.actions }}{{ if has . (list "reset_gpu" "reboot_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
@@ -138,7 +139,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (eq .Values.mode "act") (or (has "reset_gpu" .Values.actions) (has "reboot_node" .Values.actions)) (not .Values.repair.image.repository) -}}
 {{- fail "repair.image.repository: reset_gpu and reboot_node are Jobs that need an image with nvidia-smi, nsenter and a shell" -}}
 {{- end -}}
-{{- range $name := list "state_dir" "store" "replica" "election" "cluster" "sources" "actuators" "log" -}}
+{{- if and .Values.scheduling.act (not (include "nightshift.acts" .)) -}}
+{{- fail "scheduling.act: opens gates and writes holds: it needs mode: act" -}}
+{{- end -}}
+{{- range $name := list "state_dir" "store" "replica" "election" "cluster" "sources" "actuators" "log" "scheduling" -}}
 {{- if hasKey $.Values.config $name -}}
 {{- fail (printf "config.%s: has a value of its own in this chart (see values.yaml)" $name) -}}
 {{- end -}}
