@@ -13,6 +13,10 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.tail import Tail
 
+CERTAIN = 1e15
+"""The score of what hardware or software says of itself (an uncorrected error, a loss that is no number): an event,
+which no budget weighs. What is found by statistics scores less, however strong."""
+
 
 class State(StrEnum):
     FIRING = "firing"

@@ -25,7 +25,7 @@ from collectors.base import Permanent
 from collectors.frame import SeriesIndex
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Detector, State
+from detectors.base import CERTAIN, Detector, State
 from detectors.tail import Tail, fit, read
 
 DAY_S = 86400.0
@@ -134,6 +134,8 @@ def listen(
             for finding in detector.update(tick, inventory):
                 if finding.state is not State.FIRING or excused(finding.subject, tick.at_s):
                     continue
+                if finding.score >= CERTAIN:
+                    continue  # an event: no statistics stand behind it, and none can weigh it
                 known = peaks.get(finding.episode, (finding.subject, -np.inf, tick.at_s))
                 peaks[finding.episode] = (finding.subject, max(known[1], finding.score), known[2])
     for name, detector in made.items():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from collectors.frame import Floats, Frame
 from collectors.subject import Inventory, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Fault, Finding, SeriesExhibit, Severity, StatedRate
+from detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from detectors.climb import SHAPES, climbs
 from detectors.contrast import Climb, assess, growth_over, risen
 from detectors.episodes import Alarm, Episodes
@@ -34,6 +34,9 @@ VERSION = 2
 """1: a shorter patience ring and no life_s, lowest; its patience test starts anew, its episodes go on."""
 GIB = float(2**30)
 SHAPE_NAMES = (*(shape.name for shape in SHAPES), "near", "stairs")
+SOON_S, NEARLY_FULL = 3600.0, 0.8
+"""A leak that has filled four fifths of a hard limit and needs less than an hour for the rest pages whatever the
+budget says: who waits for more hears it from the kernel. One that lasts two hours is so told 20 minutes before."""
 UNLIMITED_HEADROOM_BYTES = 16 * GIB
 """Where no limit is known, growth is judged as if this much (or as much again as is used) were left."""
 
@@ -250,19 +253,49 @@ class MemoryLeak:
             "",
             f"lowest value in every {floors.width_s:.0f} s",
         )
-        severity = Severity.CRITICAL if eta_s < 3600.0 else Severity.WARNING
+        severity = Severity.CRITICAL if eta_s < SOON_S else Severity.WARNING
+        pressing = self._pressing(signal, slot, eta_s) if strength >= 1.0 else {}
         alarm = Alarm(
             signal.fault,
             subject,
             since_s,
             severity,
             summary,
-            score=min(strength, 1e12),
+            score=CERTAIN if pressing else min(strength, 1e12),
             threshold=self.settings.strength,
             evidence=(exhibit,),
-            facts=told,
+            facts=told | pressing,
         )
         self._episodes.fire(alarm, at_s)
+
+    def _pressing(self, signal: LeakSignal, slot: int, eta_s: float) -> dict[str, float | str]:
+        """Why a leak can wait for no budget: it is about to fill a hard limit. Empty where it can."""
+        level, limit = float(signal.table["level"][slot]), float(signal.table["limit"][slot])
+        if not (eta_s < SOON_S and level >= NEARLY_FULL * limit):
+            return {}
+        return {"pages_because": f"{level / limit:.0%} of the limit in use, full within the hour at this pace"}
+
+    def _press(self, signal: LeakSignal, slot: int, at_s: float) -> Finding | None:
+        """The open episode of this slot, certain from now on where its climb, as it was told, is about to end."""
+        known = self._episodes.get(signal.fault, signal.table.subjects[slot])
+        if known is None or known.state is not State.FIRING or not 1.0 <= known.score < CERTAIN:
+            return None
+        eta_s = self._eta_s(signal, slot, float(known.facts["slope_bytes_per_h"]) / 3600.0)
+        pressing = self._pressing(signal, slot, eta_s)
+        if not pressing:
+            return None
+        alarm = Alarm(
+            signal.fault,
+            known.subject,
+            known.since.t_s,
+            Severity.CRITICAL,
+            known.summary,
+            score=CERTAIN,
+            threshold=known.threshold,
+            evidence=known.evidence,
+            facts={**known.facts, "eta_s": eta_s, **pressing},
+        )
+        return self._episodes.fire(alarm, at_s)
 
     def _report(self, signal: LeakSignal, frame: Frame | None, at_s: float) -> list[Finding]:
         """What each open episode of this signal says in this tick: still firing, dropped, stopped or unseen."""
@@ -282,7 +315,7 @@ class MemoryLeak:
             elif self._stopped(signal, slot):
                 found = self._episodes.clear(fault, subject, at_s, "Memory no longer climbs")
             else:
-                found = self._episodes.again(fault, subject, at_s)
+                found = self._press(signal, slot, at_s) or self._episodes.again(fault, subject, at_s)
             findings += [found] if found else []
         return findings
 
