@@ -249,6 +249,7 @@ def test_every_operator_passes_torch_s_own_check_with_a_certified_kernel_behind_
     assert all(seen["calls"].values()), "torch's formula stood in for a kernel"
 
 
+@pytest.mark.full
 def test_attention_is_the_kernel_s_where_nothing_is_differentiated(tmp_path: Path) -> None:
     seen = run("attended", tmp_path, [attention_record()])
     assert seen["equal"]
@@ -271,6 +272,7 @@ def test_adamw_s_large_parameters_are_the_kernel_s_and_nothing_else_changes(tmp_
     assert seen["back"]
 
 
+@pytest.mark.full
 def test_a_wrong_optimiser_kernel_is_found_on_a_copy(tmp_path: Path) -> None:
     seen = run("mistepped", tmp_path, [adamw_record("- 1.01 * scale * mean")])
     assert seen["equal"]

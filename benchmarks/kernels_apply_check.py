@@ -1,0 +1,184 @@
+"""What of the job's file only a GPU can show: launches inside CUDA graphs and compiled regions, and what they cost.
+
+    python -m benchmarks.kernels_apply_check           # one GPU, about two minutes
+    python -m benchmarks.kernels_apply_check --tiny    # a CPU, Triton's interpreter: plain calls only
+
+The kernels are the families' first configurations, uncertified: this asks whether launches are right, not how fast
+kernels are. For each operator: plain, recorded in a CUDA graph and replayed on new values, in a compiled region
+closed, open (the compiler launches the kernels) and with mode="reduce-overhead", forward and backward; each against
+torch. Host time of a region's call, without waiting for the GPU. Writes kernels_apply_check.json after every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernels.apply.bundle import write_bundle
+from kernels.generate.families import families_of, interprets
+from kernels.generate.template import candidate
+from kernels.problem import Case
+
+OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
+SHAPES = {"rmsnorm": ("m", "n"), "rmsnorm_backward": ("m", "n"), "gelu": ("m", "n"), "gelu_backward": ("m", "n"),
+          "softmax": ("m", "n"), "layernorm": ("m", "n")}  # fmt: skip
+
+
+def records(rows: int, width: int, architecture: str) -> list[dict[str, Any]]:
+    """A record for each operator, as certificates would give them."""
+    made = []
+    for problem, axes in SHAPES.items():
+        case = Case.of("float32", **dict(zip(axes, (rows, width), strict=True)))
+        family = next(f for f in families_of(problem) if interprets(f.name))
+        written = candidate(family, problem, case, family.space(problem, case).configs[0])
+        sha256 = hashlib.sha256(written.source.encode()).hexdigest()
+        made.append(
+            {
+                "problem": problem,
+                "certificate": sha256,
+                "candidate": sha256,
+                "source": written.source,
+                "source_sha256": sha256,
+                "entry": written.entry,
+                "dtype": "float32",
+                "sizes": case.sizes,
+                "bounds": [],
+                "status": "correct",
+                "architecture": architecture,
+                "torch": "none",
+                "triton": "none",
+            }
+        )
+    return made
+
+
+def load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("nightshift_kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Net(torch.nn.Module):
+    """Norm, activation and softmax as functions and a module, in one region."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.RMSNorm(width, eps=1e-6), torch.nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(self.second(F.gelu(self.first(x))), -1)
+
+
+def gradients(call: Callable[[torch.Tensor], torch.Tensor], net: Net, x: torch.Tensor) -> list[torch.Tensor]:
+    """The output, and the gradients of the input and of every parameter."""
+    net.zero_grad()
+    given = x.clone().requires_grad_(True)
+    out = call(given)
+    (out * torch.linspace(-1.0, 1.0, out.shape[-1], device=out.device)).sum().backward()
+    found = [out.detach().clone(), given.grad, *(p.grad for p in net.parameters())]
+    return [value.clone() for value in found if value is not None]
+
+
+def agree(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """The largest difference, as a share of the largest value of the same tensor; infinite where one is missing."""
+    if len(mine) != len(theirs):
+        return float("inf")
+    return max(
+        float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def recorded(net: Net, x: torch.Tensor) -> list[torch.Tensor]:
+    """The forward pass recorded once, replayed on other values."""
+    static = torch.zeros_like(x)
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                net(static)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = net(static)
+        static.copy_(x)
+        graph.replay()
+    return [out.clone()]
+
+
+def host_us(call: Callable[[], Any], count: int) -> float:
+    """Microseconds of the host for one call."""
+    for _ in range(10):
+        call()
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - started) / count * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    device, rows, width = ("cpu", 6, 64) if given.tiny else ("cuda", 512, 1024)
+    if given.tiny:
+        os.environ["TRITON_INTERPRET"] = "1"
+    architecture = "none" if given.tiny else ".".join(map(str, torch.cuda.get_device_capability()))
+    result: dict[str, Any] = {"environment": {"torch": torch.__version__, "device": device}, "rows": {}}
+    torch.manual_seed(1)
+    net, x = Net(width).to(device), torch.randn(rows, width, device=device)
+    want = gradients(net, net, x)
+    with tempfile.TemporaryDirectory() as folder:
+        write_bundle(Path(folder) / "nightshift_kernels.py", records(rows, width, architecture))
+        kernels = load(Path(folder) / "nightshift_kernels.py")
+        ways: dict[str, tuple[bool, Callable[[], list[torch.Tensor]]]] = {
+            "plain": (False, lambda: gradients(net, net, x)),
+        }
+        if not given.tiny:
+            compiled: dict[str, dict[str, Any]] = {
+                "closed": {},
+                "open": {},
+                "reduce-overhead": {"mode": "reduce-overhead"},
+            }
+            for name, more in compiled.items():
+                ways[name] = (name != "closed", lambda more=more: gradients(torch.compile(net, **more), net, x))
+            ways["recorded"] = (False, lambda: recorded(net, x))
+        for name, (launches, way) in ways.items():
+            torch._dynamo.reset()
+            report = kernels.apply(net, log=lambda _: None, shadow_every=0, compiler_launches=launches)
+            row: dict[str, Any] = {"places": len(report.applied), "skipped": report.skipped}
+            try:
+                mine = way()
+                row["difference"] = agree(mine, want[: len(mine)] if name == "recorded" else want)
+                row["right"] = row["difference"] < 1e-4
+                row["calls"] = {k.problem: k.calls for k in kernels.STATE.kernels.values()}
+                if name in ("closed", "open"):
+                    region = torch.compile(net)
+                    with torch.no_grad():
+                        row["host_us"] = host_us(lambda region=region: region(x), 200)
+            except Exception as error:  # noqa: BLE001  one way's fault must not cost the others
+                row["broken"] = f"{type(error).__name__}: {error}"[:500]
+            kernels.unapply(net)
+            result["rows"][name] = row
+            OUT.mkdir(parents=True, exist_ok=True)
+            (OUT / "kernels_apply_check.json").write_text(json.dumps(result, indent=1) + "\n")
+            print(name, {k: v for k, v in row.items() if k != "skipped"}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
