@@ -106,6 +106,8 @@ class Straggler:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         ranks = [s for s in tick.steps if s.subject.kind is SubjectKind.RANK and self._speaks(s)]
+        if ranks:
+            self._table.take([series.subject for series in ranks], tick.at_s)  # a job's ranks come all at once
         for series in ranks:
             self._take(series, tick.at_s)
         findings: list[Finding] = []
@@ -122,9 +124,6 @@ class Straggler:
     def _take(self, series: StepSeries, at_s: float) -> None:
         table = self._table
         slot = table.slot(series.subject)
-        if slot is None:
-            table.take([series.subject], at_s)
-            slot = table.slot(series.subject)
         place = series.step[-RING:] % RING
         table["step"][slot, place] = series.step[-RING:]
         for name in SIGNALS:
