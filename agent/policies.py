@@ -15,7 +15,7 @@ from agent.clock import Clock
 from agent.gate import Gate
 from agent.metrics import Metrics
 from agent.policy_gate import PolicyGate
-from agent.policy_watch import PolicyWatch
+from agent.policy_watch import REASONS, PolicyWatch
 from agent.receipts import Receipts
 from agent.settings import Settings
 from agent.store import Store
@@ -34,6 +34,8 @@ class _Counted:
 
     def standing(self, kind: str, mode: str, level: int) -> None:
         self.metrics.policy_mode.labels(kind).set(level)
+        for reason in REASONS:  # there from the beginning, or the first demotion would be no increase
+            self.metrics.policy_demotions.labels(kind, reason)
 
     def demoted(self, kind: str, reason: str) -> None:
         self.metrics.policy_demotions.labels(kind, reason).inc()

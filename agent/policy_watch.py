@@ -24,6 +24,10 @@ _WORTH_EVERY_S = 3600.0
 _DAY_S = 86_400.0
 
 
+_SIGNS = {"budget": "budget", "violation": "violation", "locked": "lockout", "drift": "drift", "worse": "worth"}
+REASONS = (*_SIGNS.values(), "other")
+
+
 class Counters(Protocol):
     """Where numbers about policies go: the daemon's metrics."""
 

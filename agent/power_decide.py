@@ -79,7 +79,7 @@ def decide_gang(
     )  # fmt: skip
     other = int(decision.baseline if treated else guard.decide(observation, decision.proposed).action)
     slow, slow_sd = float(seen.slowdown[0, level]), float(seen.slowdown_sd[0, level])
-    expected = {"slowdown": 1.0 + slow, "slowdown_sd": slow_sd} if math.isfinite(slow + slow_sd) else {}
+    expected = {"slowdown_executed": 1.0 + slow, "slowdown_sd": slow_sd} if math.isfinite(slow + slow_sd) else {}
     decision = replace(decision, prediction=expected)
     probes = level == TOP and decision.why.startswith("reference")
     if treated and not probes:

@@ -207,7 +207,8 @@ def _of(kind: str, mode: Mode, since_s: float) -> sa.ColumnElement[bool]:
 
 
 def _turn(row: Row[Any], body: Mapping[str, Any], features: tuple[float, ...]) -> Turn:
-    predicted = body["prediction"].get("slowdown")
+    said = body["prediction"]
+    predicted = said.get("slowdown_executed", said.get("slowdown") if row.treated else None)
     return Turn(
         row.job, bool(row.treated), row.chance, row.reward, row.slowdown,
         math.nan if predicted is None else float(predicted), bool(row.violated), features,

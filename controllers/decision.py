@@ -66,7 +66,8 @@ class Observation(Protocol):
 @dataclass(frozen=True)
 class Proposal(Generic[A]):
     """What a policy would do. `support` lists every action that it might have drawn with its probability (they sum
-    to 1); empty where the policy is deterministic. `prediction` is what it expects, for calibration later."""
+    to 1); empty where the policy is deterministic. `prediction` is what it expects, for calibration later:
+    `slowdown` (a ratio, 1 = none) of what it proposes, `slowdown_executed` of what is executed whoever asked."""
 
     action: A
     why: str = ""

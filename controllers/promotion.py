@@ -229,8 +229,8 @@ def assess(
     share of drawn turns whose outcome is missing, with the policy and with the baseline: where an arm loses more,
     what is left is no random sample.
 
-    Shadow has executed nothing of the policy's: it shows that predictions for turns in which policy and baseline
-    agree are right, and that the policy answers. Later modes show what it is worth.
+    Shadow has executed nothing of the policy's: it shows that what it says of the action that *was* executed is
+    right, and that it answers. Later modes show what it is worth.
     """
     to = standing.next
     if to is None:
@@ -242,7 +242,10 @@ def assess(
         _check("jobs", -jobs, -criteria.least_jobs, f"{jobs} of {criteria.least_jobs} jobs"),
         _check("fallback", fallback_share, criteria.most_fallback, f"fell back in {fallback_share:.1%} of turns"),
     ]
-    wrong = calibration(turns, alpha)
+    # in shadow nothing of the policy's is executed: what is asked is whether its predictions are right and whether
+    # anything is violated while it is asked
+    mine = [replace(turn, treated=True) for turn in turns] if standing.mode is Mode.SHADOW else turns
+    wrong = calibration(mine, alpha)
     furthest = max(abs(wrong.low), abs(wrong.high))
     checks.append(
         _check(
@@ -252,7 +255,7 @@ def assess(
             f"predicted slowdown off by up to {furthest:.4f} on average",
         )
     )
-    bad, bound = violation_bound(turns, alpha)
+    bad, bound = violation_bound(mine, alpha)
     checks.append(_check("violations", bad, 0, f"{bad} jobs with a violation"))
     words = f"at most {bound:.1%} of jobs can have one (rule of three), {criteria.most_violations:.1%} is asked for"
     checks.append(_check("violation_bound", bound, criteria.most_violations, words))

@@ -77,8 +77,16 @@ def test_killed_around_every_commit_of_a_budget_event_it_is_demoted_once(prepare
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("what", ["statement {}", "commit {}", "commit {} after"])
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize(
+    ("deed", "what"),
+    [
+        ("budget event", "statement {}"),
+        ("approved step", "statement {}"),
+        ("lock-outs", "commit {}"),
+        ("violation in an outcome", "commit {} after"),
+        ("taken back by a person", "commit {}"),
+    ],
+)
 def test_killed_at_every_statement_and_commit_on_sqlite(
     deed: str, what: str, prepared: Path, tmp_path: Path
 ) -> None:
