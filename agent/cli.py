@@ -228,23 +228,44 @@ def config_check(
         typer.echo(f"{file}: good ({found})")
 
 
+@audit_app.command("keygen")
+def audit_keygen(
+    private: Annotated[Path, typer.Argument(help="New file for the private half (keeping.anchor_key)")],
+    public: Annotated[Path, typer.Argument(help="New file for the public half (audit verify --trust)")],
+) -> None:
+    """Makes a key that signs the audit log's anchors; to rotate it, make another, and trust both."""
+    from agent.anchors import make_key
+
+    typer.echo(f"key {make_key(private, public)}")
+
+
 @audit_app.command("verify")
 def audit_verify(
     config: Config = None,
     anchor: Annotated[str, typer.Option(help="NUMBER:SHA256 that was kept elsewhere")] = "",
     anchors: Annotated[Path | None, typer.Option(help="File of anchors, as keeping.anchor_file writes it")] = None,
+    trust: Annotated[
+        list[Path] | None, typer.Option(help="Public key: every anchor has to be signed by one of these")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Checks the whole chain; exits 1 and names the first record that does not hold."""
+    from agent.anchors import anchors as read_anchors
     from agent.audit import Head
-    from agent.keeping import anchors as read_anchors
+    from collectors.seal import SealError, trusted_keys
 
+    try:
+        trusted = trusted_keys(trust) if trust else None
+    except SealError as error:
+        raise typer.BadParameter(str(error), param_hint="--trust") from error
+    if trusted is not None and anchors is None:
+        raise typer.BadParameter("it says whose anchors count: give the file with --anchors", param_hint="--trust")
     try:
         heads = [Head.parse(anchor)] if anchor else []
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--anchor") from error
     with stored(config) as (store, _, _now_s):
-        report = store.audit.verify([*heads, *(read_anchors(anchors) if anchors else [])])
+        report = store.audit.verify([*heads, *(read_anchors(anchors, trusted) if anchors else [])])
         facts = {"ok": report.ok, "records": report.records, "head": str(report.head), "broken": report.broken,
                  "reason": report.reason}  # fmt: skip
         if as_json:

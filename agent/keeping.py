@@ -11,7 +11,6 @@ an incident leaves about ten audit records of 2 kB, so three years take 0.4 GB.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from agent import audit
+from agent.anchors import line, signer_of
 from agent.audit import AuditLog, Head
 from agent.database import Database
 from agent.incident import IncidentState
@@ -73,6 +73,11 @@ class Settings(BaseModel):
         default=None,
         description="File outside the database, such as on another volume, that the audit log's end is appended to",
     )
+    anchor_key: Path | None = Field(
+        default=None,
+        description="File with the private key that signs each of those lines (`nightshift audit keygen`), such as"
+        " from a mounted Secret; read anew for each line",
+    )
 
 
 class Keeping:
@@ -105,9 +110,9 @@ class Keeping:
         head = self._audit.head()
         self._log.info("audit log ends", anchor=str(head))
         if self.settings.anchor_file is not None:
-            at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
+            text = line(now_s, head, signer_of(self.settings.anchor_key))
             with self.settings.anchor_file.open("a", encoding="ascii") as file:
-                file.write(f"{at} {head}\n")
+                file.write(f"{text}\n")
         return head
 
     def remove_incidents(self, now_s: float) -> int:
@@ -154,18 +159,3 @@ class Keeping:
     def cut_audit(self, now_s: float) -> int:
         """Removes audit records that are too old; returns how many."""
         return audit.cut(self._database, now_s - self.settings.audit_days * DAY_S, now_s)
-
-
-def anchors(file: Path) -> list[Head]:
-    """The anchors of a file, oldest first. Raises Permanent naming the line that is none."""
-    found = []
-    try:
-        lines = file.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Permanent(f"{file}: {error}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(Head.parse(line.rpartition(" ")[2]))
-        except ValueError as error:
-            raise Permanent(f"{file}:{number}: {error}") from error
-    return found

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.anchors import anchors, make_key
 from agent.audit import Head
 from agent.incident import Cause, IncidentState
-from agent.keeping import DAY_S, Keeping, Settings, anchors
+from agent.keeping import DAY_S, Keeping, Settings
 from agent.store import NoSuchIncident, number_of
 from collectors.base import Permanent
+from collectors.seal import trusted_keys
 from controllers.action import ActionKind, Undo
 from detectors.base import State
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
@@ -118,6 +120,40 @@ def test_the_head_is_anchored_outside_and_a_rewritten_log_is_found_by_it(
         connection.execute("UPDATE audit_head SET number = ?, sha256 = ? WHERE id = 1", (last - 1, seal))
     assert world.store.audit.verify().ok, "the log alone cannot tell"
     assert f"the anchor is at {last}" in world.store.audit.verify(found).reason
+
+
+def test_signed_anchors_hold_over_a_change_of_keys_and_nobody_elses_do(
+    kept: tuple[World, ManualClock, Path], tmp_path: Path
+) -> None:
+    """The key is read for each line, so that another Secret needs no restart; a line of no trusted key, an unsigned
+    one and one whose words were changed are named."""
+    world, clock, _ = kept
+    file, key = tmp_path / "anchors", tmp_path / "key"
+    make_key(key, tmp_path / "first.pub")
+    keeper = keeping(world, anchor_file=file, anchor_key=key)
+    keeper.anchor(clock.now_s())
+    key.unlink()
+    make_key(key, tmp_path / "second.pub")
+    keeper.anchor(clock.now_s() + 60)
+    both = trusted_keys([tmp_path / "first.pub", tmp_path / "second.pub"])
+    found = anchors(file, both)
+    assert len(found) == 2
+    assert world.store.audit.verify(found).ok
+    assert anchors(file) == found, "signed lines are read without keys, too"
+    with pytest.raises(Permanent, match=r"anchors:2: .*trusted key"):
+        anchors(file, trusted_keys([tmp_path / "first.pub"]))
+    lines = file.read_text().splitlines()
+    at, _, signature = lines[0].split(" ")
+    for forged, said in (
+        (f"{at} 1:{'f' * 64} {signature}", "trusted key"),
+        (f"{at} 1:{'f' * 64}", "not signed"),
+        (f"{at} 1:{'f' * 64} %%%", "malformed"),
+    ):
+        file.write_text(f"{lines[1]}\n{forged}\n")
+        with pytest.raises(Permanent, match=rf"anchors:2: .*{said}"):
+            anchors(file, both)
+    with pytest.raises(Permanent, match="File exists"):
+        make_key(key, tmp_path / "third.pub")
 
 
 def test_an_anchor_file_that_is_damaged_is_named_by_its_line(tmp_path: Path) -> None:
