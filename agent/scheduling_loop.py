@@ -124,7 +124,8 @@ class SchedulingLoop:
             self.doors.release_overdue()
         halted = self.around.halted()
         self._trust = self._trusts() if not halted else lambda _job, _opted, _now_s: Trust()
-        snapshot = self.view.snapshot(now_s, self.around.ill(), self.loads.of)
+        evicts = self.doors.evicts if self.doors is not None else lambda _namespace, _queue: True
+        snapshot = self.view.snapshot(now_s, self.around.ill(), self.loads.of, evicts)
         receipts = self.controller.turn(snapshot)
         waiting = [job for job in snapshot.jobs if not job.nodes]
         self._said = {job.name: said for job in waiting if (said := self._said.get(job.name)) is not None}

@@ -122,7 +122,14 @@ def parts(jobs: list[Job], seeds: int) -> list[list[Job]]:
     return [trace.without_part(jobs, seed, max(seeds, 5)) for seed in range(seeds)]
 
 
-def table(traces: list[list[Job]], runs: dict[str, Run], loads: tuple[float, ...], world: World) -> dict[str, Any]:
+def table(
+    traces: list[list[Job]],
+    runs: dict[str, Run],
+    loads: tuple[float, ...],
+    world: World,
+    done: Callable[[dict[str, Any]], None] = lambda _found: None,
+) -> dict[str, Any]:
+    """`done` is told what there is after each load, so that a run that is cut short leaves what it has."""
     found: dict[str, Any] = {}
     for load in loads:
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
@@ -156,11 +163,14 @@ def table(traces: list[list[Job]], runs: dict[str, Run], loads: tuple[float, ...
             + ", ".join(f"{key} {value['mean']:.3f} (worst {value['worst']:.3f})" for key, value in ours.items()),
             flush=True,
         )
+        done(found)
     return found
 
 
 def summary(loads: dict[str, Any]) -> dict[str, Any]:
-    high = [row[OURS]["over_backfill"] for load, row in loads.items() if float(load) >= 0.9]
+    high = [row[OURS]["over_backfill"] for load, row in loads.items() if float(load) >= 0.9] or [
+        {key: {"mean": np.nan, "worst": np.nan} for key in KEPT}
+    ]
     every = [row[OURS]["over_backfill"] for row in loads.values()]
     worst = {key: max(row[key]["worst"] for row in every) for key in KEPT}
     jct = max(row["mean_jct_s"]["worst"] for row in high)
@@ -225,9 +235,13 @@ def main() -> None:
             continue
         print(f"{name}: {len(drawn[0])} jobs", flush=True)
         is_shape = name.startswith("shape_")
-        found = table(drawn, SHAPED if is_shape else STEADY, loads, World(shape))
-        results[name] = {"jobs": len(drawn[0]), "gpus": shape.gpus, "summary": summary(found), "loads": found}
-        write(given.name, results)
+        about = {"jobs": len(drawn[0]), "gpus": shape.gpus}
+
+        def keep(found: dict[str, Any], name: str = name, about: dict[str, Any] = about) -> None:
+            results[name] = {**about, "summary": summary(found), "loads": found}
+            write(given.name, results)
+
+        table(drawn, SHAPED if is_shape else STEADY, loads, World(shape), keep)
         if not given.main_only and not is_shape:
             results[name]["preemptive"] = table(drawn, PREEMPTIVE, beside, World(shape))
             pair = {key: STEADY[key] for key in (BASELINE, OURS)}

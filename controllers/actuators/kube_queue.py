@@ -204,7 +204,11 @@ class KubernetesQueue:
 
     def evicts(self, workload: Object) -> bool:
         """Whether a higher priority evicts in this Workload's ClusterQueue; not known is yes."""
-        namespace, queue = workload["metadata"]["namespace"], (workload.get("spec") or {}).get("queueName")
+        queue = (workload.get("spec") or {}).get("queueName")
+        return self.queue_evicts(str(workload["metadata"]["namespace"]), str(queue or ""))
+
+    def queue_evicts(self, namespace: str, queue: str) -> bool:
+        """The same of a LocalQueue."""
         local = self._kube.find(f"{self._kueue}/namespaces/{namespace}/localqueues/{queue}") if queue else None
         if local is None:
             return True

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from collectors.base import Temporary
+from collectors.base import Permanent, Temporary
 from collectors.kube_api import KubeApi, Object
 from collectors.kube_follow import Follower
 from collectors.kubernetes import JOB_LABELS, OPT_OUT, QUEUE_LABEL
@@ -37,6 +37,9 @@ from controllers.scheduling.settings import SchedulingSettings
 from controllers.scheduling.steer import Steer, Verb
 
 _NUMBER = re.compile(r"([-_.][0-9]+|[-_.][a-z0-9]{5}|[0-9]+)+$")
+
+
+EVICTS_S = 300.0
 
 
 class StaleView(Temporary):
@@ -124,9 +127,11 @@ class QueueView:
         now_s: float,
         ill: Mapping[str, int] | None = None,
         loads: Callable[[str], Load] = lambda _job: UNKNOWN,
+        evicts: Callable[[str, str], bool] = lambda _namespace, _queue: True,
     ) -> Snapshot:
         """`ill`: GPUs of a node that detectors call degraded, -1 for all of them; `loads`: what a job
-        (NAMESPACE/NAME) does to its GPUs. Raises StaleView."""
+        (NAMESPACE/NAME) does to its GPUs; `evicts`: whether a LocalQueue's (namespace, name) priorities evict.
+        Raises StaleView."""
         self._fresh()
         self._take()
         names = sorted(self._nodes, key=lambda name: (self._nodes[name].rack, name))
@@ -142,9 +147,11 @@ class QueueView:
             if per_node - node.gpus + shut:
                 closed[at] = per_node - node.gpus + shut
         slope_w = math.inf if self.settings.slope_w is None else self.settings.slope_w
-        return Snapshot(now_s, shape, self._jobs(place, loads), closed, slope_w, tuple(names))
+        return Snapshot(now_s, shape, self._jobs(place, loads, evicts), closed, slope_w, tuple(names))
 
-    def _jobs(self, place: Mapping[str, int], loads: Callable[[str], Load]) -> list[JobSeen]:
+    def _jobs(
+        self, place: Mapping[str, int], loads: Callable[[str], Load], evicts: Callable[[str, str], bool]
+    ) -> list[JobSeen]:
         by_job: dict[str, list[_Part]] = defaultdict(list)
         for part in self._all():
             by_job[part.job].append(part)
@@ -154,7 +161,9 @@ class QueueView:
             waiting = [part for part in parts if not part.node and part.waits]
             for group, suffix in ((running, ""), (waiting, "+rest" if running else "")):
                 if group:
-                    found.append(self._job(job + suffix, group, place, loads(job)))
+                    seen = self._job(job + suffix, group, place, loads(job))
+                    moved = bool(seen.workload) and not seen.nodes
+                    found.append(replace(seen, evicts=not moved or evicts(seen.user, seen.queue)))
         return found
 
     def _job(self, name: str, parts: list[_Part], place: Mapping[str, int], load: Load) -> JobSeen:
@@ -318,6 +327,19 @@ class GangDoors:
 
     queue: KubernetesQueue
     view: QueueView
+    _evicts: dict[tuple[str, str], tuple[float, bool]] = field(default_factory=dict)
+
+    def evicts(self, namespace: str, queue: str) -> bool:
+        """Whether a higher priority evicts in this LocalQueue, asked anew every `EVICTS_S`; not known is yes."""
+        now_s = self.view.timer()
+        known = self._evicts.get((namespace, queue))
+        if known is None or now_s - known[0] > EVICTS_S:
+            try:
+                found = self.queue.queue_evicts(namespace, queue)
+            except (Temporary, Permanent):
+                return True
+            known = self._evicts[namespace, queue] = (now_s, found)
+        return known[1]
 
     def release_overdue(self) -> Sequence[object]:
         return self.queue.release_overdue(self.view.gates())
