@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent.lookback import AFTER_S, LEAD_S, OwnEvent, same_node
 from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.calibrate import BudgetSettings
+from detectors.budget import BudgetSettings
 from detectors.tail import Tail
 
 

@@ -141,7 +141,7 @@ def calibrate(
     from collectors.prometheus import PrometheusCollector
     from collectors.prometheus_range import RangeReader
     from collectors.subject import Inventory
-    from detectors.fitting import fitted, listen, loosened, save
+    from detectors.calibration import fitted, listen, loosened, save
     from detectors.plugins import ALL
 
     settings = load_settings(config)

@@ -383,7 +383,7 @@ class _Correlation:
         found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
             if not any(finding.pages for finding in found) and not home.storm:
-                return Decision(Verb.IGNORE, found, "withheld: weaker than the false-alarm budget allows here")
+                return Decision(Verb.IGNORE, found, "withheld: not yet promised within the false-alarm budget")
             return Decision(Verb.OPEN, found, home.reason)
         news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
         verb = Verb.REOPEN if home.incident.resolved else Verb.ATTACH

@@ -17,8 +17,8 @@ from agent.metrics import Metrics
 from collectors.subject import Inventory
 from collectors.tick import Tick
 from detectors.base import Detector, Finding, SnapshotError, State
-from detectors.calibrate import Budget, BudgetSettings, words
-from detectors.fitting import load
+from detectors.budget import Budget, BudgetSettings, words
+from detectors.calibration import load
 from detectors.promise import promises
 
 _PREFIX = "detector/"
@@ -83,7 +83,8 @@ class Detection:
         held = {f.episode: f for f in findings if f.state is State.FIRING and not f.pages}
         for episode in held.keys() - self._withheld:
             f = held[episode]
-            self._log.info("alarm withheld", detector=f.detector, subject=str(f.subject), why=words(f))
+            why = f"{words(f)}; {self.budget.why(episode)}"
+            self._log.info("alarm withheld", detector=f.detector, subject=str(f.subject), why=why)
         self._withheld = set(held)
 
     def swap(self, detectors: Sequence[Detector], budget: BudgetSettings | None = None) -> None:

@@ -20,9 +20,9 @@ from agent.lookback_signals import Blind
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Detector, Finding, RateBasis, State
-from detectors.calibrate import Budget, BudgetSettings
+from detectors.budget import Budget, BudgetSettings
 from detectors.evaluate import garwood
-from detectors.fitting import load
+from detectors.calibration import load
 from detectors.promise import promises
 
 WEEK_S = 7 * 86400.0

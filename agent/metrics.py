@@ -15,7 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from agent.incident import IncidentState
 from collectors.tick import Tick
 from detectors.base import Finding, State
-from detectors.calibrate import DAY_S, Budget
+from detectors.budget import DAY_S, Budget
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -79,20 +79,20 @@ class Metrics:
         )
         self.budget_expected = Gauge(
             "nightshift_alarm_expected_false_pages_per_week",
-            "False pages per week that each detector's promise comes to on this fleet; basis: measured tail, "
-            "bound of a model, unmeasured claim, or event.",
+            "False pages per week that each detector may cost on this fleet; basis: measured tail, bound of a model, "
+            "learning (this fleet's own history only), or event.",
             ["detector", "basis"],
             registry=registry,
         )
         self.rate_stated = Gauge(
             "nightshift_alarm_rate_stated",
-            "False alarms per 1,000 healthy series-days that each detector states (events: how often they occur).",
+            "False pages per 1,000 healthy series-days that each detector states (events: how often they occur).",
             ["detector"],
             registry=registry,
         )
         self.rate_realised = Gauge(
             "nightshift_alarm_rate_realised",
-            "All alarms per 1,000 watched series-days, true ones too: an upper bound of the false ones.",
+            "Pages that nobody confirmed per 1,000 watched series-days (events: all): an upper bound of false ones.",
             ["detector"],
             registry=registry,
         )
@@ -100,6 +100,17 @@ class Metrics:
             "nightshift_alarm_episodes",
             "Alarms since the budget's accounts began, by whether the budget let them page.",
             ["detector", "paged"],
+            registry=registry,
+        )
+        self.pages = Gauge(
+            "nightshift_alarm_pages",
+            "Pages that statistics paid for out of the budget, by whether somebody acted on them since.",
+            ["detector", "confirmed"],
+            registry=registry,
+        )
+        self.budget_left = Gauge(
+            "nightshift_alarm_budget_pages_left",
+            "Pages of statistics that may still be false now; below 1, such alarms wait.",
             registry=registry,
         )
         self.series_days = Gauge(
@@ -230,14 +241,18 @@ class Metrics:
     def observe_budget(self, budget: Budget) -> None:
         """Stated beside realised, by detector."""
         self.budget.set(budget.settings.false_pages_per_week)
+        self.budget_left.set(budget.left)
         for line in budget.lines():
             basis = line.basis_word
             self.budget_expected.labels(line.detector, basis).set(line.expected)
-            self.rate_stated.labels(line.detector).set(line.stated.per_1000_series_days)
+            self.rate_stated.labels(line.detector).set(line.stated_rate)
             self.rate_realised.labels(line.detector).set(line.realised)
             self.alarms.labels(line.detector, "yes").set(line.alarms - line.withheld)
             self.alarms.labels(line.detector, "no").set(line.withheld)
             self.series_days.labels(line.detector).set(line.series_days * DAY_S)
+            if basis != "event":
+                self.pages.labels(line.detector, "yes").set(line.confirmed)
+                self.pages.labels(line.detector, "no").set(line.paged - line.confirmed)
 
     def observe_incidents(self, states: Iterable[IncidentState]) -> None:
         counts = Tally(states)

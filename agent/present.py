@@ -20,7 +20,7 @@ from agent.records import plain
 from agent.suppression import Suppression
 from controllers.action import Action
 from detectors.base import Severity, State
-from detectors.calibrate import words as budget_words
+from detectors.budget import words as budget_words
 
 MARKS = {
     Severity.CRITICAL: ("✕", "bold red"),

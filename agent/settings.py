@@ -38,7 +38,7 @@ from controllers.playbooks.ladder import Ladder
 from controllers.playbooks.plan import Economy
 from controllers.power.settings import PowerSettings
 from controllers.scheduling.settings import SchedulingSettings
-from detectors.calibrate import BudgetSettings
+from detectors.budget import BudgetSettings
 from kernels.profile.trigger import Settings as KernelSettings
 
 

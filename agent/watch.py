@@ -148,7 +148,13 @@ class Watch:
         self._tidied_s = at_s
         self.inventory.prune(at_s - REMEMBER_RELATIONS_S)
         self._store.prune_memberships(at_s - REMEMBER_RELATIONS_S)
+        self._confirm(at_s)
         self.keep()
+
+    def _confirm(self, at_s: float) -> None:
+        """Alarms of incidents on which somebody let act were not false: what they cost of the budget comes back."""
+        acted = [known for known in self._known.read(at_s) if known.acted_s is not None]
+        self.detection.budget.confirm(finding.episode for known in acted for finding in known.findings)
 
     def _keep_relations(self) -> None:
         now = set(self.inventory.memberships())

@@ -24,7 +24,7 @@ from collectors.frame import Frame, SeriesIndex, SourceStatus  # noqa: E402
 from collectors.metrics import METRICS  # noqa: E402
 from collectors.subject import Inventory, Subject, SubjectKind  # noqa: E402
 from collectors.tick import Tick  # noqa: E402
-from detectors.calibrate import Budget, BudgetSettings  # noqa: E402
+from detectors.budget import Budget, BudgetSettings  # noqa: E402
 from detectors.check import make  # noqa: E402
 from detectors.plugins import ALL  # noqa: E402
 

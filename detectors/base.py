@@ -18,6 +18,11 @@ CERTAIN = 1e15
 which no budget weighs. What is found by statistics scores less, however strong."""
 
 
+CERTAIN = 1e15
+"""The score of what hardware or software says of itself (an uncorrected error, a loss that is no number): an event,
+which no budget weighs. What is found by statistics scores less, however strong."""
+
+
 class State(StrEnum):
     FIRING = "firing"
     CLEAR = "clear"
@@ -85,7 +90,7 @@ class Finding:
 
     score is on the detector's own scale and fires above `threshold`; `p_value` where the method has one.
     `budget_cost` is what it costs of the false-alarm budget: the false alarms at least this strong that are
-    expected per week on this fleet (`detectors.calibrate`). `facts` are figures for people and rules (`eta_s`).
+    expected per week on this fleet (`detectors.budget`). `facts` are figures for people and rules (`eta_s`).
     """
 
     detector: str

@@ -19,7 +19,7 @@ from collectors.frame import StepSeries
 from collectors.kernel_event import KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Fault, Finding, SeriesExhibit, Severity, State, StatedRate
+from detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from detectors.episodes import Alarm, Episodes
 from detectors.gradient_witness import factor
 from detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
@@ -29,8 +29,6 @@ from detectors.snapshot import pack, unpack
 VERSION = 4
 """1, 2: no memory of the lowest loss of a watch; a watch that is open goes on from its next step.
 3: no gradient norms; the witness is learned anew."""
-CERTAIN = 1e6
-"""The score of a loss that is no number: no test stands behind it, and none can silence it."""
 HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 140, 156, 171, 172})
 _SAY = {
     Why.FAR: "stays far above its baseline",
@@ -225,7 +223,7 @@ class Divergence:
             onset_s if np.isfinite(onset_s) else at_s,
             Severity.CRITICAL,
             summary,
-            score=min((level - base) / (asked * max(abs(base), 1e-9)), CERTAIN),
+            score=min((level - base) / (asked * max(abs(base), 1e-9)), 0.5 * CERTAIN),
             threshold=self.settings.strength,
             evidence=(self._exhibit(slot, subject, base),),
             facts=facts,
@@ -251,7 +249,7 @@ class Divergence:
         table = self.machine.table
         count = min(int(table["total"][slot]), RING)
         order = (int(table["total"][slot]) + np.arange(-count, 0)) % RING
-        order = order[np.isfinite(table["ring_loss"][slot][order])]
+        order = order[np.isfinite(table["ring_loss"][slot][order]) & np.isfinite(table["ring_t_s"][slot][order])]
         return SeriesExhibit(
             subject=subject,
             metric="loss",

@@ -26,7 +26,7 @@ from collectors.frame import Frame, LogRecord
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
+from detectors.base import CERTAIN, Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from detectors.ecc_clusters import Cell, pattern, together
 from detectors.ecc_counters import (
     CORRECTED,
@@ -51,7 +51,6 @@ from detectors.xid_catalogue import CATALOGUE
 VERSION = 2
 """1: bins of ten minutes, rows without columns, imminent on every hard sign. Its test starts anew; its open
 imminent episodes stay until they are quiet, beside a degraded one of the same onset."""
-CERTAIN = 1e6
 KEEP_CELLS = 4096
 KEEP_SIGNS = 4
 _PLACES = (SubjectKind.NODE, SubjectKind.RACK)

@@ -84,13 +84,13 @@ def fit(scores: NDArray[np.float64], series_days: float, threshold: float, sourc
 
 @cache
 def calibrated(detector: str) -> Tail | None:
-    """The tail in `calibration.json` of a detector, made from healthy telemetry by `detectors.fitting`; None where
+    """The tail in `calibration.json` of a detector, made from healthy telemetry by `detectors.calibration`; None where
     none is shipped (it has not been watched for enough healthy days), so that its stated rate is a claim."""
     return read(Path(__file__).with_name("calibration.json")).get(detector)
 
 
 def read(path: Path) -> dict[str, Tail]:
-    """Tails by detector from a file that `detectors.fitting.save` wrote. Raises OSError and ValueError."""
+    """Tails by detector from a file that `detectors.calibration.save` wrote. Raises OSError and ValueError."""
     entries = json.loads(path.read_text(encoding="utf-8"))
     found = {}
     for name, entry in entries.items():

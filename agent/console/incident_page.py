@@ -18,7 +18,7 @@ from collectors.metrics import BY_NAME
 from collectors.subject import Subject
 from controllers.action import Action
 from detectors.base import SeriesExhibit, State
-from detectors.calibrate import words as budget_words
+from detectors.budget import words as budget_words
 
 _LEAD_S = 600.0
 

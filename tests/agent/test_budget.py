@@ -14,11 +14,11 @@ from collectors.frame import Instant
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
-from detectors.calibrate import BudgetSettings
-from detectors.fitting import CalibrationError, save
+from detectors.budget import BudgetSettings
+from detectors.calibration import CalibrationError, save
 from detectors.hang import Hang
 from detectors.tail import Tail
-from tests.detectors.test_calibrate import gpu_tick
+from tests.detectors.test_budget import gpu_tick
 
 
 class Odd:

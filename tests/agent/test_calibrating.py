@@ -11,8 +11,8 @@ from agent.calibrating import excused_by, table
 from agent.lookback import OwnEvent
 from agent.settings import load as load_settings
 from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.calibrate import BudgetSettings
-from detectors.fitting import load
+from detectors.budget import BudgetSettings
+from detectors.calibration import load
 from detectors.tail import Tail
 from tests.agent.test_daemon import nightshift
 from tests.agent.test_lookback import server  # noqa: F401  a Prometheus with four hours of past

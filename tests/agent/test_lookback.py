@@ -20,7 +20,7 @@ from collectors.prometheus import PrometheusCollector
 from collectors.prometheus_range import RangeReader, Reading
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Fault, Finding, Severity, State
-from detectors.calibrate import BudgetSettings
+from detectors.budget import BudgetSettings
 from detectors.plugins import ALL
 from tests.agent.test_daemon import nightshift
 from tests.conftest import PrometheusFactory, PrometheusServer

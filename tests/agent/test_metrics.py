@@ -11,7 +11,7 @@ from collectors.frame import Reason, SourceStatus
 from collectors.subject import Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import RateBasis, StatedRate
-from detectors.calibrate import Budget, BudgetSettings
+from detectors.budget import Budget, BudgetSettings
 from tests.conftest import absent
 
 SOURCE = Subject(SubjectKind.SOURCE, "dcgm_exporter http://n1:9400/metrics")

@@ -13,9 +13,9 @@ from collectors.frame import Frame, SeriesIndex
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import RateBasis
-from detectors.calibrate import DAY_S, Budget, BudgetSettings
+from detectors.budget import DAY_S, Budget, BudgetSettings
 from detectors.check_world import World
-from detectors.fitting import CalibrationError, Heard, fitted, listen, load, loosened, save, tail_of
+from detectors.calibration import CalibrationError, Heard, fitted, listen, load, loosened, save, tail_of
 from detectors.memory_leak import MemoryLeak
 from detectors.plugins import ALL
 from detectors.promise import Graded, promises
@@ -111,7 +111,7 @@ def test_own_telemetry_turns_claims_into_promises_that_can_be_made_stricter() ->
     assert told["stall"] == next(d for d in detectors if d.name == "stall").stated
     lines = {line.detector: line for line in Budget(BudgetSettings(), told).lines()}
     assert lines["hang"].basis_word == "measured"
-    assert lines["stall"].basis_word == "claim"
+    assert lines["stall"].basis_word == "learning"
     assert lines["ecc"].basis_word == "bound"
 
 

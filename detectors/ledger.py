@@ -1,0 +1,127 @@
+"""What a budget of false pages rests on: the fleet's own history of a detector's alarms, and pages left to spend.
+
+A shipped tail is another fleet's, and a claim is nobody's. What holds on this fleet is learnt from it, and what has
+not been learnt yet is bounded by counting. Two parts, neither of which assumes a law of the noise:
+
+- `History`: alarms that nobody confirmed, by strength, and the series-days in which they came. An alarm of strength
+  s costs (1 + alarms at least as strong) / (prior + days): the mean of a Poisson rate after one pseudo-alarm in the
+  prior's days (Gelman et al., Bayesian Data Analysis, 2.6). Where alarms are exchangeable this is a rule of ranks
+  (conformal: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005), so it holds for any tail.
+- `Purse`: pages that may still be false. It fills at the budget's pace up to `most`; a page takes one, whatever its
+  strength, and gives it back where it was confirmed. False pages of any span are at most `most` + pace × span,
+  however wrong everything else is.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+DAY_S = 86400.0
+JUDGED_S = DAY_S
+"""An alarm that nobody confirmed within this time counts as false."""
+MEMORY_S = 26 * 7 * DAY_S
+"""What was seen this long ago counts for 1/e: fleets and workloads change."""
+KEPT = 512
+
+
+@dataclass(slots=True)
+class History:
+    """Alarms of one detector that nobody confirmed, and the series-days in which they came; old ones fade."""
+
+    days: float = 0.0
+    weight: float = 0.0
+    """Alarms that have come of age, faded; also those that are no longer kept one by one."""
+    ripe: list[tuple[float, float]] = field(default_factory=list)
+    """(score, when it came, Unix s), by score: the KEPT strongest."""
+    young: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Episode → (score, when), until it is JUDGED_S old."""
+    _from: list[float] = field(default_factory=list)
+    """Weight of `ripe` from each place on, as of `_newest_s`; empty: to be summed anew."""
+    _newest_s: float = 0.0
+
+    def watch(self, series: float, elapsed_s: float, at_s: float) -> None:
+        """Counts the days of so many series, lets the past fade, and takes alarms that nobody confirmed as false."""
+        fade = math.exp(-elapsed_s / MEMORY_S)
+        self.days = self.days * fade + series * elapsed_s / DAY_S
+        self.weight *= fade
+        for episode in [e for e, (_, since_s) in self.young.items() if not 0 <= at_s - since_s < JUDGED_S]:
+            insort(self.ripe, self.young.pop(episode))
+            self.weight += 1.0
+            self._from = []
+        if len(self.ripe) > 2 * KEPT:
+            del self.ripe[: len(self.ripe) - KEPT]
+
+    def heard(self, episode: str, score: float, at_s: float) -> None:
+        """The strongest moment of an episode counts; one that lasts is young until JUDGED_S after it began."""
+        before = self.young.get(episode)
+        self.young[episode] = (score, at_s) if before is None else (max(before[0], score), before[1])
+
+    def confirmed(self, episode: str) -> None:
+        """No false alarm; what came of age unconfirmed stays counted."""
+        self.young.pop(episode, None)
+
+    def stronger(self, score: float, at_s: float) -> float:
+        """Unconfirmed alarms of age at least this strong, faded. One weaker than all kept counts as the weakest."""
+        place = bisect_left(self.ripe, (score, -math.inf))
+        if place == 0:
+            return self.weight
+        if place == len(self.ripe):
+            return 0.0
+        if not self._from:
+            self._newest_s = max(since_s for _, since_s in self.ripe)
+            faded = [math.exp((since_s - self._newest_s) / MEMORY_S) for _, since_s in self.ripe]
+            self._from = list(accumulate(reversed(faded)))[::-1]
+        return self._from[place] * math.exp(-max(at_s - self._newest_s, 0.0) / MEMORY_S)
+
+    def rate(self, score: float, prior_days: float, at_s: float) -> float:
+        """False alarms at least this strong, per series-day, that are to be expected."""
+        return (1.0 + self.stronger(score, at_s)) / max(prior_days + self.days, 1e-12)
+
+    def saved(self) -> list[object]:
+        return [self.days, self.weight, self.ripe, self.young]
+
+    @staticmethod
+    def load(saved: object) -> History:
+        """Takes back `saved`. Raises ValueError and TypeError where it is none."""
+        if not isinstance(saved, list):
+            raise TypeError("a history is a list")
+        days, weight, ripe, young = saved
+        pairs = sorted((_number(score), _number(since_s)) for score, since_s in ripe)
+        known = {str(e): (_number(score), _number(since_s)) for e, (score, since_s) in young.items()}
+        return History(_number(days), _number(weight), pairs, known)
+
+
+@dataclass(slots=True)
+class Purse:
+    """Pages that may still be false: fills at `weekly` up to `most`, full at first."""
+
+    weekly: float
+    most: float
+    left: float
+
+    def fill(self, elapsed_s: float) -> None:
+        self.left = min(self.left + self.weekly * elapsed_s / (7 * DAY_S), self.most)
+
+    def give_back(self) -> None:
+        self.left = min(self.left + 1.0, self.most)
+
+
+def spend(purses: Iterable[Purse]) -> bool:
+    """Takes one page from each; False, and nothing is taken, where one of them has none."""
+    purses = list(purses)
+    if any(purse.left < 1.0 - 1e-9 for purse in purses):
+        return False
+    for purse in purses:
+        purse.left -= 1.0
+    return True
+
+
+def _number(value: object) -> float:
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not finite")
+    return number
