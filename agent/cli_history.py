@@ -52,13 +52,14 @@ def lookback(
     try:
         own, has_record = _own_record(reader, start_s, end_s, step_s)
         detectors = build_detectors(_at_pace(settings.detectors, step_s))
-        incidents, gpus = look_back(
-            reader.ticks(start_s, end_s, inventory), inventory, detectors, settings.budget, progress
+        incidents, gpus, waited = look_back(
+            reader.ticks(start_s, end_s, inventory), inventory, detectors, settings.budget, progress, own
         )
     finally:
         reader.close()
     blind = blind_signals(reader.reading.series, has_record)
-    told = report(incidents, own, has_record, (start_s, end_s), gpus, settings.budget, blind, reader.reading.failed)
+    span_s, failed = (start_s, end_s), reader.reading.failed
+    told = report(incidents, own, has_record, span_s, gpus, settings.budget, blind, failed, waited)
     if as_json:
         typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))
     else:

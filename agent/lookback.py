@@ -21,8 +21,8 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Detector, Finding, RateBasis, State
 from detectors.budget import Budget, BudgetSettings
-from detectors.evaluate import garwood
 from detectors.calibration import load
+from detectors.evaluate import garwood
 from detectors.promise import promises
 
 WEEK_S = 7 * 86400.0
@@ -80,6 +80,8 @@ class Report:
     budget_per_week: float
     blind: tuple[Blind, ...]
     gaps: tuple[str, ...]
+    waited: int = 0
+    """Alarms that did not page because the budget was not sure of them, or spent."""
 
     @property
     def missed(self) -> tuple[OwnEvent, ...]:
@@ -143,20 +145,32 @@ def look_back(
     detectors: Sequence[Detector],
     budget: BudgetSettings,
     progress: Callable[[float], None] = lambda _: None,
-) -> tuple[list[Seen], int]:
-    """Every incident of the ticks, oldest first, and the most GPUs that were seen at once."""
+    own: Sequence[OwnEvent] = (),
+) -> tuple[list[Seen], int, int]:
+    """Every incident of the ticks, oldest first, the most GPUs that were seen at once, and how many alarms waited
+    because the budget did not allow them to page. `own` events confirm the alarms before them, as a person does."""
     memory = Memory()
-    own = load(Path(budget.calibration)) if budget.calibration else {}
-    accounts = Budget(budget, promises(detectors, own))
+    tails = load(Path(budget.calibration)) if budget.calibration else {}
+    accounts = Budget(budget, promises(detectors, tails))
     events = {d.name for d in detectors if d.stated.basis is RateBasis.EVENT}
-    gpus = 0
+    gpus, coming = 0, sorted(own, key=lambda event: -event.at_s)
     for tick in ticks:
         progress(tick.at_s)
+        while coming and coming[-1].at_s <= tick.at_s:
+            event = coming.pop()
+            accounts.confirm(
+                finding.episode
+                for opened_s, findings in memory.incidents()
+                if event.at_s - LEAD_S <= opened_s
+                and same_node(_above(findings[0].subject, SubjectKind.NODE, inventory, findings[0]), event.node)
+                for finding in findings
+            )
         frame = tick.frames.get(SubjectKind.GPU)
         gpus = max(gpus, len(frame.index) if frame is not None else 0)
         found = [finding for detector in detectors for finding in detector.update(tick, inventory)]
         memory.take(accounts.weigh(found, tick, inventory), inventory, tick.at_s)
-    return [_seen(opened_s, findings, inventory, events) for opened_s, findings in memory.incidents()], gpus
+    waited = sum(line.withheld for line in accounts.lines())
+    return [_seen(opened_s, findings, inventory, events) for opened_s, findings in memory.incidents()], gpus, waited
 
 
 def _seen(opened_s: float, findings: tuple[Finding, ...], inventory: Inventory, events: set[str]) -> Seen:
@@ -192,6 +206,7 @@ def report(
     budget: BudgetSettings,
     blind: Sequence[Blind],
     gaps: Sequence[str],
+    waited: int = 0,
 ) -> Report:
     """Sets what was seen beside what you did."""
     warned = [_warned(event, incidents) for event in own]
@@ -216,6 +231,7 @@ def report(
         budget_per_week=budget.false_pages_per_week,
         blind=tuple(blind),
         gaps=tuple(gaps),
+        waited=waited,
     )
 
 

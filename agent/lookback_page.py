@@ -37,6 +37,7 @@ def as_text(told: Report, reading: Reading) -> str:
         "",
         "FALSE ALARMS: pages by statistics that no event of yours explains; an upper bound, some may be true",
         f"  {len(told.unexplained)}, which is {rate}; the budget is {told.budget_per_week:g}",
+        f"  {told.waited} weaker alarms waited: not yet promised within the budget (docs: the alarm budget)",
         "",
         "BLIND: signals that this Prometheus does not have, and how to enable them",
     ]
@@ -52,7 +53,7 @@ def as_text(told: Report, reading: Reading) -> str:
 
 def _seen(seen: Seen) -> str:
     where = " · ".join(part for part in (seen.node, seen.job) if part) or seen.cause.subject.name
-    quiet = "" if seen.pages else " [no page: weaker than the budget allows]"
+    quiet = "" if seen.pages else " [no page: not yet promised within the budget]"
     return f"{full_time(seen.opened_s)}  {seen.cause.fault}  {where}\n      {seen.cause.summary}{quiet}"
 
 
@@ -87,6 +88,7 @@ def as_json_values(told: Report, reading: Reading) -> dict[str, Any]:
         "false_pages_per_week": told.per_week,
         "false_pages_per_week_interval": list(told.interval),
         "budget_per_week": told.budget_per_week,
+        "alarms_that_waited": told.waited,
         "blind": [plain(blind) for blind in told.blind],
         "gaps": list(told.gaps),
         "queries": reading.queries,

@@ -15,7 +15,8 @@ from prometheus_client.process_collector import ProcessCollector
 from agent.incident import IncidentState
 from collectors.tick import Tick
 from detectors.base import Finding, State
-from detectors.budget import DAY_S, Budget
+from detectors.budget import Budget
+from detectors.ledger import DAY_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -79,8 +80,8 @@ class Metrics:
         )
         self.budget_expected = Gauge(
             "nightshift_alarm_expected_false_pages_per_week",
-            "False pages per week that each detector may cost on this fleet; basis: measured tail, bound of a model, "
-            "learning (this fleet's own history only), or event.",
+            "False pages per week that each detector may cost on this fleet; basis: measured tail, bound of a "
+            "model, learning (this fleet's own history only), or event.",
             ["detector", "basis"],
             registry=registry,
         )
@@ -92,7 +93,7 @@ class Metrics:
         )
         self.rate_realised = Gauge(
             "nightshift_alarm_rate_realised",
-            "Pages that nobody confirmed per 1,000 watched series-days (events: all): an upper bound of false ones.",
+            "Pages that nobody confirmed per 1,000 watched series-days (events: all): a bound of the false ones.",
             ["detector"],
             registry=registry,
         )

@@ -10,8 +10,8 @@ Telemetry: Alibaba's GenAI serving trace (one-minute duty cycle, GPU memory, pod
 in it counts as a false alarm), the healthy phases of our own H200 recordings in real time, and two ByteDance traces
 of imbalance without a slow worker.
 
-Memory leaks: the tail is fitted on half of the pods by `detectors.calibration` (as `nightshift calibrate` does it) and
-the detector, at the strength that the tail asks for each granted rate, is counted on the other half; the same with
+Memory leaks: the tail is fitted on half of the pods by `detectors.calibration` (as `nightshift calibrate` does it)
+and the detector, at the strength that the tail asks for each granted rate, is counted on the other half; the same with
 the halves swapped, so that every series is once held out. *Later*: fitted on the first half of the time, counted in
 the second as well. The shapes that the detector looks for were chosen on this trace: others may differ by more
 than these pods do among themselves. `--write` fits all pods and writes `detectors/calibration.json`.
@@ -39,8 +39,8 @@ from benchmarks.report import write
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Detector, RateBasis, State
-from detectors.evaluate import AlarmAt, Score, garwood, score
 from detectors.calibration import Heard, fitted, listen, loosened, save
+from detectors.evaluate import AlarmAt, Score, garwood, score
 from detectors.learning import Plan, learn_from, looks
 from detectors.memory_leak import MemoryLeak
 from detectors.multivariate import Multivariate, MultivariateSettings

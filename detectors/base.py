@@ -18,11 +18,6 @@ CERTAIN = 1e15
 which no budget weighs. What is found by statistics scores less, however strong."""
 
 
-CERTAIN = 1e15
-"""The score of what hardware or software says of itself (an uncorrected error, a loss that is no number): an event,
-which no budget weighs. What is found by statistics scores less, however strong."""
-
-
 class State(StrEnum):
     FIRING = "firing"
     CLEAR = "clear"

@@ -9,12 +9,12 @@ and a large one only strong ones. (Testing many series at once by a rate per tic
 because the ticks of one series are not independent: what is counted here is episodes.)
 
 Whatever the tails are worth, every page of a statistical detector takes one from a purse that fills at the budget's
-pace, and gives it back where somebody acted on it; one that may drain a node takes one of a second purse, of a tenth.
+pace, and gives it back where somebody acted on it; one that may drain a node takes one of a second purse too.
 So an operator who installs and does nothing has the budget kept from the first day, under any noise. While the
 purse is empty, alarms are *not yet promised*: told, counted, part of incidents that are open, but no page.
 
 Alarms of one job merge (`merge_s`); one that returns soon is the same page (`refractory_s`). An event is an event:
-it pages, and states its base rate and the precision that follows; so does what is certain (`detectors.base.CERTAIN`).
+it pages, and states its base rate and the precision that follows; so does what is CERTAIN (`detectors.base`).
 """
 
 from __future__ import annotations
@@ -73,10 +73,14 @@ class BudgetSettings(BaseModel):
         description="File that `nightshift calibrate` wrote from your telemetry; empty: what is shipped",
     )
     burst: float = Field(
-        default=3.0, ge=1, description="False pages that may come at once; what the budget saves up to in quiet times"
+        default=3.0,
+        ge=1,
+        description="False pages that may come at once; what the budget saves up to in quiet times",
     )
     merge_s: float = Field(
-        default=600.0, ge=0, description="Alarms of one detector on one job or node within this time are one page"
+        default=600.0,
+        ge=0,
+        description="Alarms on a job or node while one of its alarms pages, and this long after, are the same page",
     )
     refractory_s: float = Field(
         default=3600.0, ge=0, description="An alarm that returns on its subject within this time is no new page"
@@ -257,14 +261,16 @@ class Budget:
                 account.history.watch(count, elapsed_s, tick.at_s)
             self._purse.fill(elapsed_s)
             self._drains.fill(elapsed_s)
-        if self._last_s is None or tick.at_s > self._last_s:
-            self._last_s = tick.at_s
+        if self._last_s is None or not 0 <= self._last_s - tick.at_s <= _FORGET_S:
+            self._last_s = tick.at_s  # also where the clock was set back; not where a tick came late
         if not 0 <= tick.at_s - self._tidied_s < _TIDY_S:
             self._tidied_s = tick.at_s
             horizon_s = max(self.settings.merge_s, self.settings.refractory_s)
             self._steppers = {s: t for s, t in self._steppers.items() if tick.at_s - t <= _FORGET_S}
             self._paged_s = {k: t for k, t in self._paged_s.items() if tick.at_s - t <= horizon_s}
-            self._spent = {e: s for e, s in self._spent.items() if e in self._open or tick.at_s - s[2] <= CONFIRMED_S}
+            self._spent = {
+                e: s for e, s in self._spent.items() if e in self._open or tick.at_s - s[2] <= CONFIRMED_S
+            }
 
     def _count(self, name: str) -> int:
         stated = self.stated[name]
@@ -316,6 +322,8 @@ class Budget:
         self._open[key] = said
         if said:
             self._why.pop(key, None)
+        if said >= _Said.PAGED:
+            self._paged_s[self._place(finding, at_s, inventory)] = at_s
         return replace(finding, pages=bool(said), budget_cost=cost)
 
     def _is_certain(self, finding: Finding, stated: StatedRate) -> bool:
@@ -346,7 +354,7 @@ class Budget:
         said = _Said.DRAINS if drains else _Said.PAGED
         self._accounts[finding.detector].paged += 1
         self._spent[finding.episode] = (finding.detector, said, at_s)
-        self._paged_s[here] = self._paged_s[there] = at_s
+        self._paged_s[here] = at_s
         return said
 
     @staticmethod
@@ -355,9 +363,10 @@ class Budget:
 
     @staticmethod
     def _place(finding: Finding, at_s: float, inventory: Inventory) -> tuple[str, str]:
+        """The job or node, whatever the detector: what goes wrong there at once is one page to a rota."""
         above = inventory.ancestors(finding.subject, at_s)
         places = [s for s in above if s.kind is SubjectKind.JOB] or [s for s in above if s.kind is SubjectKind.NODE]
-        return f"{finding.detector}/{finding.fault}", f"at {min(places) if places else finding.subject}"
+        return "at", str(min(places) if places else finding.subject)
 
     def snapshot(self) -> bytes:
         """Accounts and open episodes as JSON, so that a restart neither pays twice nor forgets what was said."""
@@ -408,7 +417,8 @@ def _from_1(meta: dict[str, Any]) -> dict[str, Any]:
     """Version 1 had a bucket per detector and no history: what was watched counts, alarms of then as unknown."""
     old = meta["accounts"].items()
     accounts = {
-        n: [days, alarms, held, 0, 0, History(float(days), float(alarms)).saved()] for n, (days, alarms, held, _) in old
+        n: [days, alarms, held, 0, 0, History(float(days), float(alarms)).saved()]
+        for n, (days, alarms, held, _) in old
     }
     still = {key: int(_Said.PAGED if pages else _Said.WITHHELD) for key, pages in meta["open"].items()}
     return {**meta, "accounts": accounts, "left": [1.0, 1.0], "open": still, "spent": {}}

@@ -6,20 +6,20 @@ for idles. A run that ended has given its memory back and is no hang; a long eva
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.subject import Inventory, Subject
 from collectors.tick import Tick
 from detectors.activity import Activity
-from detectors.base import Fault, Finding, SeriesExhibit, Severity, StatedRate
+from detectors.base import Fault, Finding, SeriesExhibit, Severity
 from detectors.episodes import Alarm
 from detectors.progress import Progress, Rhythm
-from detectors.promise import stated
-from detectors.runs import Runs
+from detectors.runs import RunDetector, Runs
 
 
 class HangSettings(BaseModel):
@@ -41,12 +41,15 @@ class HangSettings(BaseModel):
     )
 
 
-class Hang:
+class Hang(RunDetector):
     """HANG on the rank or job whose steps stopped."""
 
     plugin: ClassVar[str] = "hang"
+    fault: ClassVar[Fault] = Fault.HANG
+    CLAIM: ClassVar[float] = 1.0
     LOOSE: ClassVar[float] = 0.1
     Settings = HangSettings
+    settings: HangSettings
 
     def __init__(self, settings: HangSettings | None = None) -> None:
         self.settings = settings or HangSettings()
@@ -56,35 +59,18 @@ class Hang:
         activity = Activity(count=int(2 * self.settings.hang_s / 15.0) + 64)
         return Runs(self.name, Progress(8.0, 2.0, 60.0), activity, self.stated.per_1000_series_days / 1000.0)
 
-    @property
-    def name(self) -> str:
-        return self.plugin
+    def _stepped(
+        self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory
+    ) -> Finding | None:
+        if count:
+            return self._runs.episodes.clear(Fault.HANG, subject, tick.at_s, f"Step {rhythm.step} came")
+        return self._judge(subject, rhythm, _lost(tick), tick.at_s, inventory)
 
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        return (Fault.HANG,)
-
-    @property
-    def strength(self) -> float:
-        return self.settings.strength
-
-    @property
-    def stated(self) -> StatedRate:
-        return stated(self.plugin, 1.0, "benchmarks/budget.py", self.settings.strength, SubjectKind.RANK)
-
-    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
-        findings: list[Finding] = []
-        stepped = {subject for subject, count in self._runs.take(tick).items() if count}
-        for subject in stepped:
-            step = self._runs.progress.rhythms[subject].step
-            done = self._runs.episodes.clear(Fault.HANG, subject, tick.at_s, f"Step {step} came")
-            findings += [done] if done else []
-        lost = {str(s.source.name) for s in tick.sources if not s.ok}
+    def _others(self, read: set[Subject], tick: Tick, inventory: Inventory) -> Iterator[Finding | None]:
+        lost = _lost(tick)
         for subject, rhythm in list(self._runs.progress.rhythms.items()):
-            if subject not in stepped:
-                found = self._judge(subject, rhythm, lost, tick.at_s, inventory)
-                findings += [found] if found else []
-        return findings
+            if subject not in read:
+                yield self._judge(subject, rhythm, lost, tick.at_s, inventory)
 
     def _judge(
         self, subject: Subject, rhythm: Rhythm, lost: set[str], at_s: float, inventory: Inventory
@@ -155,10 +141,6 @@ class Hang:
             facts={"silent_s": silent_s, "last_step": float(rhythm.step), "idle_gpus": " ".join(idle[:8])},
         )
 
-    def snapshot(self) -> bytes:
-        return self._runs.snapshot()
 
-    def restore(self, state: bytes) -> None:
-        fresh = self._fresh()
-        fresh.restore(state)
-        self._runs = fresh
+def _lost(tick: Tick) -> set[str]:
+    return {str(s.source.name) for s in tick.sources if not s.ok}

@@ -44,7 +44,7 @@ class History:
     _newest_s: float = 0.0
 
     def watch(self, series: float, elapsed_s: float, at_s: float) -> None:
-        """Counts the days of so many series, lets the past fade, and takes alarms that nobody confirmed as false."""
+        """Counts the days of so many series, lets the past fade, and takes unconfirmed alarms as false."""
         fade = math.exp(-elapsed_s / MEMORY_S)
         self.days = self.days * fade + series * elapsed_s / DAY_S
         self.weight *= fade

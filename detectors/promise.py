@@ -2,8 +2,8 @@
 
 A statistical detector has a `strength` setting: an alarm is a score at least that high, in units of what the
 method asks for by itself (1). Run at `LOOSE` strength it alarms on healthy telemetry too, and what it says there
-gives the tail (`detectors.calibration`): how much rarer stronger alarms are. Then the threshold is a function of the
-rate that the operator grants (`Tail.score`), instead of a number that someone chose.
+gives the tail (`detectors.calibration`): how much rarer stronger alarms are. Then the threshold is a function of
+the rate that the operator grants (`Tail.score`), instead of a number that someone chose.
 """
 
 from __future__ import annotations

@@ -1,13 +1,19 @@
-"""What the detectors of stopped runs share: the rhythm of steps, what the GPUs did, open alarms, their state."""
+"""What the detectors of stopped runs share: the rhythm of steps, what the GPUs did, open alarms, their state, and
+the loop over runs that stepped and runs that did not."""
 
 from __future__ import annotations
 
-from collectors.subject import Subject, SubjectKind
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar, Protocol
+
+from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.activity import Activity
-from detectors.base import SnapshotError
+from detectors.base import Fault, Finding, SnapshotError, StatedRate
 from detectors.episodes import Episodes
-from detectors.progress import Progress
+from detectors.progress import Progress, Rhythm
+from detectors.promise import stated
 from detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -59,3 +65,66 @@ class Runs:
             self.episodes.load(meta["episodes"])
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.detector}: {error!r}") from error
+
+
+class Strong(Protocol):
+    """Settings of a graded detector."""
+
+    @property
+    def strength(self) -> float: ...
+
+
+class RunDetector(ABC):
+    """One fault of runs. A subclass says what it keeps, and what a run that stepped, or did not, means."""
+
+    plugin: ClassVar[str]
+    fault: ClassVar[Fault]
+    CLAIM: ClassVar[float]
+    """False alarms per 1,000 rank-days, before anybody has measured them."""
+    settings: Strong
+    _runs: Runs
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (self.fault,)
+
+    @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
+    def stated(self) -> StatedRate:
+        return stated(self.plugin, self.CLAIM, "benchmarks/budget.py", self.strength, SubjectKind.RANK)
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        came = self._runs.take(tick)
+        said = [
+            self._stepped(subject, self._runs.progress.rhythms[subject], count, tick, inventory)
+            for subject, count in came.items()
+        ]
+        return [found for found in (*said, *self._others(set(came), tick, inventory)) if found is not None]
+
+    @abstractmethod
+    def _fresh(self) -> Runs: ...
+
+    @abstractmethod
+    def _stepped(
+        self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory
+    ) -> Finding | None:
+        """What to say of a run whose log was read: it brought `count` new steps."""
+
+    @abstractmethod
+    def _others(self, read: set[Subject], tick: Tick, inventory: Inventory) -> Iterator[Finding | None]:
+        """What to say of the runs of whose log nothing came."""
+
+    def snapshot(self) -> bytes:
+        return self._runs.snapshot()
+
+    def restore(self, state: bytes) -> None:
+        fresh = self._fresh()
+        fresh.restore(state)
+        self._runs = fresh

@@ -79,9 +79,12 @@ class SourceLost:
             else:
                 self._good_s.setdefault(source, tick.at_s)
                 self._last[source] = status
-        for source, good_s in list(self._good_s.items()):
+        for source in list(self._good_s):
+            # a clock that was set back must not make a silence of the future out of a good answer
+            good_s = self._good_s[source] = min(self._good_s[source], tick.at_s)
+            asked_s = self._asked_s[source] = min(self._asked_s.get(source, good_s), tick.at_s)
             silent_s = tick.at_s - good_s
-            if tick.at_s - self._asked_s.get(source, good_s) > self.settings.forget_s:
+            if tick.at_s - asked_s > self.settings.forget_s:
                 for known in (self._good_s, self._asked_s, self._last):
                     known.pop(source, None)
                 gone = self._episodes.no_data(

@@ -7,19 +7,19 @@ it computes, and while other ranks are at fault it spins in a collective, which 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.subject import Inventory, Subject
 from collectors.tick import Tick
 from detectors.activity import Activity
-from detectors.base import Fault, Finding, SeriesExhibit, Severity, StatedRate
+from detectors.base import Fault, Finding, SeriesExhibit, Severity
 from detectors.episodes import Alarm
 from detectors.progress import Gap, Progress, Rhythm
-from detectors.promise import stated
-from detectors.runs import Runs
+from detectors.runs import RunDetector, Runs
 
 
 class StallSettings(BaseModel):
@@ -42,12 +42,15 @@ class StallSettings(BaseModel):
     silent_after_s: float = Field(default=900.0, gt=0, description="No step for this long while firing is no_data")
 
 
-class DataStall:
+class DataStall(RunDetector):
     """DATA_STALL on the rank or job whose steps stop while its GPUs idle."""
 
     plugin: ClassVar[str] = "stall"
+    fault: ClassVar[Fault] = Fault.DATA_STALL
+    CLAIM: ClassVar[float] = 5.0
     LOOSE: ClassVar[float] = 0.1
     Settings = StallSettings
+    settings: StallSettings
 
     def __init__(self, settings: StallSettings | None = None) -> None:
         self.settings = settings or StallSettings()
@@ -59,33 +62,10 @@ class DataStall:
         activity = Activity(count=int(s.window_s / 15.0) + 4)
         return Runs(self.name, progress, activity, self.stated.per_1000_series_days / 1000.0)
 
-    @property
-    def name(self) -> str:
-        return self.plugin
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        return (Fault.DATA_STALL,)
-
-    @property
-    def strength(self) -> float:
-        return self.settings.strength
-
-    @property
-    def stated(self) -> StatedRate:
-        return stated(self.plugin, 5.0, "benchmarks/budget.py", self.settings.strength, SubjectKind.RANK)
-
-    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
-        findings: list[Finding] = []
-        stepped = {subject: self._runs.progress.rhythms[subject] for subject in self._runs.take(tick)}
-        for subject, rhythm in stepped.items():
-            found = self._judge(subject, rhythm, tick.at_s, inventory)
-            findings += [found] if found else []
-        findings += self._waiting(set(stepped), tick.at_s)
-        self._runs.progress.forget(tick.at_s - 4 * self.settings.window_s)
-        return findings
-
-    def _judge(self, subject: Subject, rhythm: Rhythm, at_s: float, inventory: Inventory) -> Finding | None:
+    def _stepped(
+        self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory
+    ) -> Finding | None:
+        at_s = tick.at_s
         s = self.settings
         gaps = [g for g in rhythm.gaps if g.end_s > at_s - s.window_s and not g.checkpoint]
         open_now = (Fault.DATA_STALL, subject) in self._runs.episodes
@@ -148,24 +128,15 @@ class DataStall:
             },
         )
 
-    def _waiting(self, stepped: set[Subject], at_s: float) -> list[Finding]:
-        findings: list[Finding] = []
+    def _others(self, read: set[Subject], tick: Tick, inventory: Inventory) -> Iterator[Finding | None]:
+        at_s = tick.at_s
         for fault, subject in tuple(self._runs.episodes):
-            if subject in stepped:
+            if subject in read:
                 continue
             rhythm = self._runs.progress.rhythms.get(subject)
             gone = rhythm is None or at_s - rhythm.last_s > self.settings.silent_after_s
             if gone:
-                found = self._runs.episodes.no_data(fault, subject, at_s, "No training step any more")
+                yield self._runs.episodes.no_data(fault, subject, at_s, "No training step any more")
             else:
-                found = self._runs.episodes.again(fault, subject, at_s)
-            findings += [found] if found else []
-        return findings
-
-    def snapshot(self) -> bytes:
-        return self._runs.snapshot()
-
-    def restore(self, state: bytes) -> None:
-        fresh = self._fresh()
-        fresh.restore(state)
-        self._runs = fresh
+                yield self._runs.episodes.again(fault, subject, at_s)
+        self._runs.progress.forget(at_s - 4 * self.settings.window_s)

@@ -84,7 +84,7 @@ def fit(scores: NDArray[np.float64], series_days: float, threshold: float, sourc
 
 @cache
 def calibrated(detector: str) -> Tail | None:
-    """The tail in `calibration.json` of a detector, made from healthy telemetry by `detectors.calibration`; None where
+    """The tail in `calibration.json` of a detector, from healthy telemetry by `detectors.calibration`; None where
     none is shipped (it has not been watched for enough healthy days), so that its stated rate is a claim."""
     return read(Path(__file__).with_name("calibration.json")).get(detector)
 

@@ -104,7 +104,7 @@ def detectors_page() -> str:
     for kind in ALL:
         detector = kind()
         stated = detector.stated
-        basis = "event" if stated.basis is RateBasis.EVENT else "claim"
+        basis = "event" if stated.basis is RateBasis.EVENT else "learning on the fleet; the figure is a claim"
         if stated.tail is not None:
             basis = "measured tail" if stated.tail.series_days > 0 else "bound of a model"
         if stated.precision is not None:

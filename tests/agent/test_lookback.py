@@ -14,12 +14,13 @@ import yaml
 from agent.lookback import OwnEvent, Seen, look_back, own_events, report, same_node
 from agent.lookback_page import as_text
 from agent.lookback_signals import LOGS, NEEDS, blind_signals
-from collectors.frame import Instant
+from collectors.frame import Frame, Instant, SeriesIndex
 from collectors.http import SourceError
 from collectors.prometheus import PrometheusCollector
 from collectors.prometheus_range import RangeReader, Reading
 from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault, Finding, Severity, State
+from collectors.tick import Tick
+from detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
 from detectors.budget import BudgetSettings
 from detectors.plugins import ALL
 from tests.agent.test_daemon import nightshift
@@ -202,4 +203,44 @@ def test_every_detector_says_what_it_needs() -> None:
     blind = blind_signals({}, False)
     assert {need for needs in NEEDS.values() for need in needs} < {b.signal for b in blind}
     assert all(b.how and b.detectors for b in blind)
-    assert look_back([], Inventory(), [], BudgetSettings()) == ([], 0)
+    assert look_back([], Inventory(), [], BudgetSettings()) == ([], 0, 0)
+
+
+def test_an_own_cordon_confirms_the_alarms_before_it_and_what_waits_is_counted() -> None:
+    """Alarms before a cordon of their node give their page back; others spend the purse, and the rest waits."""
+    gpu, node = [Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(12)], Subject(SubjectKind.NODE, "n1")
+    inventory = Inventory()
+    for one in gpu[:6]:
+        inventory.observe(one, node, 0.0)
+
+    class Rising:
+        """Alarms on the next GPU every two hours, ever stronger."""
+
+        name, faults = "rising", (Fault.ANOMALY,)
+        stated = StatedRate(1.0, RateBasis.STATISTICAL, "nobody measured it")
+
+        def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+            number, rest = divmod(tick.at_s, 7200.0)
+            if rest or not 1 <= number <= len(gpu):
+                return []
+            at = Instant(tick.at_s)
+            one = gpu[int(number) - 1]
+            return [
+                Finding("rising", Fault.ANOMALY, one, State.FIRING, at, at, Severity.WARNING, "odd", number, 1.0)
+            ]
+
+        def snapshot(self) -> bytes:
+            return b""
+
+        def restore(self, state: bytes) -> None:
+            return None
+
+    index = SeriesIndex(SubjectKind.GPU, tuple(gpu))
+    empty = np.zeros(12, dtype=np.int64)
+    ticks = [
+        Tick(t, {SubjectKind.GPU: Frame(t, index, ("gpu_power_w",), np.ones((12, 1)), np.full((1, 1), t), empty)})
+        for t in np.arange(0.0, 100_000.0, 1800.0).tolist()
+    ]
+    for own, heard, waited in (((), 3, 9), ([OwnEvent("cordoned", "n1", 7200.0 * 6.5)], 6, 6)):
+        seen, _, late = look_back(ticks, inventory, [Rising()], BudgetSettings(), own=own)
+        assert (len(seen), late) == (heard, waited)

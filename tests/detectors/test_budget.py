@@ -97,7 +97,9 @@ def test_no_stationary_noise_costs_more_than_the_budget_over_its_double(
     stated = {"a": MEASURED if measured else CLAIMED, "b": CLAIMED}
     life, pages, drains = Life(stated), 0, 0
     for _ in range(168 * weeks):
-        came = [(name, noise) for name, noise in (("a", one), ("b", other)) for _ in range(rng.poisson(weekly / 168))]
+        came = [
+            (name, noise) for name, noise in (("a", one), ("b", other)) for _ in range(rng.poisson(weekly / 168))
+        ]
         severe = rng.uniform(size=len(came)) < 0.5
         paged = life.hour(
             [
@@ -130,7 +132,7 @@ def test_a_quiet_detector_is_not_silenced_by_a_noisy_one() -> None:
 
 
 def test_true_alarms_that_somebody_acts_on_cost_nothing_and_keep_paging() -> None:
-    """Ten faults a week for eight weeks, each acted on within the hour: all page, and the purse is full at the end."""
+    """Ten faults a week for eight weeks, each acted on within the hour: all page, and the purse is full."""
     life, paged = Life({"a": CLAIMED}), 0
     for hour in range(168 * 8):
         told = life.hour([("a", 2.0, Severity.WARNING)] if hour % 16 == 0 else [])

