@@ -17,16 +17,6 @@ def _tick(value: Any) -> str:
     )
 
 
-_RUNS = "results/trace3/loads"
-
-
-def _over(d: dict[str, dict[str, float]]) -> str:
-    """Ratios to the baseline: the mean with its interval, and the worst of seeds."""
-    mean = d["mean_jct_s"]
-    waits = f"{d['p99_wait_s']['worst']:.2f} and {d['longest_wait_s']['worst']:.2f}"
-    return f"{mean['mean']:.2f} [{mean['low']:.2f}, {mean['high']:.2f}]; {mean['worst']:.2f}; {waits}"
-
-
 def _accused(value: Any) -> str:
     def ranks(found: list[int]) -> str:
         return " ".join(map(str, found[:6])) + (f" and {len(found) - 6} more" if len(found) > 6 else "") or "none"
@@ -43,6 +33,21 @@ def _claims(rows: Any) -> str:
         f"{row['detector']} {row['realised']} in {row['healthy_series_days']:.2g} of "
         f"{row['days_needed_to_measure']:,.0f} days: {row['verdict']}"
         for row in rows
+    )
+
+
+MONTHS = 16
+
+
+def _months(row: Any) -> str:
+    """One kind of fleet over half a year."""
+    low, high = row["worst_fleet_interval"]
+    days = row["independent_series_days"]
+    return (
+        f"{row['noise']}, {row['gpus']} GPUs{f' ({days:.0f} series-days)' if days else ''}, {row['confirmed']}: "
+        f"{row['false_alarms_per_week']:.3g} false alarms a week; pages {row['worst_fleet_per_week']:.2f} "
+        f"({low:.2f} to {high:.2f}), may drain {row['worst_drain_pages_per_week']:.2f}: {row['verdict']}; "
+        f"faults that paged {100 * row['faults_that_paged']:.0f} %"
     )
 
 
@@ -92,32 +97,6 @@ def _held(value: Any) -> str:
         f"stated {value['stated_per_1000_series_days']:.3g}, realised {value['realised_per_1000_series_days']:.0f} "
         f"[{low:.0f}–{high:.0f}]: {value['realised']} where {value['expected']:.2g} were expected in "
         f"{value['healthy_series_days']:.1f} days; {value['verdict']}"
-    )
-
-
-def _tick(value: Any) -> str:
-    return (
-        f"{value['median_s']:.3f} s, {value['worst_s']:.2f} s (first {value['first_tick_s']:.2f} s); "
-        f"{value['ns_per_sample']:.0f} ns per sample"
-    )
-
-
-def _accused(value: Any) -> str:
-    def ranks(found: list[int]) -> str:
-        return " ".join(map(str, found[:6])) + (f" and {len(found) - 6} more" if len(found) > 6 else "") or "none"
-
-    rival = ranks(value["level over the job's median"])
-    blind = value.get("nightshift, stages unknown")
-    untold = "" if blind is None else f", stages not told: {ranks(blind)}"
-    return f"named {ranks(value['nightshift'])} (slow: {value['slow']}){untold}; by level over the median: {rival}"
-
-
-def _claims(rows: Any) -> str:
-    """Detectors whose rate these days cannot tell, in one cell."""
-    return "; ".join(
-        f"{row['detector']} {row['realised']} in {row['healthy_series_days']:.2g} of "
-        f"{row['days_needed_to_measure']:,.0f} days: {row['verdict']}"
-        for row in rows
     )
 
 
@@ -195,6 +174,15 @@ TABLES = (
         ),
         "Rates per 1,000 series-days; the interval is Garwood's. What has fewer held-out days than 16 / rate is "
         "extrapolated by the tail that is named, or not measurable.",
+    ),
+    Table(
+        "The budget over 26 weeks of an operator who installs and does nothing",
+        "budget_months",
+        "python -m benchmarks.budget_months",
+        tuple(Row(f"noise {n + 1}", f"results/rows/{n}", _months, "≤ 2; may drain ≤ 0.2") for n in range(MONTHS)),
+        "Default settings, no calibration, no history. False pages per week of the worst of three fleets, with "
+        "Garwood's interval; drawn alarms are bootstrapped, and only the series-days named are evidence. Beside "
+        "each, the share of true faults (two a week, of strength 1 to 10) that paged at once.",
     ),
     Table(
         "All detectors on one core",
