@@ -10,11 +10,12 @@ Telemetry: Alibaba's GenAI serving trace (one-minute duty cycle, GPU memory, pod
 in it counts as a false alarm), the healthy phases of our own H200 recordings in real time, and two ByteDance traces
 of imbalance without a slow worker.
 
-Memory leaks: the tail is fitted on half of the pods by `detectors.calibration` (as `nightshift calibrate` does it)
-and the detector, at the strength that the tail asks for each granted rate, is counted on the other half; the same
-with the halves swapped, so that every series is once held out. *Later*: fitted on the first half of the time, counted in
-the second as well. The shapes that the detector looks for were chosen on this trace: others may differ by more
-than these pods do among themselves. `--write` fits all pods and writes `detectors/calibration.json`.
+Memory leaks: the tail is fitted on half of the pods by `detectors.calibration` (as `nightshift calibrate` does
+it) and the detector, at the strength that the tail asks for each granted rate, is counted on the other half;
+the same with the halves swapped, so that every series is once held out. *Later*: fitted on the first half of
+the time, counted in the second as well. The shapes that the detector looks for were chosen on this trace:
+others may differ by more than these pods do among themselves. `--write` fits all pods and writes
+`detectors/calibration.json`.
 
 Multivariate: trained on a third of the serving pods, calibrated on another, both in the first half of the trace,
 and counted on the last third in the second half (in turn, so that every third is once the test). Beside it a

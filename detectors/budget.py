@@ -19,22 +19,19 @@ it pages, and states its base rate and the precision that follows; so does what 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from typing import Any
+from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
-from detectors.ledger import DAY_S, History, Purse, spend
+from detectors.accounts import Account, Kept, Line, Said
+from detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, State, StatedRate
+from detectors.ledger import DAY_S, Purse, spend
 
 WEEK_DAYS = 7.0
-VERSION = 2
 OF_A_JOB = frozenset(
     {
         Fault.GPU_MEMORY_LEAK,
@@ -87,72 +84,20 @@ class BudgetSettings(BaseModel):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One detector's part in the budget. Pages are per week on this fleet, rates per 1,000 series-days.
-
-    expected: false pages per week; of statistics, the share, which is kept by counting. stated and realised rate
-    are of pages (of an event's alarms). realised: pages that nobody confirmed, an upper bound of the false ones;
-    NaN before a series was watched.
-    """
-
-    detector: str
-    stated: StatedRate
-    series: int
-    share: float
-    expected: float
-    stated_rate: float
-    realised: float
-    series_days: float
-    alarms: int
-    withheld: int
-    paged: int
-    confirmed: int
-
-    @property
-    def basis_word(self) -> str:
-        if self.stated.basis is RateBasis.EVENT:
-            return "event"
-        if self.stated.tail is None:
-            return "learning"
-        return "measured" if self.stated.tail.series_days > 0 else "bound"
-
-
-class _Said(IntEnum):
-    """How an open episode stands."""
-
-    WITHHELD = 0
-    MERGED = 1
-    """It pages as part of an earlier page, or as an event; nothing was spent on it."""
-    PAGED = 2
-    DRAINS = 3
-    """Paged, and spent of the second purse too."""
-
-
-@dataclass(slots=True)
-class _Account:
-    series_days: float = 0.0
-    alarms: int = 0
-    withheld: int = 0
-    paged: int = 0
-    confirmed: int = 0
-    history: History = field(default_factory=History)
-
-
 class Budget:
     """Weighs every finding of a tick against the budget; one instance for all detectors."""
 
     def __init__(self, settings: BudgetSettings, stated: Mapping[str, StatedRate]) -> None:
         self.settings = settings
         self.stated = dict(stated)
-        self._accounts = {name: _Account() for name in stated}
+        self._accounts = {name: Account() for name in stated}
         weekly, most = settings.false_pages_per_week, settings.burst
         self._purse = Purse(weekly, most, most)
         self._drains = Purse(weekly * settings.drain_share, 1.0, 1.0)
         self._series: dict[SubjectKind, int] = {}
         self._steppers: dict[Subject, float] = {}
-        self._open: dict[str, _Said] = {}
-        self._spent: dict[str, tuple[str, _Said, float]] = {}
+        self._open: dict[str, Said] = {}
+        self._spent: dict[str, tuple[str, Said, float]] = {}
         """Episode → (detector, what it spent, when), while it may still be confirmed."""
         self._why: dict[str, str] = {}
         self._paged_s: dict[tuple[str, str], float] = {}
@@ -178,11 +123,11 @@ class Budget:
         """Somebody let act on these alarms: they were not false, and what they spent comes back. Told again, it
         changes nothing."""
         for episode in episodes:
-            detector, said, _ = self._spent.pop(episode, ("", _Said.WITHHELD, 0.0))
+            detector, said, _ = self._spent.pop(episode, ("", Said.WITHHELD, 0.0))
             if detector in self._accounts:
                 self._accounts[detector].confirmed += 1
                 self._purse.give_back()
-                if said is _Said.DRAINS:
+                if said is Said.DRAINS:
                     self._drains.give_back()
             for account in self._accounts.values():
                 account.history.confirmed(episode)
@@ -305,24 +250,24 @@ class Budget:
             if finding.state is State.CLEAR:
                 self._open.pop(key, None)
                 self._why.pop(key, None)
-                if known is not None and known >= _Said.PAGED:
+                if known is not None and known >= Said.PAGED:
                     self._paged_s[self._key(finding)] = at_s
-            return replace(finding, pages=known is not _Said.WITHHELD, budget_cost=cost)
+            return replace(finding, pages=known is not Said.WITHHELD, budget_cost=cost)
         if not certain and (known is None or key in account.history.young):
             account.history.heard(key, finding.score, at_s)
         said = known
         if not known:
-            said = _Said.MERGED if certain else self._decide(finding, cost, allowed, at_s, inventory)
+            said = Said.MERGED if certain else self._decide(finding, cost, allowed, at_s, inventory)
         assert said is not None
         if known is None:
             account.alarms += 1
-            account.withheld += said is _Said.WITHHELD
+            account.withheld += said is Said.WITHHELD
         elif said and not known:
             account.withheld -= 1
         self._open[key] = said
         if said:
             self._why.pop(key, None)
-        if said >= _Said.PAGED:
+        if said >= Said.PAGED:
             self._paged_s[self._place(finding, at_s, inventory)] = at_s
         return replace(finding, pages=bool(said), budget_cost=cost)
 
@@ -339,19 +284,19 @@ class Budget:
         prior_days = enough if tail is None else min(fitted, TRUSTED * enough)
         return self._accounts[name].history.rate(score, prior_days, at_s) * count * WEEK_DAYS
 
-    def _decide(self, finding: Finding, cost: float, allowed: float, at_s: float, inventory: Inventory) -> _Said:
+    def _decide(self, finding: Finding, cost: float, allowed: float, at_s: float, inventory: Inventory) -> Said:
         here, there = self._key(finding), self._place(finding, at_s, inventory)
         same_s, near_s = self._paged_s.get(here, -math.inf), self._paged_s.get(there, -math.inf)
         if at_s - same_s <= self.settings.refractory_s or at_s - near_s <= self.settings.merge_s:
-            return _Said.MERGED
+            return Said.MERGED
         if cost > allowed * (1.0 + 1e-9):
             self._why[finding.episode] = f"over its detector's part of the budget, {allowed:.2g} per week"
-            return _Said.WITHHELD
+            return Said.WITHHELD
         drains = _drains(finding)
         if not spend([self._purse, self._drains] if drains else [self._purse]):
             self._why[finding.episode] = "the false pages of this week are spent, and nobody has confirmed one"
-            return _Said.WITHHELD
-        said = _Said.DRAINS if drains else _Said.PAGED
+            return Said.WITHHELD
+        said = Said.DRAINS if drains else Said.PAGED
         self._accounts[finding.detector].paged += 1
         self._spent[finding.episode] = (finding.detector, said, at_s)
         self._paged_s[here] = at_s
@@ -370,58 +315,23 @@ class Budget:
 
     def snapshot(self) -> bytes:
         """Accounts and open episodes as JSON, so that a restart neither pays twice nor forgets what was said."""
-        accounts = {
-            name: [a.series_days, a.alarms, a.withheld, a.paged, a.confirmed, a.history.saved()]
-            for name, a in self._accounts.items()
-        }
-        meta = {
-            "version": VERSION,
-            "accounts": accounts,
-            "left": [self._purse.left, self._drains.left],
-            "open": self._open,
-            "spent": self._spent,
-            "paged": [[what, where, t] for (what, where), t in self._paged_s.items()],
-            "at_s": self._last_s,
-        }
-        return json.dumps(meta).encode()
+        kept = Kept(
+            self._accounts,
+            (self._purse.left, self._drains.left),
+            self._open,
+            self._spent,
+            self._paged_s,
+            self._last_s,
+        )
+        return kept.dump()
 
     def restore(self, state: bytes) -> None:
         """Takes back a snapshot of this or the previous version. Raises SnapshotError and stays fresh."""
-        try:
-            meta: dict[str, Any] = json.loads(state)
-            version = meta["version"]
-            if version not in (1, VERSION):
-                raise SnapshotError(f"budget: snapshot version {version!r}, this code reads {VERSION} and 1")
-            if version == 1:
-                meta = _from_1(meta)
-            accounts = {
-                name: _Account(float(days), int(alarms), int(held), int(paged), int(right), History.load(history))
-                for name, (days, alarms, held, paged, right, history) in meta["accounts"].items()
-            }
-            left, drains = (float(n) for n in meta["left"])
-            spent = {str(e): (str(d), _Said(said), float(t)) for e, (d, said, t) in meta["spent"].items()}
-            paged_s = {(str(what), str(where)): float(t) for what, where, t in meta["paged"]}
-            still = {str(key): _Said(said) for key, said in meta["open"].items()}
-            last_s = None if meta["at_s"] is None else float(meta["at_s"])
-            if not all(map(math.isfinite, (left, drains, *paged_s.values(), last_s or 0.0))):
-                raise SnapshotError("budget: a figure is not finite")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SnapshotError(f"budget: not a snapshot: {error!r}") from error
-        self._accounts = {name: accounts.get(name, _Account()) for name in self.stated}
-        self._purse.left = min(left, self._purse.most)
-        self._drains.left = min(drains, self._drains.most)
-        self._spent, self._paged_s, self._open, self._last_s = spent, paged_s, still, last_s
-
-
-def _from_1(meta: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 had a bucket per detector and no history: what was watched counts, alarms of then as unknown."""
-    old = meta["accounts"].items()
-    accounts = {
-        n: [days, alarms, held, 0, 0, History(float(days), float(alarms)).saved()]
-        for n, (days, alarms, held, _) in old
-    }
-    still = {key: int(_Said.PAGED if pages else _Said.WITHHELD) for key, pages in meta["open"].items()}
-    return {**meta, "accounts": accounts, "left": [1.0, 1.0], "open": still, "spent": {}}
+        kept = Kept.load(state)
+        self._accounts = {name: kept.accounts.get(name, Account()) for name in self.stated}
+        self._purse.left = min(kept.left[0], self._purse.most)
+        self._drains.left = min(kept.left[1], self._drains.most)
+        self._spent, self._paged_s, self._open, self._last_s = kept.spent, kept.paged_s, kept.open, kept.last_s
 
 
 def _is_event(stated: StatedRate) -> bool:

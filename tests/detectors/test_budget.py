@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -260,6 +261,25 @@ def test_a_restart_goes_on_with_what_was_said_and_spent() -> None:
     for broken in (b"", b"{}", b"[]", b'{"version": 99}', budget.snapshot()[:-9]):
         with pytest.raises(SnapshotError):
             Budget(BudgetSettings(), {"a": MEASURED}).restore(broken)
+
+
+def test_the_state_of_the_previous_version_goes_on() -> None:
+    """Version 1 had a bucket per detector: days, alarms and open episodes go on; one page is left, not a burst."""
+    first = alarm("a", "GPU-1", 1e9, 3.0)
+    old = {
+        "version": 1,
+        "accounts": {"a": [500.0, 7, 2, None], "gone": [1.0, 1, 0, 2.0]},
+        "open": {first.episode: True, "other": False},
+        "paged": [["a/anomaly", "gpu:GPU-1", 1e9]],
+        "at_s": 1e9,
+    }
+    budget = Budget(BudgetSettings(), {"a": CLAIMED})
+    budget.restore(json.dumps(old).encode())
+    (told,) = budget.weigh([first], gpu_tick(1e9 + 5.0, 10), Inventory())
+    (line,) = budget.lines()
+    assert told.pages
+    assert (line.alarms, line.withheld, line.paged, budget.left) == (7, 2, 0, pytest.approx(1.0, abs=1e-4))
+    assert line.series_days == pytest.approx(500.0, abs=0.01)
 
 
 @pytest.mark.parametrize("shape", [0.0, 0.25, 0.5])
