@@ -138,7 +138,7 @@ class Budget:
         wants = {
             name: self._needs(name)
             for name, rate in self.stated.items()
-            if rate.basis is RateBasis.STATISTICAL and self._count(name) > 0
+            if rate.basis is RateBasis.STATISTICAL and self._count(name) > 0 and rate.per_1000_series_days > 0
         }
         given: dict[str, float] = {}
         while wants:

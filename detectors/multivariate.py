@@ -86,7 +86,7 @@ class Multivariate:
     @property
     def stated(self) -> StatedRate:
         if self.density is None:
-            return StatedRate(self.settings.rate_per_1000, RateBasis.STATISTICAL, "no model is configured")
+            return StatedRate(0.0, RateBasis.STATISTICAL, "no model is configured: silent")
         rate = min(self.settings.rate_per_1000, self.density.tail.rate_per_1000)
         return StatedRate(rate, RateBasis.STATISTICAL, self.density.source, tail=self.density.tail)
 
