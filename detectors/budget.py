@@ -3,10 +3,10 @@
 The budget is split over the statistical detectors by the number of series that each watches; what one does not
 need goes to others. Each alarm costs the false alarms at least this strong that are to be expected per week on this
 fleet: by what this fleet has shown so far (`detectors.ledger.History`), which begins with what a tail says where
-there is one, and with one alarm per share where there is none. One that costs more than its detector's share does
-not page: it is kept, told and counted, and pages as soon as it is strong enough. So a small fleet hears weak alarms
-and a large one only strong ones. (Testing many series at once by a rate per tick does not hold a rate per week,
-because the ticks of one series are not independent: what is counted here is episodes.)
+there is one, and with one alarm per share where there is none. One that costs more than its detector's share, times
+the pages that quiet times have saved up, does not page: it is kept, told and counted, and pages once it is strong
+enough. So a small fleet hears weak alarms and a large one only strong ones. (Testing many series at once by a rate
+per tick does not hold a rate per week, because the ticks of one series are not independent: episodes are counted.)
 
 Whatever the tails are worth, every page of a statistical detector takes one from a purse that fills at the budget's
 pace, and gives it back where somebody acted on it; one that may drain a node takes one of a second purse too.
@@ -242,6 +242,8 @@ class Budget:
         known, certain = self._open.get(key), self._is_certain(finding, stated)
         allowed = shares.get(finding.detector, 0.0) or self.settings.false_pages_per_week / len(self.stated)
         allowed *= self.settings.drain_share if _drains(finding) else 1.0
+        # what quiet times saved up may be spent on weaker alarms (alpha-investing: Foster and Stine, 2008)
+        allowed *= max(self._purse.left, 1.0)
         if certain:
             cost = self._weekly(finding.detector, self._false_rate(stated)) if _is_event(stated) else 0.0
         else:
