@@ -16,6 +16,7 @@ after a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,10 @@ class Bank:
     score: Floats
     bends: Floats
     stiff: Floats
+
+    @cached_property
+    def model(self) -> _Model:
+        return _Model(self)
 
     @classmethod
     def make(cls, count: int = 768, seed: int = 7, steep: float = STEEP) -> Bank:
@@ -119,9 +124,8 @@ class Outlook:
 def outlook(bank: Bank, windows: Windows, level: Ints, noise: Noise, guess: bool = False) -> Outlook:
     """What is believed of jobs at `level` [n]. Jobs without a window at the reference have NaN; with `guess`, what
     the bank says of them, and how little that is."""
-    model = _Model(bank)
     parts = [
-        _outlook(model, windows, np.arange(at, min(at + CHUNK, len(level))), level, noise, guess)
+        _outlook(bank.model, windows, np.arange(at, min(at + CHUNK, len(level))), level, noise, guess)
         for at in range(0, len(level), CHUNK)
     ]
     return Outlook(*(np.concatenate([getattr(p, name) for p in parts]) for name in Outlook.__dataclass_fields__))

@@ -1,0 +1,132 @@
+"""A rack in simulation: jobs that come, change phase and end, a budget below what they draw, sensors that lie.
+
+Wishes go through the real shield, and nodes obey it one window later; without it (the usual rack controller) a
+wish is the next window's limit. Judged on the truth: speeds against the same job at its highest limit, and the sum
+of the true draws against the budget in every window. With the shield also what would be if all died right then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collectors.base import Permanent
+from controllers.power import shield
+from controllers.power.belief import TOP, Ints
+from controllers.power.curves import LEVELS, Curve, Floats, on_levels
+from controllers.power.rack import Divider, fill
+from controllers.power.simulate import WINDOW_S, lowest_levels
+
+MAX_MW = 700_000
+STUCK = 20
+"""Windows for which a sensor sticks."""
+LONG = 20
+"""Windows from which a job counts for the worst one."""
+
+
+@dataclass(frozen=True)
+class RackScore:
+    """Of one run: the mean speed over job-windows, the worst job's mean speed, the share of windows whose true draw
+    was over the budget, and of those in which the worst case (every lease ended, every order late) was."""
+
+    mean: float
+    worst: float
+    over: float
+    unsafe: float
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What happens in one run, the same for every divider: `row` [windows, n] which curve each GPU runs, `fresh`
+    [windows, n] where another job came, `job` [windows, n] its number, `scale` [windows, n] its speed."""
+
+    time: Floats
+    draw: Floats
+    lowest: int
+    budget: float
+    row: Ints
+    fresh: np.ndarray
+    job: Ints
+    scale: Floats
+    stuck: int
+    mute: int
+
+    @classmethod
+    def make(cls, curves: Sequence[Curve], share: float, seed: int, gpus: int, windows: int) -> Scene:
+        """A job ends with a chance of 1 in 120 a window, and changes to another curve with one of 1 in 240. The
+        budget is `share` of the mean draw at the highest limits. Raises Permanent where the GPUs' lowest limits
+        alone are above it."""
+        rng = np.random.default_rng(seed)
+        time, draw = on_levels(curves)
+        draw = np.minimum(draw, LEVELS)  # a limit is one: rough sweeps are a little above
+        fresh = rng.random((windows, gpus)) < 1.0 / 120.0
+        turns = fresh | (rng.random((windows, gpus)) < 1.0 / 240.0)
+        fresh[0] = turns[0] = True
+        since = np.maximum.accumulate(np.where(turns, np.arange(windows)[:, None], 0), axis=0)
+        began = np.maximum.accumulate(np.where(fresh, np.arange(windows)[:, None], 0), axis=0)
+        columns = np.arange(gpus)[None]
+        row = rng.integers(0, len(curves), (windows, gpus))[since, columns]
+        scale = rng.uniform(0.5, 200.0, (windows, gpus))[began, columns]
+        lowest = int(lowest_levels(curves).max())
+        budget = share * float(draw[row, TOP].sum(1).mean())
+        if budget * 0.97 < LEVELS[lowest] * gpus:
+            raise Permanent(f"a budget of {share:.0%} is below what {gpus} GPUs take at their lowest limit")
+        stuck, mute = (int(i) for i in rng.choice(gpus, 2, replace=False))
+        return cls(time, draw, lowest, budget, row, fresh, began * gpus + columns, scale, stuck, mute)
+
+
+def oracle(scene: Scene) -> RackScore:
+    """Max-min on the true curves and draws, at once, with the whole budget."""
+    n = scene.row.shape[1]
+    lowest = np.full(n, scene.lowest)
+    level = np.array([fill(scene.time[r], scene.draw[r], lowest, scene.budget) for r in scene.row])
+    return _score(scene, level, 0.0)
+
+
+def rack(scene: Scene, divider: Divider, seed: int, shielded: bool = True, noise: float = 0.01) -> RackScore:
+    rng = np.random.default_rng(seed)
+    windows, n = scene.row.shape
+    settings, memory = shield.Settings(), shield.Memory()
+    usable = {"rack": shield.Rack("rack", int(scene.budget * MAX_MW), 0)}
+    wish = divider.start(scene.lowest, n, scene.budget)
+    enforced = np.full(n, round(LEVELS[scene.lowest] * MAX_MW))
+    levels, unsafe, held = np.zeros((windows, n), dtype=np.int64), 0, 0.0
+    for window in range(windows):
+        if shielded:
+            gpus = [_gpu(i, int(enforced[i]), scene) for i in range(n)]
+            memory = shield.observe(gpus, memory, {"node-0": True, "node-1": True}, window * WINDOW_S, settings)
+            wishes = {f"G{i}": float(LEVELS[wish[i]] * MAX_MW) for i in range(n)}
+            orders = shield.decide(usable, gpus, wishes, memory, window * WINDOW_S, settings)
+            memory = orders.memory
+            unsafe += shield.headroom_mw(usable["rack"], gpus, memory, settings) < 0
+            enforced = np.array([memory.ordered_mw.get(f"G{i}", int(enforced[i])) for i in range(n)])
+            level = np.searchsorted(LEVELS, enforced / MAX_MW + 1e-6, side="right") - 1
+        else:
+            level = np.clip(wish, scene.lowest, TOP)
+        levels[window] = level
+        t, p = scene.time[scene.row[window], level], scene.draw[scene.row[window], level]
+        speed = scene.scale[window] / t * (1.0 + noise * rng.normal(size=n))
+        drawn = p * (1.0 + noise * rng.normal(size=n))
+        if window == windows // 3:
+            held = float(drawn[scene.stuck]) * 0.5
+        if windows // 3 <= window < windows // 3 + STUCK:
+            drawn[scene.stuck], speed[scene.mute] = held, np.nan
+        after = scene.fresh[window + 1] if window + 1 < windows else np.zeros(n, dtype=bool)
+        wish = np.clip(divider.step(level, speed, drawn, after), 0, TOP)
+    return _score(scene, levels, unsafe / windows)
+
+
+def _gpu(i: int, enforced_mw: int, scene: Scene) -> shield.Gpu:
+    low = round(LEVELS[scene.lowest] * MAX_MW)
+    gpu = shield.Gpu(f"G{i}", f"node-{i // 8}", "rack", f"job-{i}", low, MAX_MW, MAX_MW, low, enforced_mw, 0.0)
+    return replace(gpu, slowdown=float("nan"))
+
+
+def _score(scene: Scene, level: Ints, unsafe: float) -> RackScore:
+    speed = 1.0 / scene.time[scene.row, level]
+    over = float((scene.draw[scene.row, level].sum(1) > scene.budget + 1e-9).mean())
+    jobs, counts = np.unique(scene.job, return_counts=True)
+    worst = min(float(speed[scene.job == job].mean()) for job in jobs[counts >= LONG])
+    return RackScore(float(speed.mean()), worst, over, unsafe)
