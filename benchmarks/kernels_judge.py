@@ -201,9 +201,12 @@ def throughput(judge: Judge, count: int, threads: int) -> dict[str, Any]:
     }
 
 
-def verdicts(judge: Judge, names: list[str], seconds: float) -> dict[str, Any]:
-    """Full verdicts of known-good kernels, each twice with other secrets: how long, and whether they agree."""
-    rows = []
+def verdicts(
+    judge: Judge, names: list[str], seconds: float, scope: inputs.Scope, note: Callable[[list[Any]], None]
+) -> dict[str, Any]:
+    """Verdicts of known-good kernels, each twice with other secrets: how long, and whether they agree. `note` is
+    given the rows after every kernel."""
+    rows: list[dict[str, Any]] = []
     begun, baselines_s = time.time(), 0.0
     for name in names:
         if time.time() - begun > seconds:
@@ -215,11 +218,12 @@ def verdicts(judge: Judge, names: list[str], seconds: float) -> dict[str, Any]:
             judge.solo(problem, case)
         baselines_s += time.time() - start
         for _ in range(2):
-            verdict = judge.verdict(file.candidate, problem, Request(inputs.FULL_GPU, FULL))
+            verdict = judge.verdict(file.candidate, problem, Request(scope, FULL))
             print(name, verdict.status, verdict.detail, f"{verdict.took_s:.1f} s", flush=True)
             whole = verdict.to_json()
             kept = ("status", "reason", "detail", "stages", "errors", "comparisons", "left_out", "took_s")
             rows.append({"name": name, **{key: whole[key] for key in kept}})
+        note(rows)
     took = sum(float(row["took_s"]) for row in rows)
     agree = all(
         a["status"] == b["status"] or Status.inconclusive in (a["status"], b["status"])
@@ -233,6 +237,8 @@ def verdicts(judge: Judge, names: list[str], seconds: float) -> dict[str, Any]:
     ]
     return {
         "verdicts": rows,
+        "scope": "full" if scope is inputs.FULL_GPU else "quick",
+        "pairs": len(rows) // 2,
         "per_hour": 3600 * len(rows) / took,
         "baselines_s": baselines_s,
         "agree": agree,
@@ -254,6 +260,7 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     parser.add_argument("--plain", action="store_true", help="without torch.compile's baselines: starts sooner")
     parser.add_argument("--verdicts", nargs="*", default=["softmax_row", "rmsnorm_row", "copy_rows"])
+    parser.add_argument("--quick", action="store_true", help="verdicts on the quick plan of probes, raced in full")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels_judge.json")
     options = parser.parse_args()
     record: dict[str, Any] = {"commit": options.commit}
@@ -282,7 +289,12 @@ def main() -> None:
         if options.configurations:
             keep("throughput", lambda: throughput(judge, options.configurations, options.threads))
         if options.verdicts:
-            keep("full", lambda: verdicts(judge, options.verdicts, options.seconds))
+            scope = inputs.QUICK_GPU if options.quick else inputs.FULL_GPU
+
+            def note(rows: list[Any]) -> None:
+                options.out.write_text(json.dumps({**record, "full": {"verdicts": rows}}, indent=1) + "\n")
+
+            keep("full", lambda: verdicts(judge, options.verdicts, options.seconds, scope, note))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How often is each fixture judged rightly, over many secrets? A verdict must not depend on the luck of the draw.
 
-    python -m benchmarks.kernels_luck [--secrets 40] [--parts mutants mutants_later exploits good] [--only NAME …]
+    python -m benchmarks.kernels_luck [--secrets 40] [--parts mutants mutants_later …] [--only NAME …]
         [--until SECONDS] [--out FILE]
 
 On the CPU (Triton's interpreter, torch), without the static read and without a race, each with the secrets 0, 1, …
@@ -24,7 +24,7 @@ from kernels.judge.gallery import Piece, read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge
 
-PARTS = ("mutants", "mutants_later", "exploits", "good")
+PARTS = ("mutants", "mutants_later", "mutants_third", "exploits", "good")
 Row = dict[str, Any]
 
 

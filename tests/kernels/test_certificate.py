@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from collectors.seal import Signer
+from collectors.seal import Signer, canonical_json
 from kernels.candidate import Candidate, Domain
 from kernels.certificate import CertificateError, issue, read, verify
 from kernels.cli import app
@@ -73,6 +75,41 @@ def test_one_changed_byte_breaks_the_signature(envelope: dict[str, Any]) -> None
     payload[len(payload) // 2] ^= 1
     with pytest.raises(CertificateError, match="trusted key"):
         read({**envelope, "payload": base64.b64encode(payload).decode()}, TRUSTED)
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where every value of a JSON document stands."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    yield path
+    for key, item in items:
+        yield from _leaves(item, (*path, key))
+
+
+def _set(value: Any, path: tuple[Any, ...], made: Any) -> Any:
+    if not path:
+        return made
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = _set(value[path[0]], path[1:], made)
+    return copy
+
+
+def test_whatever_value_of_a_certificate_is_changed_the_signature_breaks(envelope: dict[str, Any]) -> None:
+    """Every field at every depth, and everything of the envelope round it."""
+    payload = json.loads(base64.b64decode(envelope["payload"]))
+    paths = list(_leaves(payload))
+    assert len(paths) > 60
+    for path, made in itertools.product(paths, ("tampered", None, 7, [], {})):
+        changed = _set(payload, path, made)
+        if changed == payload:
+            continue
+        text = base64.b64encode(canonical_json(changed)).decode()
+        with pytest.raises(CertificateError, match="trusted key"):
+            read({**envelope, "payload": text}, TRUSTED)
+    for path, made in itertools.product(_leaves(envelope), ("tampered", "", None, 7, [], {})):
+        changed = _set(envelope, path, made)
+        if changed != envelope and path[-1:] != ("keyid",):  # a hint for whoever looks for the key, no more
+            with pytest.raises(CertificateError):
+                read(changed, TRUSTED)
 
 
 def test_a_strangers_signature_is_not_trusted(envelope: dict[str, Any]) -> None:
