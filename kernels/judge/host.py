@@ -206,7 +206,15 @@ class Host:
             raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(seeds)}")
         leaves = [inputs[position] for position in order["gradients"]]
         reached = [(o, g) for o, g in zip(outputs, seeds, strict=True) if o.requires_grad]
-        return torch.autograd.grad([o for o, _ in reached], leaves, [g for _, g in reached])
+        with record.unseen():
+            before = [_bits(output).clone() for output in outputs]
+        made = torch.autograd.grad([o for o, _ in reached], leaves, [g for _, g in reached])
+        self._wait()
+        with record.unseen():
+            for number, (output, old) in enumerate(zip(outputs, before, strict=True)):
+                if not torch.equal(_bits(output), old):
+                    raise Unfit(Reason.gradient, f"output {number} was changed by the backward pass")
+        return made
 
     def _profile(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """GPU seconds per call and the kernels' names, by CUPTI; the judge holds this against its own clock."""
@@ -253,6 +261,11 @@ def _as_tensors(result: Any) -> tuple[torch.Tensor, ...]:
         if type(output) is not torch.Tensor:
             raise Unfit(Reason.wrong_type, f"output {number} is a {type(output).__name__}, not a torch.Tensor")
     return outputs
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes; a copy of them where it is not contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _span(tensor: torch.Tensor) -> int:

@@ -10,6 +10,7 @@ that gains it nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -127,6 +128,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 arguments = tuple(_argument(places, kind, value) for kind, value in step[4])
                 steps.append(plan.Fire(step[1], step[2], step[3], arguments))
         return plan.Plan(tuple(self._binaries), tuple(steps), tuple(scratch))
+
+
+def unseen() -> contextlib.AbstractContextManager[Any]:
+    """For what the host itself computes in the middle of a recorded call."""
+    return torch._C._DisableTorchDispatch()
 
 
 def _argument(places: Sequence[tuple[plan.Pointer, int, int]], kind: str, value: Any) -> plan.Argument:

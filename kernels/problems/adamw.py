@@ -34,7 +34,7 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     first, second = draw.normal((n,), dtype, 0.1), draw.uniform((n,), dtype, 0.0, 0.5)
     step = 1 + mix(n) % 2000
     if unusual(case):
-        return parameter, gradient, first, second, 3e-3, 0.8, 0.99, 1e-3, 0.3, step
+        return parameter, gradient, first, second, 3e-3, 0.8, 0.9995, 1e-3, 0.3, step + 2000
     return parameter, gradient, first, second, 1e-3, 0.9, 0.999, 1e-8, 0.1, step
 
 

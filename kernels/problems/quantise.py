@@ -34,7 +34,7 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
 
 
 def make_dequantise_inputs(case: Case, draw: Draw) -> Inputs:
-    code = draw.integers((case["m"], case["n"]), 255, torch.int64) - 127
+    code = draw.integers((case["m"], case["n"]), 256, torch.int64) - 128
     return code.to(torch.int8), draw.uniform((case["m"],), case.torch_dtype, 0.001, 0.1)
 
 

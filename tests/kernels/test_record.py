@@ -13,11 +13,11 @@ from kernels.judge.beside import amid_others
 from kernels.judge.gallery import read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, plan
 from kernels.judge.judge import Judge
-from kernels.judge.record import Recorder
+from kernels.judge.record import Recorder, unseen
 from kernels.judge.verdict import Reason
 from kernels.problems import named
 
-KEPT = torch.empty(64)
+KEPT = torch.ones(64)
 LATER = Path(__file__).parent / "mutants_later"
 
 
@@ -60,6 +60,14 @@ def test_inputs_and_what_the_call_itself_made_are_no_kept_memory(given: Callable
 )
 def test_memory_from_before_the_call_is_seen_through_views_and_writes(given: Callable[[torch.Tensor], Any]) -> None:
     assert _kept(given) == 256
+
+
+def test_what_the_host_itself_computes_is_not_the_candidates() -> None:
+    with Recorder([]) as recorder:
+        with unseen():
+            assert torch.equal(KEPT, KEPT.clone())
+        torch.empty(3)
+    assert recorder.opaque == []
 
 
 def test_one_scratch_for_all_callers_is_refused_for_just_that(interpreting_judge: Judge) -> None:
