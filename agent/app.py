@@ -169,7 +169,7 @@ class App:
                 controller.take(look.tick)
         if not look.problem:
             self.policies.turn(now_s)
-        self.by_hand.look(look.tick.logs)
+        self.watch.confirm(self.by_hand.look(look.tick.logs))
         if not look.problem:
             self.keeping.turn(now_s)
         if look.decisions:
@@ -323,6 +323,7 @@ class App:
             metrics_page=self.metrics_page,
             cluster=self.settings.cluster,
             suppressor=self.doors.suppressor,
+            waiting=self.detection.waiting,
         )
         site = build_console(parts, console)
         self.doors.add_to(site)

@@ -83,23 +83,24 @@ class ByHand:
         self._store, self._inventory = store, inventory
         self._log = structlog.get_logger("by_hand")
 
-    def look(self, lines: Iterable[LogRecord]) -> None:
-        """A store that is away costs these lines, never a look."""
+    def look(self, lines: Iterable[LogRecord]) -> list[Incident]:
+        """The incidents on which a person did what was proposed: they were real, whoever acted. A store that is
+        away costs these lines, never a look."""
         fixes = [fix for line in lines if (fix := read(line)) is not None]
         if not fixes:
-            return
+            return []
         try:
             waiting = [self._store.incident(i.id) for i in self._store.incidents() if i.state in _OPEN]
-            for fix in fixes:
-                for incident in waiting:
-                    self._note(fix, incident)
+            return [incident for fix in fixes for incident in waiting if self._agrees(fix, incident)]
         except (Temporary, Permanent) as error:
             self._log.warning("what people did was not written down", error=str(error))
+            return []
 
-    def _note(self, fix: Fix, incident: Incident) -> None:
+    def _agrees(self, fix: Fix, incident: Incident) -> bool:
+        """Writes down a fix of this incident's node; whether it is what was proposed."""
         plan = incident.action
         if plan is None or fix.at_s < incident.opened_s or self._node_of(plan, fix.at_s) != fix.node:
-            return
+            return False
         number = number_of(incident.id)
         body = {
             "attempt": incident.attempt,
@@ -109,10 +110,12 @@ class ByHand:
             "same": is_same(fix, plan),
         }
         with self._store.database.write() as connection:
-            if any(known["body"] == body for known in noted(connection, [number])):
-                return
-            audit.append(connection, at_s=fix.at_s, kind=KIND, by=fix.by, incident=number, body=body)
-        self._log.info("done by hand", incident=incident.id, did=str(fix.kind), by=fix.by, same=body["same"])
+            is_known = any(known["body"] == body for known in noted(connection, [number]))
+            if not is_known:
+                audit.append(connection, at_s=fix.at_s, kind=KIND, by=fix.by, incident=number, body=body)
+        if not is_known:
+            self._log.info("done by hand", incident=incident.id, did=str(fix.kind), by=fix.by, same=body["same"])
+        return is_same(fix, plan)
 
     def _node_of(self, plan: Action, at_s: float) -> Subject | None:
         if plan.target.kind is SubjectKind.NODE:

@@ -16,7 +16,7 @@ import structlog
 from agent.metrics import Metrics
 from collectors.subject import Inventory
 from collectors.tick import Tick
-from detectors.base import Detector, Finding, SnapshotError, State
+from detectors.base import Detector, Finding, SnapshotError
 from detectors.budget import Budget, BudgetSettings, words
 from detectors.calibration import load
 from detectors.promise import promises
@@ -67,7 +67,7 @@ class Detection:
             found += findings
         found = self.budget.weigh(found, tick, inventory)
         self._metrics.observe_budget(self.budget)
-        self._tell_withheld(found)
+        self._tell_withheld()
         for name in self._failing.keys() - failures.keys():
             self._log.info("detector works again", detector=name)
         self._failing = failures
@@ -78,13 +78,16 @@ class Detection:
         own = load(Path(settings.calibration)) if settings.calibration else {}
         return Budget(settings, promises(detectors, own))
 
-    def _tell_withheld(self, findings: Sequence[Finding]) -> None:
+    def waiting(self) -> list[tuple[Finding, str]]:
+        """Open alarms that the budget does not let page, and why."""
+        return [(finding, _said(finding, why)) for finding, why in self.budget.waiting()]
+
+    def _tell_withheld(self) -> None:
         """Says once in the log which alarm the budget does not let page."""
-        held = {f.episode: f for f in findings if f.state is State.FIRING and not f.pages}
+        held = {finding.episode: (finding, why) for finding, why in self.budget.waiting()}
         for episode in held.keys() - self._withheld:
-            f = held[episode]
-            why = f"{words(f)}; {self.budget.why(episode)}"
-            self._log.info("alarm withheld", detector=f.detector, subject=str(f.subject), why=why)
+            f, why = held[episode]
+            self._log.info("alarm withheld", detector=f.detector, subject=str(f.subject), why=_said(f, why))
         self._withheld = set(held)
 
     def swap(self, detectors: Sequence[Detector], budget: BudgetSettings | None = None) -> None:
@@ -124,3 +127,7 @@ class Detection:
                 detector.restore(kept[1])
             except SnapshotError as error:
                 self._log.warning("detector starts anew", detector=detector.name, reason=str(error))
+
+
+def _said(finding: Finding, why: str) -> str:
+    return f"{words(finding)}; {why}"

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from agent.advisor import findings_of
 from agent.collection import Collection
 from agent.correlate import Decision, Verb, correlate
 from agent.correlate import Settings as CorrelateSettings
 from agent.detection import Detected, Detection
+from agent.incident import Incident
 from agent.known import KnownIncidents
 from agent.metrics import Metrics
 from agent.records import dump, load
@@ -155,6 +157,11 @@ class Watch:
         """Alarms of incidents on which somebody let act were not false: what they cost of the budget comes back."""
         acted = [known for known in self._known.read(at_s) if known.acted_s is not None]
         self.detection.budget.confirm(finding.episode for known in acted for finding in known.findings)
+
+    def confirm(self, incidents: Iterable[Incident]) -> None:
+        """The same of incidents on which a person did by hand what was proposed."""
+        for incident in incidents:
+            self.detection.budget.confirm(finding.episode for finding in findings_of(incident))
 
     def _keep_relations(self) -> None:
         now = set(self.inventory.memberships())

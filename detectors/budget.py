@@ -100,6 +100,7 @@ class Budget:
         self._spent: dict[str, tuple[str, Said, float]] = {}
         """Episode → (detector, what it spent, when), while it may still be confirmed."""
         self._why: dict[str, str] = {}
+        self._waiting: dict[str, Finding] = {}
         self._paged_s: dict[tuple[str, str], float] = {}
         self._last_s: float | None = None
         self._tidied_s = -math.inf
@@ -112,6 +113,12 @@ class Budget:
     def why(self, episode: str) -> str:
         """Why an open alarm does not page; empty where it does."""
         return self._why.get(episode, "")
+
+    def waiting(self) -> list[tuple[Finding, str]]:
+        """Open alarms that do not page, as last heard, strongest for their detector first, and why not. What was
+        withheld before a restart is there again once its detector speaks of it."""
+        found = [(finding, self.why(episode)) for episode, finding in list(self._waiting.items())]
+        return sorted(found, key=lambda pair: (pair[0].budget_cost, pair[0].since.t_s))
 
     def weigh(self, findings: Sequence[Finding], tick: Tick, inventory: Inventory) -> list[Finding]:
         """The same findings in the same order, with what each costs and whether it pages."""
@@ -252,6 +259,7 @@ class Budget:
             if finding.state is State.CLEAR:
                 self._open.pop(key, None)
                 self._why.pop(key, None)
+                self._waiting.pop(key, None)
                 if known is not None and known >= Said.PAGED:
                     self._paged_s[self._key(finding)] = at_s
             return replace(finding, pages=known is not Said.WITHHELD, budget_cost=cost)
@@ -267,11 +275,15 @@ class Budget:
         elif said and not known:
             account.withheld -= 1
         self._open[key] = said
+        weighed = replace(finding, pages=bool(said), budget_cost=cost)
         if said:
             self._why.pop(key, None)
+            self._waiting.pop(key, None)
+        else:
+            self._waiting[key] = weighed
         if said >= Said.PAGED:
             self._paged_s[self._place(finding, at_s, inventory)] = at_s
-        return replace(finding, pages=bool(said), budget_cost=cost)
+        return weighed
 
     def _is_certain(self, finding: Finding, stated: StatedRate) -> bool:
         return _is_event(stated) or finding.score >= CERTAIN

@@ -109,6 +109,7 @@ class FleetPages:
             page=page,
             more=len(rows) > _PAGE,
             lists=LISTS,
+            waiting=len(self._parts.waiting()),
             severities=tuple(Severity),
             suppressed=self._site.suppressed(window, rows[:_PAGE]),
         )

@@ -39,6 +39,7 @@ class Pages:
             ("/incidents/{incident_id}/evidence/{evidence_id}", self.evidence),
             ("/gpus/{uuid}", self.gpu),
             ("/kernels", self.kernels),
+            ("/waiting", self.waiting),
             ("/sources", self.sources),
             ("/audit", self.audit),
         ):
@@ -154,6 +155,12 @@ class Pages:
         self._site.of_cluster(request)
         rows = sorted(self._parts.history.sources(), key=lambda status: (status.ok, status.source.name))
         return self._site.page(request, "sources.html", rows=rows)
+
+    def waiting(self, request: Request) -> Response:
+        """Alarms that the false-alarm budget does not let page yet, those nearest to a page first."""
+        self._site.of_cluster(request)
+        found = self._parts.waiting()
+        return self._site.page(request, "waiting.html", rows=found[:_PAGE], more=max(len(found) - _PAGE, 0))
 
     def kernels(self, request: Request) -> Response:
         """Searches and promotions of kernels: what waits, with its evidence, and what was decided."""

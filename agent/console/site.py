@@ -35,6 +35,7 @@ from agent.suppression import Standing, Suppressor
 from collectors.base import Temporary
 from collectors.history import History
 from collectors.subject import Inventory
+from detectors.base import Finding
 
 _NOBODY = Person("somebody at this machine", frozenset({Role.VIEWER}), "console")
 
@@ -64,6 +65,8 @@ class Parts:
     cluster: str
     suppressor: Suppressor | None = None
     """Says what nobody is told of now; None: nothing is suppressed."""
+    waiting: Callable[[], list[tuple[Finding, str]]] = list
+    """Alarms that the false-alarm budget does not let page, and why, as this replica sees them."""
     wall_s: Callable[[], float] = time.time
     """Sessions last in the browser's time, whatever clock the fleet is watched by."""
 

@@ -40,6 +40,7 @@ class Story:
         self.gate = Gate(self.store, ApprovalSettings(), self.clock)
         self.history = History()
         self.inventory = Inventory("prod-1")
+        self.waiting: list[tuple[Finding, str]] = []
         self.gpus = [Subject(SubjectKind.GPU, f"GPU-{i:08x}-aaaa") for i in range(16)]
         self._place()
         self._observe()
@@ -54,6 +55,7 @@ class Story:
             health=lambda: Health(True, True),
             metrics_page=lambda: b"nightshift_ticks_total 1.0\n",
             cluster="prod-1",
+            waiting=lambda: list(self.waiting),
         )
 
     def _place(self) -> None:

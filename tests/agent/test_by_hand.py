@@ -74,9 +74,10 @@ def test_an_undecided_plan_is_decided_by_what_people_did_once(
         return rating.score.agreed, rating.score.disagreed, rating.score.by_hand
 
     hands = ByHand(world.store, Inventory())
-    hands.look([line(CORDONED, at_s=10.0), line(CORDONED, subject=Subject(SubjectKind.NODE, "n2"))])
+    before = [line(CORDONED, at_s=10.0), line(CORDONED, subject=Subject(SubjectKind.NODE, "n2"))]
+    assert hands.look(before) == []
     assert score() == (0, 0, 0)
-    hands.look([line(CORDONED)])
+    assert [incident.id for incident in hands.look([line(CORDONED)])] == [name] * counts[0]
     hands.look([line(CORDONED)])
     assert score() == (*counts, 1)
     (record,) = [r for r in world.store.audit.records() if r.kind == "by_hand"]

@@ -117,7 +117,8 @@ def test_text_from_outside_is_never_markup(page: Page, url: str, story: Story) -
     story.store.save_plan(story.store.incident(incident_id), story.action(why=HOSTILE), HOSTILE, by="nightshift")
     story.store.open_incident(HOSTILE, [story.finding(Fault.ANOMALY, story.gpus[0])])
     story.inventory.describe(story.gpus[0], model=HOSTILE, index=HOSTILE)
-    for path in ("/", "/incidents", f"/incidents/{incident_id}", "/sources", "/audit"):
+    story.waiting.append((replace(story.finding(), summary=HOSTILE), HOSTILE))
+    for path in ("/", "/incidents", f"/incidents/{incident_id}", "/waiting", "/sources", "/audit"):
         page.goto(url + path)
         assert page.title() != "owned"
         assert page.locator("script:not([src])").count() == 0
@@ -126,13 +127,23 @@ def test_text_from_outside_is_never_markup(page: Page, url: str, story: Story) -
     assert "{{7*7}}" in page.inner_text("main")
 
 
+def test_alarms_that_wait_are_listed_with_the_reason(page: Page, url: str, story: Story) -> None:
+    """What the false-alarm budget holds back is a click away from the incidents, not hidden."""
+    story.waiting.append((story.finding(), "the false pages of this week are spent"))
+    page.goto(url + "/incidents")
+    page.get_by_role("link", name="1 weaker alarm waits").click()
+    expect(page.get_by_role("row").nth(1)).to_contain_text("Anonymous memory grew 8.2 GiB/h")
+    expect(page.get_by_role("row").nth(1)).to_contain_text("the false pages of this week are spent")
+
+
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_pages_fit_a_phone_in_both_themes(page: Page, url: str, story: Story, theme: str) -> None:
     """Nothing is wider than a 390 px screen, and text keeps its contrast (WCAG 2.2: at least 4.5 to 1)."""
     incident_id = story.tell()
     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
     page.set_viewport_size({"width": 390, "height": 844})
-    for path in ("/", f"/incidents/{incident_id}", "/sources", "/kernels"):
+    story.waiting.append((story.finding(), "the false pages of this week are spent"))
+    for path in ("/", f"/incidents/{incident_id}", "/waiting", "/sources", "/kernels"):
         page.goto(url + path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
     ratio = page.evaluate(

@@ -31,7 +31,7 @@ RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "
 ARTEFACTS = os.environ.get("NIGHTSHIFT_ARTEFACTS", "")
 """A folder that screenshots are kept in; empty: none are."""
 PAGES = ("/", "/incidents?q=leak&severity=warning", "/incidents/INC-1", "/gpus/{gpu}", "/policies",
-         "/policies/decisions/0000000000000001", "/kernels", "/sources", "/audit", "/sign-in",
+         "/policies/decisions/0000000000000001", "/kernels", "/waiting", "/sources", "/audit", "/sign-in",
          "/incidents/INC-99")  # fmt: skip
 FEW = ("/", "/incidents/INC-1")
 PHONE = {"width": 375, "height": 740}
@@ -42,6 +42,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     story = Story(tmp_path_factory.mktemp("story"))
     story.tell()
     story.store.open_incident("another", [story.finding(subject=story.gpus[9])])
+    story.waiting.append((story.finding(), "the false pages of this week are spent"))
     story.store.acknowledge("INC-1", "Earline (pagerduty)", "taken on in pagerduty")
     evidence: dict[str, str | float] = {"verdict": "faster", "speed-up": "1.31 (1.27 to 1.35)", "device": "H200"}
     plan = promotion("prod-1", "c" * 64, "rmsnorm_4096", "canary", evidence, NOW_S)

@@ -200,7 +200,7 @@ def test_a_weak_alarm_is_held_until_it_is_strong_and_then_pages_once() -> None:
     """Withheld is not lost: the same episode pages when its score rises, and counts as one alarm."""
     budget = Budget(BudgetSettings(), {"a": MEASURED})
     at_s = 1e9
-    pages = []
+    pages, waiting = [], []
     for number, score in enumerate((1.1, 1.2, 500.0, 1.1)):
         (told,) = budget.weigh(
             [alarm("a", "GPU-1", at_s + 5 * number, score, since_s=at_s)],
@@ -208,7 +208,9 @@ def test_a_weak_alarm_is_held_until_it_is_strong_and_then_pages_once() -> None:
             Inventory(),
         )
         pages.append(told.pages)
+        waiting.append([finding.score for finding, why in budget.waiting() if why])
     assert pages == [False, False, True, True]
+    assert waiting == [[1.1], [1.2], [], []]
     (line,) = budget.lines()
     assert (line.alarms, line.withheld) == (1, 0)
 
