@@ -76,7 +76,7 @@ def frame(batch: Batch, kind: SubjectKind = SubjectKind.GPU) -> Frame:
     return next(f for f in batch.frames if f.kind is kind)
 
 
-def until(read: Callable[[], Batch], good: Callable[[Batch], bool], within_s: float = 12.0) -> Batch:
+def until(read: Callable[[], Batch], good: Callable[[Batch], bool], within_s: float = 90.0) -> Batch:
     """Reads until the answer is as wanted; Prometheus takes a scrape or two to see a change."""
     end = time.monotonic() + within_s
     while True:

@@ -18,7 +18,7 @@ from controllers.actuators.kube_jobs import RESUME_STEP
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, finished, job, stop_pods
 from tests.kubernetes_api.cluster import Cluster
-from tests.kubernetes_api.test_answers import settled
+from tests.kubernetes_api.test_leaving import settled
 
 _numbers = itertools.count()
 S = OutcomeStatus

@@ -45,6 +45,13 @@ def gone(delete: Callable[..., Any], *arguments: Any, **options: Any) -> None:
             raise
 
 
+def refused(error: pytest.ExceptionInfo[ApiException], status: int, *words: str) -> None:
+    """The answer's code and what its body says."""
+    assert error.value.status == status
+    for word in words:
+        assert word in error.value.body
+
+
 @dataclass
 class Cluster:
     """A cluster with a namespace of its own. `server` is None on a real one: a test that needs it says so."""

@@ -18,6 +18,7 @@ FILES = (
     "tests/controllers/test_kubernetes_actuator.py",
     "tests/controllers/test_kube_repair.py",
     "tests/kubernetes_api/test_answers.py",
+    "tests/kubernetes_api/test_leaving.py",
 )
 
 
