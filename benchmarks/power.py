@@ -62,6 +62,8 @@ def main() -> None:
     results |= {"goals": {"of_oracle": {str(k): v for k, v in GOALS.items()}, "over": OVER}, **table}
     results["by"] = {f"{r['budget']:.0%}": {x["controller"]: x for x in table["rows"] if x["budget"] == r["budget"]}
                      for r in table["rows"]}  # fmt: skip
+    results["without"] = {f"{r['budget']:.0%}": {x["left out"]: x for x in table["left_out"]
+                          if x["budget"] == r["budget"]} for r in table["left_out"]}  # fmt: skip
     write("power", results)
 
 

@@ -58,9 +58,7 @@ class RmsNormLate:
         def admits(config: Config) -> bool:
             return 4 <= int(config["rows"]) * width / (32 * int(config["warps"])) <= 64
 
-        return Space.of(
-            admits, rows=(1, 2, 4, 8), warps=(1, 2, 4, 8, 16, 32), load=(*POLICIES, "streaming"), store=STORES
-        )
+        return Space.of(admits, rows=(1, 2, 4, 8), warps=(1, 2, 4, 8, 16, 32), load=POLICIES, store=STORES)
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         values = {**config, "masks": MASKS}
