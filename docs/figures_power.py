@@ -38,6 +38,15 @@ POWER = Table(
             for budget, goal in _GOALS.items()
             for who in _WHO
         ),
+        *(
+            Row(f"descent, {how}, budget {budget}", f"results/without/{budget}/{what}", _scored, goal)
+            for budget, goal in _GOALS.items()
+            for what, how in (
+                ("gpu", "its constants chosen without that GPU"),
+                ("workload", "its constants chosen without that workload"),
+                ("synthetic", "200 curves made up"),
+            )
+        ),
         Row("decision for 10,000 GPUs, CPU", "results/decision_10000_gpus_cpu_s", number(" s"), "≤ 1 s"),
     ),
     "Two GPUs' sweeps of Zeus, two hours of job each, 1 % noise, 30 s windows, probing included; the oracle knows "
