@@ -7,6 +7,7 @@ from typing import Any
 from figure_rows import Row, Table, number, percent
 
 _RIVALS = "results/rivals, CPU seconds per tick/"
+MONTHS = 16
 _SLOW = ("slow_compute_rank1", "slow_data_rank3")
 
 
@@ -33,6 +34,18 @@ def _claims(rows: Any) -> str:
         f"{row['detector']} {row['realised']} in {row['healthy_series_days']:.2g} of "
         f"{row['days_needed_to_measure']:,.0f} days: {row['verdict']}"
         for row in rows
+    )
+
+
+def _months(row: Any) -> str:
+    """One kind of fleet over half a year."""
+    low, high = row["worst_fleet_interval"]
+    days = row["independent_series_days"]
+    return (
+        f"{row['noise']}, {row['gpus']} GPUs{f' ({days:.0f} series-days)' if days else ''}, {row['confirmed']}: "
+        f"{row['false_alarms_per_week']:.3g} false alarms a week; pages {row['worst_fleet_per_week']:.2f} "
+        f"({low:.2f} to {high:.2f}), may drain {row['worst_drain_pages_per_week']:.2f}: {row['verdict']}; "
+        f"faults that paged {100 * row['faults_that_paged']:.0f} %"
     )
 
 
@@ -159,6 +172,15 @@ TABLES = (
         ),
         "Rates per 1,000 series-days; the interval is Garwood's. What has fewer held-out days than 16 / rate is "
         "extrapolated by the tail that is named, or not measurable.",
+    ),
+    Table(
+        "The budget over 26 weeks of an operator who installs and does nothing",
+        "budget_months",
+        "python -m benchmarks.budget_months",
+        tuple(Row(f"noise {n + 1}", f"results/rows/{n}", _months, "≤ 2; may drain ≤ 0.2") for n in range(MONTHS)),
+        "Default settings, no calibration, no history. False pages per week of the worst of three fleets, with "
+        "Garwood's interval; drawn alarms are bootstrapped, and only the series-days named are evidence. Beside "
+        "each, the share of true faults (two a week, of strength 1 to 10) that paged at once.",
     ),
     Table(
         "All detectors on one core",
