@@ -357,8 +357,7 @@ class LossMachine:
         columns = (table["block_total"][ready][:, None] + offsets[None, :]) % BLOCKS
         levels = table["blocks"][ready[:, None], columns]
         now, before = levels[:, 4:].mean(axis=1), levels[:, :4].mean(axis=1)
-        # A young run has no level yet that it lost: it is held to where it began.
-        best = np.minimum(table["best_level"][ready], table["top"][ready])
+        best = table["best_level"][ready]
         _, sigma, progress = self.scales(ready)
         error = sigma / np.sqrt(4 * BLOCK_STEPS)
         limit = np.maximum.reduce(

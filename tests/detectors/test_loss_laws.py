@@ -209,14 +209,3 @@ def test_recorded_weights_with_a_flipped_bit_are_told_within_ten_steps(number: i
     assert findings[0].fault is Fault.LOSS_DIVERGED
     told = float(findings[0].facts["onset_step"]) + float(findings[0].facts["delay_steps"])
     assert onset <= told <= onset + 10
-
-
-def test_a_run_that_climbs_above_where_it_began_is_told() -> None:
-    """Too high a learning rate from the start: the loss falls a little, then settles above its beginning."""
-    run = Run.healthy(0)
-    steps = np.arange(STEPS)
-    run.loss = 5.0 - 0.4 * np.exp(-(((steps - 25.0) / 20.0) ** 2)) + 0.55 * (1 - np.exp(-steps / 70.0))
-    run.loss += 0.22 * run.rng.standard_normal(STEPS)
-    findings = said([run])[0]
-    assert findings
-    assert findings[0].at.t_s <= 300
