@@ -7,7 +7,7 @@ a machine fault, goes to another actor; only when every try did is it given back
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from kernels.executor import Job
@@ -18,8 +18,8 @@ from kernels.judge.verdict import Reason, Status, Verdict
 class _Bench:
     """Lives in a Ray worker: one judge on the one GPU that Ray shows it."""
 
-    def __init__(self, device: str, interpret: bool) -> None:
-        self._judge = Judge(device, interpret=interpret)
+    def __init__(self, device: str, interpret: bool, entropy: Callable[[int], bytes] | None) -> None:
+        self._judge = Judge(device, interpret=interpret, entropy=entropy)
 
     def judge(self, job: Job) -> Verdict:
         return self._judge.verdict(job.candidate, job.problem, job.request)
@@ -32,7 +32,13 @@ class RayExecutor:
     """Judges of a cluster. Use as a context manager; on leaving, its actors end and Ray is left as it was found."""
 
     def __init__(
-        self, address: str | None, judges: int = 0, device: str = "cuda", interpret: bool = False, tries: int = 3
+        self,
+        address: str | None,
+        judges: int = 0,
+        device: str = "cuda",
+        interpret: bool = False,
+        tries: int = 3,
+        entropy: Callable[[int], bytes] | None = None,
     ) -> None:
         """`judges`: how many GPUs to take, 0 for all that the cluster has. Raises ValueError where it has none."""
         import ray as found
@@ -49,8 +55,8 @@ class RayExecutor:
             raise ValueError("executor: the Ray cluster has no GPU")
         needs = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
         self._make = ray.remote(**needs)(_Bench)
-        self._actors = [self._make.remote(device, interpret) for _ in range(count)]
-        self._place = (device, interpret)
+        self._place = (device, interpret, entropy)
+        self._actors = [self._make.remote(*self._place) for _ in range(count)]
 
     def __enter__(self) -> RayExecutor:
         return self

@@ -43,6 +43,11 @@ _NEAR = 1.25
 _LANE_RACES = 64
 
 
+def fresh(count: int) -> bytes:
+    """Bytes that nobody can foresee: the one place where the judge's chance comes from."""
+    return os.urandom(count)
+
+
 @dataclass
 class Solo:
     """A problem's baselines on one case: callables, made and warmed once, and their times alone.
@@ -79,19 +84,19 @@ class Judge:
         device: str,
         interpret: bool = False,
         limits: Limits = Limits(),  # noqa: B008  frozen
-        entropy: Callable[[int], bytes] = os.urandom,
+        entropy: Callable[[int], bytes] | None = None,
         machine_fault: Callable[[], str | None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         compiled: bool = True,
     ) -> None:
-        """`machine_fault`: asked after a refusal, answers with the Xid or loss that explains it, if one does;
-        where None, NVML is asked. `compiled`: race torch.compile too; without (it takes minutes for many problems)
-        every verdict says that it was left out."""
+        """`entropy`: where secrets come from, `fresh` where None. `machine_fault`: asked after a refusal, answers
+        with the Xid or loss that explains it, if one does; where None, NVML is asked. `compiled`: race
+        torch.compile too; without (it takes minutes for many problems) every verdict says that it was left out."""
         self.device = device
         self._compiled = compiled
         self.limits = limits
         self.environment: Environment = environment(device)
-        self._entropy = entropy
+        self._entropy = entropy or fresh
         self._clock = clock
         self._zygote = Zygote(device, interpret)
         self._nvml = Nvml() if device == "cuda" else None
@@ -99,7 +104,7 @@ class Judge:
         self.board = self._nvml.board() if self._nvml else Board(0.0, 1 << 20, {})
         self._solo: dict[tuple[str, Case], Solo] = {}
         self.timing_lock = threading.RLock()
-        self.pool = Pool([int.from_bytes(entropy(7), "little") for _ in range(4)])
+        self.pool = Pool([int.from_bytes(self._entropy(7), "little") for _ in range(4)])
         self.quiet = Quiet()
         self.arch = "sm_" + self.environment.capability.replace(".", "")
         self._spoiler = cuda.spoiler(self.arch) if device == "cuda" else b""

@@ -54,10 +54,13 @@ class HostRunner:
         candidate: Candidate,
         problem: Problem,
         step: tuple[tuple[int, ...], int] | None = None,
+        seed: int = 0,
     ) -> HostRunner:
-        """`step`: make the entry a training step: gradients at these positions of so many inputs."""
+        """`step`: make the entry a training step: gradients at these positions of so many inputs. `seed`: of
+        torch's own generator there."""
         order = {
             "step": step,
+            "seed": seed,
             "op": "load",
             "source": candidate.source,
             "entry": candidate.entry,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,7 @@ class Trial:
     layers: Mapping[str, str] = field(default_factory=dict)
     timed: tuple[Case, ...] = ()
     binaries: tuple[str, ...] = ()
+    hosts: int = 0  # candidate's processes so far
     smoke: tuple[Probe, ...] = ()  # the first probe, once it has passed
 
     def run(self) -> tuple[Reason, str, str]:
@@ -95,7 +97,7 @@ class Trial:
                 host = stack.enter_context(self.judge.start("candidate"))
                 step = training_step(self.problem)
                 order = (self.problem.gradients, input_count(self.problem))
-                runner = HostRunner.load(host, self.candidate, self.problem, order)
+                runner = HostRunner.load(host, self.candidate, self.problem, order, self._host_seed())
                 self._time(step, replace(runner, problem=step), stack)
         self.stages.append("timing")
         return self._decide()
@@ -133,10 +135,15 @@ class Trial:
     def _admits(self, case: Case) -> bool:
         return self.problem.constraint(case) and self.candidate.domain.admits(case.sizes, case.dtype, case.layout)
 
+    def _host_seed(self) -> int:
+        """Of torch's generator in the next host: another one in each, and nothing that tells the secret."""
+        self.hosts += 1
+        return int.from_bytes(hashlib.sha256(self.secret + b"host%d" % self.hosts).digest()[:7], "little")
+
     def compile(self, stack: contextlib.ExitStack) -> HostRunner | PlanRunner:
         host = stack.enter_context(self.judge.start("candidate", peers=self.candidate.kind == "library"))
         if self.candidate.language != "cuda":
-            return HostRunner.load(host, self.candidate, self.problem)
+            return HostRunner.load(host, self.candidate, self.problem, seed=self._host_seed())
         if self.judge.device != "cuda":
             raise JudgeBroken("a CUDA C++ candidate needs a GPU to be judged on")
         order = {"op": "compile", "source": self.candidate.source, "arch": self.judge.arch}

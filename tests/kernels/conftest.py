@@ -1,7 +1,10 @@
-"""One warm judge per kind for all tests: a zygote takes seconds to start."""
+"""One warm judge per kind for all tests (a zygote takes seconds to start), and draws that follow from a test's
+name: what a test says of a judge must not depend on a secret that nobody can draw again."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +13,20 @@ from kernels.judge.judge import Judge
 from kernels.judge.process import Limits, Zygote
 
 LIMITS = Limits(import_s=20.0, call_s=30.0, memory_bytes=2 << 30, scratch_bytes=64 << 20, output_bytes=1 << 20)
+
+
+def by_test(count: int) -> bytes:
+    """The same bytes in each run of the running test; for a fixture that several tests share, always the same."""
+    name, _, phase = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")
+    return hashlib.sha256(b"" if phase == "(setup)" else name.encode()).digest()[:count]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fixed_draws() -> Iterator[None]:
+    """For every judge that a test makes and every verdict that it asks for without a secret."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kernels.judge.judge.fresh", by_test)
+        yield
 
 
 @pytest.fixture(scope="session")

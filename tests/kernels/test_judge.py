@@ -20,6 +20,7 @@ from kernels.judge.usage import state
 from kernels.judge.verdict import Reason, Status
 from kernels.problem import Case
 from kernels.problems import named
+from tests.kernels.conftest import by_test
 
 SOFTMAX = named("softmax")
 TINY = replace(INTERPRETER, max_bytes=1 << 12, sweep_random=1, repeats=2)
@@ -232,3 +233,12 @@ def test_a_verdict_names_the_sizes_dtypes_and_layouts_that_were_probed(cpu_judge
     assert probed["dtypes"] == ["float32"]
     assert set(probed["sizes"]) == {"m", "n"}
     assert 0 <= probed["sizes"]["n"][0] < probed["sizes"]["n"][1] <= 16384
+
+
+def test_a_verdict_without_a_secret_draws_one_that_follows_from_the_tests_name(cpu_judge: Judge) -> None:
+    """Here; the product draws from the system. A random candidate is then refused in the same words each time."""
+    noisy = library("return torch.softmax(x, -1) + 1e-3 * torch.rand_like(x)")
+    first, again = (cpu_judge.verdict(noisy, SOFTMAX, Request(TINY, None, static=False)) for _ in range(2))
+    assert first.secret == again.secret == by_test(16).hex()
+    assert first.detail == again.detail
+    assert first.reason is Reason.rmse

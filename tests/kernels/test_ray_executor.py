@@ -26,7 +26,7 @@ def executor() -> Iterator[RayExecutor]:
         if os.environ.get("CI"):
             raise ImportError("CI needs the extra `fleet`")
         pytest.skip("the extra `fleet` is not installed")
-    with RayExecutor("local", judges=2, device="cpu", interpret=True) as made:
+    with RayExecutor("local", judges=2, device="cpu", interpret=True, entropy=bytes) as made:
         yield made
 
 
