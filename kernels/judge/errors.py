@@ -1,7 +1,13 @@
-"""How far a result is from the float64 truth: units in the last place, root mean squares by row and in all."""
+"""How far a result is from the float64 truth: units in the last place, root mean squares by row and in all.
+
+The part of an error that all elements share is told apart: its least-squares fit by an offset and a scale of the
+truth, error ≈ a + b · truth. That is what one sum over the whole output leaves behind: an offset in log weights, a
+scale in what a norm divides.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,10 +49,11 @@ def parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 @dataclass(frozen=True)
 class Errors:
-    """Root mean squares of the error: total, per row; the same of the floor; and the worst element, in ULP and per
-    row as it is."""
+    """Root mean squares of the error: total, the part of it that all elements share, per row; the same of the
+    floor; and the worst element, in ULP and per row as it is."""
 
     rmse: float
+    shared: float
     floor: float
     rows: torch.Tensor
     row_floors: torch.Tensor
@@ -54,12 +61,18 @@ class Errors:
     row_worst: torch.Tensor
     worst_ulp: float
 
+    @property
+    def residual(self) -> float:
+        """Root mean square of what is left of the error without its shared part."""
+        return math.sqrt(max(0.0, self.rmse**2 - self.shared**2))
+
 
 def errors_of(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Tensor]) -> Errors:
     dtype = got.dtype
     rows, floors, scales, peaks = [], [], [], []
     total = floor = 0.0
     count, worst = 0, 0.0
+    sums = torch.zeros(4, dtype=torch.float64, device=got.device)  # of error, truth, truth², truth · error
     for values, exact, *rest in parts(got, truth, *others):
         mask = torch.isfinite(values) & torch.isfinite(exact)
         for other in rest:
@@ -75,12 +88,14 @@ def errors_of(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Ten
         total += float(error.square().sum())
         floor += float(torch.where(mask, unit, 0.0).square().sum())
         count += int(mask.sum())
+        sums += torch.stack([error.sum(), true.sum(), true.square().sum(), (true * error).sum()])
         if error.numel():
             worst = max(worst, float((error.abs() / unit).max()))
     empty = torch.zeros(0, dtype=torch.float64, device=got.device)
     count = max(count, 1)
     return Errors(
         (total / count) ** 0.5,
+        min(_shared(*(sums / count).tolist()), (total / count) ** 0.5),
         FLOOR_ULP * (floor / count) ** 0.5,
         torch.cat(rows) if rows else empty,
         torch.cat(floors) if floors else empty,
@@ -88,6 +103,13 @@ def errors_of(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Ten
         torch.cat(peaks) if peaks else empty,
         worst,
     )
+
+
+def _shared(error: float, truth: float, square: float, product: float) -> float:
+    """Root mean square of the least-squares fit a + b · truth to the error, from means over all elements."""
+    variance = square - truth * truth
+    slope = (product - truth * error) ** 2 / variance if variance > 1e-12 * square else 0.0
+    return math.sqrt(error * error + slope)
 
 
 def positive(x: torch.Tensor) -> torch.Tensor:
