@@ -26,7 +26,7 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-pytest_plugins = ["tests.kubernetes_api.cluster"]
+pytest_plugins = ["tests.determinism", "tests.kubernetes_api.cluster"]
 
 READY_S = 20.0
 _NUMBER = itertools.count()

@@ -24,6 +24,7 @@ from .resources import BUILT_IN, Resource
 from .storage import Object
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
+_DRAWS = random.Random(0)  # its own: a test that seeds `random` again would get a name twice
 _WITHOUT_GENERATION = {"Node", "ConfigMap", "Secret", "ServiceAccount", "Event", "Namespace", "Lease"}
 
 
@@ -69,7 +70,7 @@ class Api(Reading):
             if resource.namespaced:
                 self._check_namespace(namespace)
             if not meta.get("name") and meta.get("generateName"):
-                meta["name"] = meta["generateName"] + "".join(random.choices(_SUFFIX, k=5))
+                meta["name"] = meta["generateName"] + "".join(_DRAWS.choices(_SUFFIX, k=5))
             validate.metadata(resource, obj)
             if self.storage.get(resource, namespace, meta["name"]) is not None:
                 raise ApiError(

@@ -31,6 +31,7 @@ NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 MANAGER = "kube-controller-manager"
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
+_DRAWS = random.Random(1)  # its own: a test that seeds `random` again would get a name twice
 
 
 def admit(kind: str, obj: Object) -> None:
@@ -119,7 +120,7 @@ class Controllers:
 
     def _later(self, kind: str, namespace: str, name: str) -> None:
         with self._wake:
-            due = time.monotonic() + self.lag_s * random.uniform(0.2, 1.0)
+            due = time.monotonic() + self.lag_s * _DRAWS.uniform(0.2, 1.0)
             heapq.heappush(self._queue, (due, next(self._numbers), kind, namespace, name))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
@@ -158,7 +159,7 @@ class Controllers:
 
     def _make_pod(self, kind: str, owner: Object, labels: dict[str, str], spec: Object) -> None:
         meta, template = owner["metadata"], owner["spec"]["template"]
-        name = f"{meta['name']}-{''.join(random.choices(_SUFFIX, k=5))}"
+        name = f"{meta['name']}-{''.join(_DRAWS.choices(_SUFFIX, k=5))}"
         reference = {"apiVersion": owner["apiVersion"], "kind": kind, "name": meta["name"], "uid": meta["uid"]}
         body = {
             "metadata": {
