@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# where it is set, each of the thousand processes that the tests start would compile all of ours again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-test setup-benchmarks demo test test-full lint docs clean
 .DEFAULT_GOAL := setup
