@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 F8 = NDArray[np.float64]
 FOLDS = 5
@@ -113,7 +112,9 @@ def clustered_mean(values: F8, job: NDArray[np.int64], alpha: float = 0.05) -> E
     mean = float(values.mean())
     sums = np.bincount(job, values - mean, jobs)
     error = math.sqrt(jobs / (jobs - 1) * float((sums**2).sum())) / len(values)
-    reach = float(stats.t.ppf(1 - alpha, jobs - 1)) * error
+    from scipy.special import stdtrit  # slow to load, and every command loads this module
+
+    reach = float(stdtrit(jobs - 1, 1 - alpha)) * error
     return Estimate(mean, mean - reach, mean + reach, jobs)
 
 
@@ -171,4 +172,6 @@ def violation_bound(turns: Sequence[Turn], alpha: float = 0.05) -> tuple[int, fl
     jobs, bad = len(by_job), sum(by_job.values())
     if jobs == 0:
         return 0, 1.0
-    return bad, float(stats.beta.ppf(1 - alpha, bad + 1, jobs - bad)) if bad < jobs else 1.0
+    from scipy.special import betaincinv  # as above
+
+    return bad, float(betaincinv(bad + 1, jobs - bad, 1 - alpha)) if bad < jobs else 1.0

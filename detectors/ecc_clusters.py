@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc
 
 from collectors.frame import Floats
 
@@ -86,6 +85,8 @@ def groups(values: Floats, gap: float) -> NDArray[np.int64]:
 
 def together(erring: int, of: int, chance: float) -> float:
     """P(at least `erring` of `of` independent GPUs err within a window in which one does with this chance)."""
+    from scipy.special import bdtrc  # slow to load, and every command loads this module
+
     return float(bdtrc(erring - 1, of, chance)) if 0 < erring <= of else 1.0
 
 

@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.special import betaincinv, gammaincinv
-
 SECONDS_PER_DAY = 86400.0
 
 
@@ -63,6 +61,8 @@ class Score:
 
 def exact_interval(found: int, of: int, level: float = 0.95) -> tuple[float, float]:
     """Clopper–Pearson interval of a proportion (Biometrika 26, 1934); NaN of none."""
+    from scipy.special import betaincinv  # slow to load, and every command loads this module
+
     if of == 0:
         return (math.nan, math.nan)
     tail = (1.0 - level) / 2.0
@@ -73,6 +73,8 @@ def exact_interval(found: int, of: int, level: float = 0.95) -> tuple[float, flo
 
 def garwood(count: int, exposure: float, level: float = 0.95) -> tuple[float, float]:
     """Garwood's exact interval of a Poisson rate (Biometrika 28, 1936) over an exposure; NaN without exposure."""
+    from scipy.special import gammaincinv  # as above
+
     if not exposure > 0:
         return (math.nan, math.nan)
     tail = (1.0 - level) / 2.0
