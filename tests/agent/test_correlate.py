@@ -245,10 +245,10 @@ def test_ten_thousand_findings_are_correlated_within_seconds() -> None:
         for n in range(2000)
         for s in range(5)
     ]
-    began = time.perf_counter()
+    began = time.process_time()
     decisions = correlate(lost, [], inventory, 110.0)
     assert sum(len(d.findings) for d in decisions) == 10_000
-    assert time.perf_counter() - began < 20.0
+    assert time.process_time() - began < 20.0
 
 
 places = st.one_of(

@@ -58,6 +58,6 @@ def test_what_was_redacted_once_is_not_changed_again(text: str) -> None:
     "hostile", ["password=" * 40_000, "a" * 900_000 + "@", "://" + ":" * 300_000, "eyJ" * 200_000]
 )
 def test_a_line_made_to_be_slow_is_done_in_seconds(hostile: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     Redactor()(hostile)
-    assert time.perf_counter() - began < 10.0
+    assert time.process_time() - began < 10.0

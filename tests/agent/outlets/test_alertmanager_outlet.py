@@ -17,7 +17,7 @@ import yaml
 from tests.agent.outlets.ward import a_ward
 from tests.collectors.test_alertmanager import running
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class Receivers:
