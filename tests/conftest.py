@@ -10,12 +10,8 @@ import itertools
 import os
 import pwd
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,9 +22,10 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.processes import await_answer, end, free_port
+
 pytest_plugins = ["tests.determinism", "tests.kubernetes_api.cluster"]
 
-READY_S = 20.0
 _NUMBER = itertools.count()
 
 
@@ -40,18 +37,6 @@ def absent(part: str) -> NoReturn:
     pytest.skip(message)
 
 
-@pytest.fixture(scope="session")
-def free_port() -> Callable[[], int]:
-    """Gives loopback ports that nothing listens on now."""
-
-    def choose() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-
-    return choose
-
-
 def _postgres_commands() -> Path:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4]))
     if not found:
@@ -60,7 +45,7 @@ def _postgres_commands() -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(free_port: Callable[[], int]) -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """A PostgreSQL of our own on loopback: `postgresql+psycopg://…` without a database at its end."""
     commands = _postgres_commands()
     home = Path(tempfile.mkdtemp(prefix="nightshift-pg-"))
@@ -81,7 +66,7 @@ def postgres_server(free_port: Callable[[], int]) -> Iterator[str]:
     call(commands / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync", "--no-locale", "-E", "UTF8")
     options = f"-h 127.0.0.1 -p {port} -k {home} -F -c max_connections=60"
     try:
-        call(commands / "pg_ctl", "-D", data, "-w", "-o", options, "-l", home / "server.log", "start")
+        call(commands / "pg_ctl", "-D", data, "-w", "-t", "180", "-o", options, "-l", home / "server.log", "start")
         yield f"postgresql+psycopg://postgres@127.0.0.1:{port}"
     finally:
         with contextlib.suppress(AssertionError):
@@ -111,26 +96,14 @@ class PrometheusServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, f"prometheus ended with {self.process.returncode}"
-            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                if urllib.request.urlopen(f"{self.url}/-/ready", timeout=1).status == 200:
-                    return
-            time.sleep(0.05)
-        raise AssertionError(f"prometheus was not ready within {READY_S} s")
+        await_answer(f"{self.url}/-/ready", self.process)
 
     def reload(self) -> None:
-        urllib.request.urlopen(urllib.request.Request(f"{self.url}/-/reload", method="POST"), timeout=5)
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/-/reload", method="POST"), timeout=60)
 
     def stop(self) -> None:
         if self.process is not None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            end(self.process)
             self.process = None
 
 
@@ -138,7 +111,7 @@ PrometheusFactory = Callable[[str], PrometheusServer]
 
 
 @pytest.fixture
-def prometheus_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[PrometheusFactory]:
+def prometheus_server(tmp_path: Path) -> Iterator[PrometheusFactory]:
     """Starts a real Prometheus per call with the given configuration (YAML text)."""
     binary = shutil.which("prometheus")
     if binary is None:

@@ -28,7 +28,7 @@ def test_prometheus_comes_back_with_its_data(prometheus_server: PrometheusFactor
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{server.url}/-/ready", timeout=1)
     server.start()
-    with urllib.request.urlopen(f"{server.url}/api/v1/query?query=vector(7)", timeout=5) as answer:
+    with urllib.request.urlopen(f"{server.url}/api/v1/query?query=vector(7)", timeout=60) as answer:
         assert json.load(answer)["data"]["result"][0]["value"][1] == "7"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -63,19 +62,13 @@ def scripted(*script: Answer) -> Iterator[Scripted]:
 
 def never(server: Scripted, _: dict[str, Any]) -> Answer:
     """Does not answer until the test is over."""
-    server.released.wait(30.0)
+    server.released.wait(300.0)
     return says("too late")
 
 
 def drips(server: Scripted, _: dict[str, Any]) -> Answer:
     """A byte every 50 ms: no read timeout ever trips."""
     return {"drip": server.released}
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _handler(server: Scripted) -> type[BaseHTTPRequestHandler]:

@@ -37,8 +37,9 @@ from tests.agent.rooted import (
     leak,
     xid_burst,
 )
-from tests.agent.scripted_model import Answer, Scripted, calls, drips, never, says, scripted, unused_port
+from tests.agent.scripted_model import Answer, Scripted, calls, drips, never, says, scripted
 from tests.agent.test_hostile import INJECTIONS, SECRET
+from tests.processes import free_port
 
 FOUND = [xid_burst(*XID_LINES[:2]), leak()]
 CASE = incident(*FOUND)
@@ -193,7 +194,7 @@ def test_however_it_fails_the_rules_diagnosis_stands_and_the_failure_is_said(
 
 def test_a_server_that_is_down_is_said_and_left_alone_for_a_while() -> None:
     now = [0.0]
-    chosen = ModelSettings(provider="openai", model="m", base_url=f"http://127.0.0.1:{unused_port()}/v1")
+    chosen = ModelSettings(provider="openai", model="m", base_url=f"http://127.0.0.1:{free_port()}/v1")
     model = Model(chosen, timer=lambda: now[0])
     reasons = []
     for at_s in (0.0, 30.0, 61.0, 170.0, 182.0):

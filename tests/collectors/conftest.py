@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,37 +83,40 @@ def page_server() -> Iterator[PageServer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    server.over = over = threading.Event()  # type: ignore[attr-defined]
     served = PageServer(f"http://127.0.0.1:{server.server_address[1]}", server)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     yield served
+    over.set()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def _silent(handler: BaseHTTPRequestHandler) -> None:
-    time.sleep(2.5)
+def _over(handler: BaseHTTPRequestHandler, within_s: float) -> bool:
+    """Whether the test ends within that time: what stalls does so to its end, so no patience outlasts it."""
     handler.close_connection = True
+    return bool(handler.server.over.wait(within_s))  # type: ignore[attr-defined]
+
+
+def _silent(handler: BaseHTTPRequestHandler) -> None:
+    _over(handler, 300.0)
 
 
 def _drip(handler: BaseHTTPRequestHandler) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", "1000000")
     handler.end_headers()
-    for _ in range(50):
+    while not _over(handler, 0.05):
         handler.wfile.write(b"x")
         handler.wfile.flush()
-        time.sleep(0.05)
-    handler.close_connection = True
 
 
 def _drip_headers(handler: BaseHTTPRequestHandler) -> None:
-    for _ in range(50):
+    while not _over(handler, 0.05):
         handler.wfile.write(b"H")
         handler.wfile.flush()
-        time.sleep(0.05)
-    handler.close_connection = True
 
 
 def _cut(handler: BaseHTTPRequestHandler) -> None:
@@ -168,12 +170,12 @@ FAULTS: dict[str, tuple[bytes | Respond | None, set[str]]] = {
 
 
 @pytest.fixture(params=sorted(FAULTS))
-def faulty(request: pytest.FixtureRequest, page_server: PageServer) -> tuple[PageServer, str, set[str]]:
-    """(server, path of the faulty page, reasons that may be told)."""
+def faulty(request: pytest.FixtureRequest, page_server: PageServer) -> tuple[PageServer, str, set[str], float]:
+    """(server, path of the faulty page, reasons that may be told, seconds to wait for it)."""
     page, reasons = FAULTS[request.param]
     if page is not None:
         page_server.pages["/faulty"] = page
-    return page_server, "/faulty", reasons
+    return page_server, "/faulty", reasons, 0.5 if reasons == {"timeout"} else 60.0
 
 
 _STUB = Path(__file__).parent / "nvml_stub" / "stub.c"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from collectors.alertmanager import AlertmanagerCollector
 from collectors.check import check_collect
 from collectors.frame import Reason
 from collectors.subject import Inventory, Subject, SubjectKind
+from tests.processes import await_answer, end, free_port
 
 NOW = 1_795_260_000.0
 
@@ -39,9 +39,7 @@ def running(tmp_path: Path) -> Iterator[str]:
         if os.environ.get("CI"):
             pytest.fail("prometheus-alertmanager is not installed")
         pytest.skip("prometheus-alertmanager is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     command = [
         program,
         f"--config.file={tmp_path / 'am.yml'}",
@@ -51,17 +49,10 @@ def running(tmp_path: Path) -> Iterator[str]:
     ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(100):
-            try:
-                if httpx.get(f"{url}/-/ready", timeout=1.0).status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass  # not up yet
-            time.sleep(0.1)
+        await_answer(f"{url}/-/ready", process)
         yield url
     finally:
-        process.terminate()
-        process.wait(10)
+        end(process)
 
 
 @pytest.fixture
@@ -95,7 +86,7 @@ def test_a_real_alertmanagers_alerts_and_silences_are_told(alertmanager: str, op
         if httpx.get(f"{alertmanager}/api/v2/alerts?silenced=true&active=false").json():
             break
         time.sleep(0.1)
-    batch = check_collect(of, time.time(), Inventory(), 3.0, expect_ok=True)
+    batch = check_collect(of, time.time(), Inventory(), 30.0, expect_ok=True)
     alerts = {alert.name: alert for alert in batch.alerts}
     assert alerts["GpuHot"].subject == Subject(SubjectKind.GPU, "GPU-1")
     assert alerts["GpuHot"].since_s == pytest.approx(datetime.fromisoformat(begun).timestamp(), abs=0.01)
@@ -109,9 +100,9 @@ def test_a_real_alertmanagers_alerts_and_silences_are_told(alertmanager: str, op
         "alert GpuHot firing (silenced) severity=critical: 83 °C",
         "alert SlowDisk firing severity=none: ",
     }
-    assert check_collect(of, time.time(), Inventory(), 3.0).logs == []
+    assert check_collect(of, time.time(), Inventory(), 30.0).logs == []
     post(alertmanager, [{"labels": hot, "startsAt": begun, "endsAt": stamp(-1)}])
-    ended = check_collect(of, time.time(), Inventory(), 3.0)
+    ended = check_collect(of, time.time(), Inventory(), 30.0)
     assert [r.text.split(":")[0] for r in ended.logs] == ["alert GpuHot resolved (silenced) severity=critical"]
     assert [alert.name for alert in ended.alerts] == ["SlowDisk"]
 
@@ -121,7 +112,7 @@ def test_matchers_are_passed_on(alertmanager: str, opened: Any) -> None:
         alertmanager, [{"labels": {"alertname": "A", "team": "gpu"}}, {"labels": {"alertname": "B", "team": "web"}}]
     )
     of = opened(AlertmanagerCollector(AlertmanagerCollector.Settings(url=alertmanager, matchers=['team="gpu"'])))
-    assert [alert.name for alert in check_collect(of, time.time(), Inventory(), 3.0).alerts] == ["A"]
+    assert [alert.name for alert in check_collect(of, time.time(), Inventory(), 30.0).alerts] == ["A"]
 
 
 @pytest.fixture
@@ -152,7 +143,7 @@ def test_hostile_labels_are_bounded_and_wrong_rows_counted(lying: Any) -> None:
     rows: list[Any] = [loud, 7, {}, GOOD | {"startsAt": "yesterday"}, GOOD | {"labels": {"alertname": 7}}]
     rows += [GOOD | {"fingerprint": str(n)} for n in range(20)]
     server.pages["/api/v2/alerts"] = json.dumps(rows).encode()
-    batch = check_collect(of, NOW, Inventory(), 2.0)
+    batch = check_collect(of, NOW, Inventory(), 30.0)
     assert batch.sources[0].rejected == {Reason.MALFORMED: 4, Reason.TOO_LARGE: 15}
     first = batch.alerts[0]
     assert first.name == "<b> [31m"
@@ -164,7 +155,7 @@ def test_hostile_labels_are_bounded_and_wrong_rows_counted(lying: Any) -> None:
 def test_an_answer_that_is_no_list_is_a_reason(lying: Any, body: bytes) -> None:
     server, of = lying
     server.pages["/api/v2/alerts"] = body
-    (status,) = check_collect(of, NOW, Inventory(), 2.0, expect_ok=False).sources
+    (status,) = check_collect(of, NOW, Inventory(), 30.0, expect_ok=False).sources
     assert status.reason is Reason.MALFORMED
 
 
@@ -181,14 +172,16 @@ def test_a_fuzzed_alert_never_raises(lying: Any, changes: dict[str, Any]) -> Non
     server, of = lying
     server.pages["/api/v2/alerts"] = json.dumps([GOOD | changes]).encode()
     server.pages["/api/v2/silences"] = json.dumps([changes]).encode()
-    check_collect(of, NOW, Inventory(), 2.0)
+    check_collect(of, NOW, Inventory(), 30.0)
 
 
-def test_a_faulty_alertmanager_is_told(opened: Any, faulty: tuple[Any, str, set[str]]) -> None:
-    served, path, reasons = faulty
+def test_a_faulty_alertmanager_is_told(opened: Any, faulty: tuple[Any, str, set[str], float]) -> None:
+    served, path, reasons, timeout_s = faulty
     for api in ("alerts", "silences"):
         if path in served.pages:
             served.pages[f"{path}/api/v2/{api}"] = served.pages[path]
     at = AlertmanagerCollector.Settings(url=served.at(path), max_bytes=100_000)
-    (status,) = check_collect(opened(AlertmanagerCollector(at)), NOW, Inventory(), 1.5, expect_ok=False).sources
+    (status,) = check_collect(
+        opened(AlertmanagerCollector(at)), NOW, Inventory(), timeout_s, expect_ok=False
+    ).sources
     assert str(status.reason) in reasons | {"malformed"}

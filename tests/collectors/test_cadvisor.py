@@ -29,7 +29,7 @@ def test_containers_are_rows_and_sums_pauses_and_missing_limits_are_not(opened: 
     ).encode()
     of = opened(CadvisorCollector(CadvisorCollector.Settings(urls=[page_server.at("/c")])))
     inventory = Inventory()
-    (frame,) = check_collect(of, NOW, inventory, 2.0, expect_ok=True).frames
+    (frame,) = check_collect(of, NOW, inventory, 30.0, expect_ok=True).frames
     assert frame.index.subjects == (BOX,)
     assert frame.value(BOX, "container_memory_anonymous_bytes") == 1.5e9
     assert frame.times_s("container_memory_anonymous_bytes")[0] == NOW - 2
@@ -45,7 +45,7 @@ def test_after_a_restart_the_newer_cgroup_counts(opened: Any, page_server: Any) 
         f"container_memory_rss{labels(cgroup='/old')} 999 {old}\n"
     ).encode()
     of = opened(CadvisorCollector(CadvisorCollector.Settings(urls=[page_server.at("/c")])))
-    batch = check_collect(of, NOW, Inventory(), 2.0, expect_ok=True)
+    batch = check_collect(of, NOW, Inventory(), 30.0, expect_ok=True)
     assert batch.frames[0].value(BOX, "container_memory_anonymous_bytes") == 100
     assert not batch.sources[0].rejected
 
@@ -57,7 +57,7 @@ def test_the_sum_over_all_cpus_counts_where_each_is_told_too(opened: Any, page_s
     ]
     page_server.pages["/c"] = ("\n".join(rows) + "\n").encode()
     of = opened(CadvisorCollector(CadvisorCollector.Settings(urls=[page_server.at("/c")])))
-    batch = check_collect(of, NOW, Inventory(), 2.0, expect_ok=True)
+    batch = check_collect(of, NOW, Inventory(), 30.0, expect_ok=True)
     assert batch.frames[0].value(BOX, "container_cpu_s_total") == 9
     assert not batch.sources[0].rejected
 
@@ -68,11 +68,11 @@ def test_node_exporter_names_its_node(opened: Any, page_server: Any) -> None:
         b"node_memory_MemTotal_bytes 2.1e+12\nnode_memory_MemAvailable_bytes 1.9e+12\n"
     )
     of = opened(CadvisorCollector(CadvisorCollector.Settings(urls=[page_server.at("/n")])))
-    (frame,) = check_collect(of, NOW, Inventory(), 2.0, expect_ok=True).frames
+    (frame,) = check_collect(of, NOW, Inventory(), 30.0, expect_ok=True).frames
     assert frame.value(Subject(SubjectKind.NODE, "gpu-7"), "node_memory_available_bytes") == 1.9e12
 
 
 def test_a_node_without_pods_is_no_lost_source(opened: Any, page_server: Any) -> None:
     page_server.pages["/c"] = b"# HELP container_memory_rss x\n# TYPE container_memory_rss gauge\n"
     of = opened(CadvisorCollector(CadvisorCollector.Settings(urls=[page_server.at("/c")])))
-    check_collect(of, NOW, Inventory(), 2.0, expect_ok=True)
+    check_collect(of, NOW, Inventory(), 30.0, expect_ok=True)

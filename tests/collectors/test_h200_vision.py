@@ -31,7 +31,7 @@ def test_it_replays_as_a_source_tick_by_tick() -> None:
     of, inventory = ReplayCollector(ReplayCollector.Settings(path=RECORDING)), Inventory()
     steps, frames = 0, 0
     for now_s in np.arange(start_s, end_s + 1.0, 1.0):
-        batch = check_collect(of, float(now_s), inventory, 2.0)
+        batch = check_collect(of, float(now_s), inventory, 30.0)
         steps += sum(len(series.step) for series in batch.steps)
         frames += len(batch.frames)
     assert steps > 2_000

@@ -41,7 +41,7 @@ def test_no_text_raises_and_none_without_all_counts_is_taken(text: str) -> None:
 def test_the_training_log_collector_passes_the_line_on(tmp_path: Path) -> None:
     (tmp_path / "lab_gpt-0_main.log").write_text(f"step=1 loss=2.0\n{LINE}\nnothing to see\n")
     collector = TrainingLogsCollector(TrainingLogsCollector.Settings(directory=tmp_path))
-    batch = collector.collect(1_795_000_000.0, Inventory(), 2.0)
+    batch = collector.collect(1_795_000_000.0, Inventory(), 30.0)
     texts = [record.text for record in batch.logs]
     assert LINE in texts
     assert "nothing to see" not in texts

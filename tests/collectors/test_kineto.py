@@ -209,7 +209,7 @@ def test_a_folder_of_traces_becomes_the_ranks_steps_once(tmp_path: Path) -> None
     assert series.column("step_time_s") == pytest.approx([0.0345, 0.0252, 0.0261], abs=1e-4)
     assert series.column("compute_s") == pytest.approx([0.017] * 3, abs=1e-4)
     assert "3 steps of 28.6 ms on NVIDIA H200" in batch.logs[0].text
-    assert not check_collect(collector, now_s + 5, Inventory(), 5.0, expect_ok=True).steps
+    assert not check_collect(collector, now_s + 5, Inventory(), 30.0, expect_ok=True).steps
 
 
 def test_a_large_trace_is_read_over_several_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,13 +227,13 @@ def test_a_bad_trace_is_a_reason_and_the_good_one_beside_it_is_read(tmp_path: Pa
     (tmp_path / "a-0.json").write_text('{"traceEvents": [{"ph": "X"')
     _write(tmp_path / "b-1.json", [_event(), _event("k", cat="kernel", ts=11.0, dur=5.0)])
     (tmp_path / "c-2.json.gz").write_bytes(b"\x1f\x8bnot gzip at all")
-    batch = check_collect(_collector(tmp_path), time.time(), Inventory(), 5.0, expect_ok=True)
+    batch = check_collect(_collector(tmp_path), time.time(), Inventory(), 30.0, expect_ok=True)
     assert len(batch.steps) == 1
     assert batch.sources[0].rejected == {Reason.TRUNCATED: 1, Reason.MALFORMED: 1}
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "x.json").write_text("no JSON")
-    refused = check_collect(_collector(alone), time.time(), Inventory(), 5.0, expect_ok=False)
+    refused = check_collect(_collector(alone), time.time(), Inventory(), 30.0, expect_ok=False)
     assert "x.json" in refused.sources[0].detail
 
 

@@ -26,7 +26,7 @@ class Follow:
         self.lines: list[LogRecord] = []
 
     def look(self) -> None:
-        batch = self.collector.collect(time.time(), self.inventory, 5.0)
+        batch = self.collector.collect(time.time(), self.inventory, 30.0)
         assert all(status.ok for status in batch.sources), batch.sources
         self.lines += batch.logs
 

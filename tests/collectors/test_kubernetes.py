@@ -57,7 +57,7 @@ def test_nodes_and_gpu_pods_become_relations_with_rack_job_and_rank(
     pod = gpu_pod(cluster, "train-3-abcde", name, labels=indexed)
     cluster.pod("no-gpu", name)
     inventory = Inventory()
-    batch = collector.collect(100.0, inventory, 5.0)
+    batch = collector.collect(100.0, inventory, 30.0)
     assert [status.ok for status in batch.sources] == [True, True]
     node = Subject(K.NODE, name)
     assert inventory.above(node, K.RACK, 100.0) == Subject(K.RACK, "r7")
@@ -76,12 +76,12 @@ def test_a_change_arrives_by_watch_and_what_was_stays_known(
     name = cluster.node()
     pod = gpu_pod(cluster, "moves", name, labels={"job-name": "j"})
     inventory = Inventory()
-    collector.collect(100.0, inventory, 5.0)
+    collector.collect(100.0, inventory, 30.0)
     cluster.core.patch_node(name, {"spec": {"unschedulable": True}})
     cluster.core.delete_namespaced_pod("moves", cluster.namespace, grace_period_seconds=0)
 
     def look() -> Batch:
-        return collector.collect(200.0, inventory, 5.0)
+        return collector.collect(200.0, inventory, 30.0)
 
     until(look, lambda: inventory.fact(Subject(K.NODE, name), "unschedulable") == "true")
     until(look, lambda: inventory.parents(pod, 200.0) == [])
@@ -93,7 +93,7 @@ def test_the_api_servers_word_on_a_job_outweighs_the_pods_name(
 ) -> None:
     pod = gpu_pod(cluster, "set-workers-0-1", cluster.node(), labels={"jobset.sigs.k8s.io/jobset-name": "set"})
     inventory = Inventory()
-    collector.collect(100.0, inventory, 5.0)
+    collector.collect(100.0, inventory, 30.0)
     guessed = Subject(K.JOB, f"{cluster.namespace}/set-workers-0")
     inventory.observe(pod, guessed, 105.0)
     assert inventory.parents(pod, 105.0, K.JOB) == [Subject(K.JOB, f"{cluster.namespace}/set")]
@@ -104,20 +104,20 @@ def test_a_compacted_watch_lists_again_and_loses_nothing(cluster: Cluster, colle
         pytest.skip("a real server compacts every five minutes, not on request")
     inventory = Inventory()
     gone, stays = cluster.node("gone"), cluster.node("stays")
-    collector.collect(100.0, inventory, 5.0)
+    collector.collect(100.0, inventory, 30.0)
     collector.close()
     again = KubernetesCollector(KubernetesSettings(kubeconfig=collector._settings.kubeconfig))
     again._held = collector._held
     cluster.core.delete_node(gone)
     cluster.server.api.storage.compact()
     try:
-        again.collect(200.0, inventory, 5.0)
+        again.collect(200.0, inventory, 30.0)
         cluster.server.api.storage.compact()
         late = cluster.node("late")
         nodes = {s.name for s in inventory.subjects(K.NODE, 200.0)}
         assert stays in nodes
         until(
-            lambda: again.collect(300.0, inventory, 5.0),
+            lambda: again.collect(300.0, inventory, 30.0),
             lambda: late in {s.name for s in inventory.subjects(K.NODE, 300.0)},
         )
     finally:
@@ -132,9 +132,9 @@ def test_a_lost_server_is_a_status_with_a_reason_and_relations_stay(cluster: Clu
     try:
         inventory = Inventory()
         name = cluster.node()
-        collector.collect(100.0, inventory, 5.0)
+        collector.collect(100.0, inventory, 30.0)
         now[0] = 1000.0
-        batch = collector.collect(200.0, inventory, 5.0)
+        batch = collector.collect(200.0, inventory, 30.0)
         assert [(s.ok, s.reason) for s in batch.sources] == [(False, Reason.STALE)] * 2
         assert inventory.parents(Subject(K.NODE, name), 200.0) == [inventory.cluster]
     finally:
@@ -150,7 +150,7 @@ def test_a_refused_identity_is_told(cluster: Cluster, tmp_path: Path, token: str
     path.write_text(yaml.safe_dump(kubeconfig))
     collector = KubernetesCollector(KubernetesSettings(kubeconfig=path))
     try:
-        batch = collector.collect(100.0, Inventory(), 5.0)
+        batch = collector.collect(100.0, Inventory(), 30.0)
         assert [(s.ok, s.reason) for s in batch.sources] == [(False, reason)] * 2
         assert "401" in batch.sources[0].detail
     finally:
@@ -178,7 +178,7 @@ def test_every_operators_pods_are_of_their_job(
     """By the outermost owner's label, with its kind and its Kueue queue."""
     pod = gpu_pod(cluster, f"{name.lower()}-pod", cluster.node(), labels=labels)
     inventory = Inventory()
-    collector.collect(100.0, inventory, 5.0)
+    collector.collect(100.0, inventory, 30.0)
     assert inventory.above(pod, K.JOB, 100.0) == Subject(K.JOB, f"{cluster.namespace}/j")
     assert inventory.fact(pod, "job_kind") == kind
     assert inventory.fact(pod, "queue") == ("research" if name == "Kueue" else "")
@@ -194,7 +194,7 @@ def test_the_rank_that_an_operator_put_into_the_environment_is_told(
     }
     cluster.core.create_namespaced_pod(cluster.namespace, body)
     inventory = Inventory()
-    collector.collect(100.0, inventory, 5.0)
+    collector.collect(100.0, inventory, 30.0)
     assert inventory.parents(Subject(K.RANK, f"{cluster.namespace}/j#5"), 100.0) != []
 
 
@@ -210,11 +210,11 @@ def test_an_object_that_cannot_be_understood_is_counted_and_the_watch_goes_on(
     collector._nodes._project = broken
     cluster.node("odd")
     inventory = Inventory()
-    batch = collector.collect(100.0, inventory, 5.0)
+    batch = collector.collect(100.0, inventory, 30.0)
     assert batch.sources[0].rejected.get(Reason.MALFORMED, 0) >= 1, "one, and each time that it is written to"
     assert good in {s.name for s in inventory.subjects(K.NODE, 100.0)}
     late = cluster.node("late")
     until(
-        lambda: collector.collect(200.0, inventory, 5.0),
+        lambda: collector.collect(200.0, inventory, 30.0),
         lambda: late in {s.name for s in inventory.subjects(K.NODE, 200.0)},
     )

@@ -38,7 +38,7 @@ def collector(opened: Any) -> Callable[..., LocalKernelLogCollector]:
 
 
 def take(of: LocalKernelLogCollector, now_s: float = NOW) -> Batch:
-    return check_collect(of, now_s, Inventory(), 4.0, expect_ok=True)
+    return check_collect(of, now_s, Inventory(), 30.0, expect_ok=True)
 
 
 def kinds(batch: Batch) -> list[KernelEventKind]:
@@ -193,7 +193,7 @@ def test_a_real_journal_is_read_by_the_real_journalctl(collector: Any, tmp_path:
     ],
 )
 def test_a_log_that_cannot_be_read_is_told(collector: Any, given: dict[str, Any], reason: Reason) -> None:
-    batch = check_collect(collector(**given), NOW, Inventory(), 4.0, expect_ok=False)
+    batch = check_collect(collector(**given), NOW, Inventory(), 30.0, expect_ok=False)
     assert batch.sources[0].reason is reason
 
 

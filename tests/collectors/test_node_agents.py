@@ -94,12 +94,12 @@ def source(cluster: Cluster, folder: Path, authority: Authority, port: int, **ch
     )
 
 
-def heard(collector: NodeAgentsCollector, count: int = 1, timeout_s: float = 15.0) -> list[Any]:
+def heard(collector: NodeAgentsCollector, count: int = 1, timeout_s: float = 90.0) -> list[Any]:
     events: list[Any] = []
     deadline = time.monotonic() + timeout_s
     while len(events) < count:
         assert time.monotonic() < deadline
-        events += check_collect(collector, time.time(), Inventory(), 3.0).events
+        events += check_collect(collector, time.time(), Inventory(), 30.0).events
         time.sleep(0.05)
     return events
 
@@ -109,7 +109,7 @@ def test_an_agent_is_found_by_its_pod_and_its_node_is_named(
 ) -> None:
     started, node = agent
     collector = opened(source(cluster, tmp_path, authority, started.exporter.port))
-    check_collect(collector, time.time(), Inventory(), 3.0, expect_ok=True)
+    check_collect(collector, time.time(), Inventory(), 30.0, expect_ok=True)
     with started.log.open("a") as stream:
         stream.write(f"[2.0] {XID}\n")
     (event,) = heard(collector)
@@ -123,7 +123,7 @@ def test_an_agent_with_another_pods_certificate_is_not_believed(
     started, _ = agent
     put(tmp_path, "agent-1", authority.issue(f"agent-2.{cluster.namespace}.pod"))
     collector = opened(source(cluster, tmp_path, authority, started.exporter.port))
-    batch = check_collect(collector, time.time(), Inventory(), 3.0)
+    batch = check_collect(collector, time.time(), Inventory(), 30.0)
     reasons = {str(status.source): status.reason for status in batch.sources}
     assert Reason.UNREACHABLE in reasons.values()
     assert not batch.logs
@@ -143,7 +143,7 @@ def test_an_agent_answers_only_our_client(
         http = HttpSettings(ca_file=http.ca_file)
     changed = collector._settings.model_copy(update={"http": http})
     collector = opened(NodeAgentsCollector(changed))
-    batch = check_collect(collector, time.time(), Inventory(), 3.0)
+    batch = check_collect(collector, time.time(), Inventory(), 30.0)
     assert [s.ok for s in batch.sources if "pods" not in str(s.source)] == [False]
 
 
@@ -170,11 +170,11 @@ def test_certificates_are_renewed_without_a_gap(
     seen = []
     for number, step in enumerate(steps):
         step()
-        batch = check_collect(collector, time.time(), Inventory(), 3.0, expect_ok=True)
+        batch = check_collect(collector, time.time(), Inventory(), 30.0, expect_ok=True)
         seen += batch.events
         line(number)
         while len(seen) <= number:
-            batch = check_collect(collector, time.time(), Inventory(), 3.0, expect_ok=True)
+            batch = check_collect(collector, time.time(), Inventory(), 30.0, expect_ok=True)
             seen += batch.events
             time.sleep(0.05)
     assert len(seen) == len(steps)
@@ -193,7 +193,7 @@ def test_a_pod_that_moves_keeps_its_nodes_cursor(
     heard(collector)
     cluster.remove_pod("agent-1")
     time.sleep(0.1)
-    batch = check_collect(collector, time.time(), Inventory(), 3.0)
+    batch = check_collect(collector, time.time(), Inventory(), 30.0)
     assert [str(s.source) for s in batch.sources] == ["source:node_agents pods"]
     assert batch.sources[0].detail == "0 node agents"
 

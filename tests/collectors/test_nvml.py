@@ -39,7 +39,7 @@ def collector(opened: Any, stub: ctypes.CDLL) -> NvmlCollector:
 
 
 def take(
-    of: NvmlCollector, now_s: float = 100.0, inventory: Inventory | None = None, timeout_s: float = 2.0
+    of: NvmlCollector, now_s: float = 100.0, inventory: Inventory | None = None, timeout_s: float = 30.0
 ) -> Batch:
     return check_collect(of, now_s, inventory or Inventory(), timeout_s)
 
@@ -101,7 +101,7 @@ def test_a_gpu_that_falls_off_reads_missing_the_others_go_on_and_it_comes_back(
 def test_a_driver_that_goes_away_is_told_and_found_again(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
     take(collector)
     stub.stub_driver(0)
-    batch = check_collect(collector, 101.0, Inventory(), 2.0, expect_ok=False)
+    batch = check_collect(collector, 101.0, Inventory(), 30.0, expect_ok=False)
     assert batch.sources[0].reason is Reason.UNSUPPORTED
     assert len(frame(batch).index) == 8
     stub.stub_driver(1)

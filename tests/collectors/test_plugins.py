@@ -56,4 +56,4 @@ def test_a_source_that_is_away_is_a_status_with_a_reason_and_no_value(
     collector = opened(plugin(plugin.Settings(**AWAY[plugin.plugin](tmp_path))))
     inventory = Inventory()
     for now_s in (100.0, 105.0, 50.0):  # the clock may even go back
-        check_collect(collector, now_s, inventory, 2.0, expect_ok=False)
+        check_collect(collector, now_s, inventory, 30.0, expect_ok=False)

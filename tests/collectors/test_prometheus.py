@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -35,6 +34,7 @@ from collectors.prometheus import PrometheusCollector
 from collectors.prometheus_api import VectorReader, over_range, read_matrix, read_vector
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
+from tests.processes import await_answer, end, free_port
 
 GPUS = [Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(3)]
 BOX = Subject(SubjectKind.CONTAINER, "ml/job-1/t")
@@ -101,7 +101,7 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     of, inventory = collector(server.url, refresh_s=1, kinds=kinds), Inventory()
 
     def read() -> Batch:
-        return check_collect(of, time.time(), inventory, 3.0)
+        return check_collect(of, time.time(), inventory, 30.0)
 
     batch = until(read, lambda b: len(b.frames) == 5 and b.sources[0].ok)
     nics, disks = frame(batch, SubjectKind.NIC), frame(batch, SubjectKind.DISK)
@@ -131,7 +131,7 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     assert inventory.parents(GPUS[0], time.time(), SubjectKind.POD) == [Subject(SubjectKind.POD, "ml/other-0")]
 
     past = collector(server.url, at_clock=True)  # a replay sees what was true then
-    then = check_collect(past, then_s, Inventory(), 3.0)
+    then = check_collect(past, then_s, Inventory(), 30.0)
     assert frame(then).value(GPUS[0], "gpu_power_w") == 100
     assert frame(then).times_s("gpu_power_w")[0] <= then_s
 
@@ -183,7 +183,7 @@ def test_exporters_that_contradict_each_other_leave_no_value_and_are_named(
     of, inventory = collector(prometheus_server(config).url, kinds=["gpu"]), Inventory()
 
     def read() -> Batch:
-        return check_collect(of, time.time(), inventory, 3.0)
+        return check_collect(of, time.time(), inventory, 30.0)
 
     alike = until(read, lambda b: "more than one exporter" in b.sources[0].detail)
     assert alike.sources[0].ok
@@ -209,18 +209,16 @@ def victoria_metrics(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 
     def start(config: str) -> str:
         (tmp_path / "scrape.yml").write_text(config)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         command = [program, f"-promscrape.config={tmp_path / 'scrape.yml'}", f"-storageDataPath={tmp_path / 'vm'}"]
         command += [f"-httpListenAddr={address}", "-search.latencyOffset=1s", "-memory.allowedPercent=5"]
         running.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        await_answer(f"http://{address}/health", running[-1])
         return f"http://{address}"
 
     yield start
     for process in running:
-        process.terminate()
-        process.wait(20)
+        end(process)
 
 
 def test_a_real_victoria_metrics_is_read_by_the_same_queries(
@@ -237,7 +235,7 @@ def test_a_real_victoria_metrics_is_read_by_the_same_queries(
     of, inventory = collector(url, kinds=["gpu", "nic"], refresh_s=1), Inventory()
 
     def read() -> Batch:
-        return check_collect(of, time.time(), inventory, 3.0)
+        return check_collect(of, time.time(), inventory, 30.0)
 
     batch = until(read, lambda b: len(b.frames) == 2 and b.sources[0].ok, within_s=30.0)
     assert frame(batch).value(GPUS[1], "gpu_power_w") == 101
@@ -261,7 +259,7 @@ def test_order_duplicates_and_unusable_keys_do_not_mix_rows_up(page_server: Any,
     page_server.pages["/api/v1/query"] = Api(answer)
     of = collector(page_server.url, kinds=["gpu"])
     for _ in range(6):
-        batch = check_collect(of, time.time(), Inventory(), 3.0, expect_ok=True)
+        batch = check_collect(of, time.time(), Inventory(), 30.0, expect_ok=True)
         got = frame(batch)
         assert got.index.subjects == tuple(GPUS)
         values = [got.value(gpu, "gpu_power_w") for gpu in GPUS]
@@ -278,7 +276,7 @@ def test_samples_scraped_long_ago_are_refused(page_server: Any, collector: Any) 
         return vector([{"metric": {"UUID": "GPU-0"}, "value": [now_s, value]}])
 
     page_server.pages["/api/v1/query"] = Api(answer)
-    batch = check_collect(collector(page_server.url, kinds=["gpu"]), now_s, Inventory(), 3.0)
+    batch = check_collect(collector(page_server.url, kinds=["gpu"]), now_s, Inventory(), 30.0)
     assert np.isnan(frame(batch).values).all()
     assert batch.sources[0].rejected[Reason.STALE] > 5
 
@@ -300,18 +298,18 @@ def test_samples_scraped_long_ago_are_refused(page_server: Any, collector: Any) 
 )
 def test_an_answer_that_is_none_is_told_and_gives_no_value(page_server: Any, collector: Any, body: bytes) -> None:
     page_server.pages["/api/v1/query"] = Api(lambda _: body)
-    check_collect(collector(page_server.url), time.time(), Inventory(), 3.0, expect_ok=False)
+    check_collect(collector(page_server.url), time.time(), Inventory(), 30.0, expect_ok=False)
 
 
 def test_every_http_fault_is_told_with_its_reason(faulty: Any, collector: Any) -> None:
-    server, path, reasons = faulty
+    server, path, reasons, timeout_s = faulty
     if path in server.pages:
         server.pages["/api/v1/query"] = server.pages[path]
     batch = check_collect(
         collector(server.url, kinds=["gpu"], metrics=["gpu_power_w"], max_bytes=100_000),
         time.time(),
         Inventory(),
-        1.5,
+        timeout_s,
         expect_ok=False,
     )
     assert batch.sources[0].reason in {*reasons, "malformed"}
@@ -329,12 +327,12 @@ def test_credentials_and_tenant_are_sent_and_a_missing_secret_is_said(
     ]:
         page_server.requests.clear()
         of = collector(page_server.url, http={**http, "headers": {"X-Scope-OrgID": "team-a"}})
-        of.collect(time.time(), Inventory(), 3.0)
+        of.collect(time.time(), Inventory(), 30.0)
         headers = page_server.requests[0][1]
         assert headers["Authorization"] == expected
         assert headers["X-Scope-OrgID"] == "team-a"
     secret.unlink()
-    batch = check_collect(of, time.time(), Inventory(), 3.0, expect_ok=False)
+    batch = check_collect(of, time.time(), Inventory(), 30.0, expect_ok=False)
     assert batch.sources[0].reason is Reason.UNAUTHORISED
     assert "token" in batch.sources[0].detail
     with pytest.raises(ValueError, match="exclude each other"):
@@ -383,9 +381,9 @@ def test_tls_is_verified_against_the_given_authority_and_refused_otherwise(
     server.pages["/api/v1/query"] = Api(lambda _: vector([{"metric": {"UUID": "GPU-0"}, "value": [1.0, "5"]}]))
     only = {"kinds": ["gpu"], "metrics": ["gpu_power_w"]}
     trusted = collector(server.url, http={"ca_file": pem}, **only)
-    check_collect(trusted, time.time(), Inventory(), 3.0)
+    check_collect(trusted, time.time(), Inventory(), 30.0)
     assert len(server.requests) == 5
-    batch = check_collect(collector(server.url, **only), time.time(), Inventory(), 3.0, expect_ok=False)
+    batch = check_collect(collector(server.url, **only), time.time(), Inventory(), 30.0, expect_ok=False)
     assert batch.sources[0].reason is Reason.UNREACHABLE
     assert "certificate" in batch.sources[0].detail.lower()
 

@@ -100,17 +100,17 @@ def test_it_comes_when_the_clock_says_so_with_the_relations_of_that_time(tmp_pat
     path = tmp_path / "r.jsonl.gz"
     ticks = write(path)
     of, inventory = opened(ReplayCollector(ReplayCollector.Settings(path=path))), Inventory()
-    assert check_collect(of, 99.0, inventory, 1.0).frames == ()
-    first = check_collect(of, 100.0, inventory, 1.0)
+    assert check_collect(of, 99.0, inventory, 30.0).frames == ()
+    first = check_collect(of, 100.0, inventory, 30.0)
     assert first.frames[0].value(GPUS[0], "gpu_power_w") == 1.0
     assert inventory.parents(GPUS[0], 100.0) == [NODE, POD]
-    late = check_collect(of, 111.0, inventory, 1.0)
+    late = check_collect(of, 111.0, inventory, 30.0)
     assert late.frames[0].value(GPUS[0], "gpu_power_w") == 3.0
     assert [r.offset for r in late.logs] == [105, 110]
     assert inventory.parents(GPUS[0], 111.0) == [NODE]
     assert inventory.fact(GPUS[0], "index") == "0"
     assert late.sources[1].reason is ticks[2].sources[0].reason
-    assert check_collect(of, 120.0, inventory, 1.0).sources[0].reason is Reason.STALE
+    assert check_collect(of, 120.0, inventory, 30.0).sources[0].reason is Reason.STALE
 
 
 @settings(max_examples=60, deadline=None)
@@ -144,4 +144,4 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, opened: Any, text: str)
     with pytest.raises(RecordingError, match=r"r\.jsonl\.gz"):
         span(path)
     of = opened(ReplayCollector(ReplayCollector.Settings(path=path)))
-    check_collect(of, 100.0, Inventory(), 1.0, expect_ok=False)
+    check_collect(of, 100.0, Inventory(), 30.0, expect_ok=False)

@@ -60,7 +60,7 @@ def written(folder: Path, steps: int, **more: Any) -> Path:
 
 
 def collected(of: TensorboardCollector, now_s: float = NOW) -> tuple[list[StepSeries], dict[Reason, int]]:
-    batch = check_collect(of, now_s, Inventory(), 5.0)
+    batch = check_collect(of, now_s, Inventory(), 30.0)
     return list(batch.steps), dict(batch.sources[0].rejected)
 
 

@@ -179,7 +179,7 @@ def collector(opened: Any, tmp_path: Path) -> Callable[..., TrainingLogsCollecto
 
 
 def take(of: TrainingLogsCollector, inventory: Inventory | None = None) -> Batch:
-    return check_collect(of, NOW, inventory or Inventory(), 2.0)
+    return check_collect(of, NOW, inventory or Inventory(), 30.0)
 
 
 def only(batch: Batch) -> StepSeries:
@@ -266,7 +266,7 @@ def test_a_watchdogs_line_is_of_its_rank_and_kept_in_a_flood_of_errors(collector
     lines = [f"RuntimeError: {n}" for n in range(500)]
     lines += [f"{said.format(rank, 6 if rank == 5 else 7)} completed NCCL work: 6." for rank in range(8)]
     (folder / "ml_big-pod_t.log").write_text("\n".join(lines) + "\n")
-    logs = [record for record in of.collect(NOW, Inventory(), 5.0).logs if "NCCL" in record.text]
+    logs = [record for record in of.collect(NOW, Inventory(), 30.0).logs if "NCCL" in record.text]
     assert [record.subject.name for record in logs] == [f"ml/big-pod#{rank}" for rank in range(8)]
     told = [line for record in logs if (line := read_nccl_line(record.text)) is not None]
     assert behind(told) == {"default_pg": (5,)}
