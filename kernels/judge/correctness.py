@@ -69,13 +69,15 @@ class Finding:
 @dataclass(frozen=True)
 class Allowance:
     """What eager's own errors permit for one output: absolute RMSE, worst row (absolute and relative to the row's
-    RMS), worst element in ULP. Pooled: the largest, or the root mean square, over draws."""
+    RMS), worst element in ULP. Pooled: the largest, or the root mean square, over draws. mixed: of short rows,
+    whether both signs came up in any draw: two sums may share their sign by luck, and one still cancel."""
 
     rmse: float
     row: float
     row_relative: float
     ulp: float
     eager_rmse: float
+    mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
         ),
         ulp=max(e.worst_ulp for e in measured),
         eager_rmse=measured[0].rmse,
+        mixed=_mixed_together([truth for _, truth in draws]),
     )
 
 
@@ -316,7 +319,7 @@ def _accuracy(
     row_ratio, row = (mine.rows / positive(row_limits)).max(dim=0)
     eager_ulp = max(allowed.ulp, own.worst_ulp)
     ulp_limit = max(ELEMENT_FLOOR_ULP[got.dtype], factor * ELEMENT_FACTOR * min(eager_ulp, CANCELLING_ULP))
-    cancels = _mixed_signs(truth) & (not elementwise)
+    cancels = (_mixed_signs(truth) | allowed.mixed) & (not elementwise)
     if eager_ulp > CANCELLING_ULP:
         cancels = torch.ones_like(cancels)
     usual = factor * torch.maximum(ELEMENT_FACTOR * torch.maximum(beside, pooled), own.row_worst)
@@ -336,12 +339,15 @@ def _accuracy(
 
 
 def _mixed_signs(truth: torch.Tensor) -> torch.Tensor:
-    """For each row, whether it holds values of both signs; short rows are asked together."""
+    """For each row, whether it holds values of both signs; short rows are asked together (`Allowance.mixed`)."""
     rows = rows_of(truth)
-    below, above = (rows < 0).any(dim=1), (rows > 0).any(dim=1)
-    if rows.shape[1] < SHORT_ROW:
-        return (below.any() & above.any()).expand(len(rows))
-    return below & above
+    return (rows < 0).any(dim=1) & (rows > 0).any(dim=1)
+
+
+def _mixed_together(truths: Sequence[torch.Tensor]) -> bool:
+    """Whether short rows hold values of both signs between them."""
+    short = [t for t in truths if rows_of(t).shape[1] < SHORT_ROW]
+    return any(bool((t < 0).any()) for t in short) and any(bool((t > 0).any()) for t in short)
 
 
 def _worst_element(

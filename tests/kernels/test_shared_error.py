@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.judge.correctness import compare, expected
+from kernels.judge.correctness import Expected, allowance, compare, expected
 from kernels.judge.errors import errors_of
 from kernels.judge.inputs import Probe
 from kernels.judge.verdict import Reason
@@ -66,3 +66,13 @@ def test_a_shared_error_is_found_whatever_the_truths_mean() -> None:
     found = errors_of((truth + 0.125).float(), truth, ())
     assert found.shared == pytest.approx(found.rmse, rel=0.2)
     assert found.residual < found.rmse
+
+
+@pytest.mark.parametrize(("sign", "reason"), [(-1.0, None), (1.0, Reason.max_ulp)])
+def test_few_sums_of_one_sign_may_cancel_where_other_draws_have_both(sign: float, reason: Reason | None) -> None:
+    """Eager was lucky on a sum near zero: 130 ULP are nothing for a sum of ones, and wrong for a norm."""
+    truth = torch.tensor([9.0, 0.01], dtype=torch.float64)
+    other = torch.tensor([4.0, sign * 7.0], dtype=torch.float64)
+    allowed = allowance([(truth.float(), truth), (other.float() + 4e-7, other)])
+    want = Expected((truth,), (truth.float(),), (allowed,), None, False, True, False)
+    assert compare(want, (truth.float() + torch.tensor([0.0, 130 * 2.0**-30]),)).reason is reason
