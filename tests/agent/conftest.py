@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.killed import go_on, run_in_process
+from tests.agent.forks import run_in_process
+from tests.agent.killed import go_on
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ same script goes on after a restart. Its causes are the whole history that must 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -27,22 +26,6 @@ from tests.agent.world import ANN, BOB, UNDOABLE, World
 
 _S, _C = IncidentState, Cause
 Arrow = tuple[IncidentState | None, str]
-
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.agent.killed"])
-
-
-def run_in_process(target: Callable[..., None], *arguments: str) -> int:
-    """The exit code of a process of its own; negative: the signal that ended it."""
-    process = FORKS.Process(target=target, args=arguments)
-    process.start()
-    process.join(90)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-        raise AssertionError(f"{arguments}: still running after 90 s")
-    return process.exitcode
 
 
 class FileClock(SteppedClock):

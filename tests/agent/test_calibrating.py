@@ -14,7 +14,7 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.budget import BudgetSettings
 from detectors.calibration import load
 from detectors.tail import Tail
-from tests.agent.test_daemon import nightshift
+from tests.agent.forks import nightshift
 from tests.agent.test_lookback import server  # noqa: F401  a Prometheus with four hours of past
 from tests.conftest import PrometheusServer
 

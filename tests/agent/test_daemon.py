@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from tests.agent.fleet import Exporter, values
+from tests.agent.forks import nightshift
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 60.0
@@ -75,15 +75,6 @@ def daemon(tmp_path: Path, exporter: Exporter) -> Iterator[Daemon]:
     if daemon.process.poll() is None:
         daemon.process.kill()
         daemon.process.wait()
-
-
-def nightshift(*arguments: str, config: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """One command; its limit is for one that hangs, far above what a loaded machine takes."""
-    environment = {**os.environ, **({"NIGHTSHIFT_CONFIG": str(config)} if config else {})}
-    command = [sys.executable, "-m", "agent", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
 
 
 def test_it_serves_health_and_metrics_and_drains_on_sigterm(daemon: Daemon) -> None:

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from agent.policy import ApprovalSettings
 from agent.store import Store
 from collectors.base import Temporary
 from controllers.actuators.simulated import SimulatedCluster
+from tests.agent.forks import FORKS
 from tests.agent.incidents import a_finding
 from tests.agent.replicas import replica
 from tests.agent.world import ANN
@@ -32,7 +32,6 @@ from tests.kubernetes_api.cluster import Cluster
 
 LEASE_S = 60.0
 _S = IncidentState
-_FORKS = get_context("forkserver")
 
 
 @dataclass
@@ -199,7 +198,7 @@ def test_a_killed_leaders_drain_is_taken_over_within_15_s_and_nothing_is_done_tw
 
 
 def _started(url: str, folder: Path, name: str, settings: Settings) -> Any:
-    process = _FORKS.Process(target=replica, args=(url, str(folder), name), kwargs={"election": settings})
+    process = FORKS.Process(target=replica, args=(url, str(folder), name), kwargs={"election": settings})
     process.start()
     return process
 

@@ -14,8 +14,9 @@ from agent.incident import TRANSITIONS, Cause, IncidentState
 from agent.store import Store
 from agent.tables import intents
 from controllers.actuators.simulated import SimulatedCluster
+from tests.agent.forks import run_in_process
 from tests.agent.incidents import ManualClock
-from tests.agent.killed import SCENARIOS, drive, go_on, move_and_die, run_in_process
+from tests.agent.killed import SCENARIOS, drive, go_on, move_and_die
 
 _S = IncidentState
 _WORLD = [f"world {method} {mode}" for method in ("execute", "undo") for mode in ("die_before", "die_after")]

@@ -10,7 +10,7 @@ from collectors.recording import RecordingWriter
 from collectors.subject import Inventory
 from detectors.density import load
 from detectors.multivariate import Multivariate, MultivariateSettings
-from tests.agent.test_daemon import nightshift
+from tests.agent.forks import nightshift
 from tests.detectors.test_multivariate import METRICS, gpu, healthy
 
 

@@ -23,7 +23,7 @@ from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
 from detectors.budget import BudgetSettings
 from detectors.plugins import ALL
-from tests.agent.test_daemon import nightshift
+from tests.agent.forks import nightshift
 from tests.conftest import PrometheusFactory, PrometheusServer
 
 STEP_S, LOOKS = 60, 240

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from controllers.decision import Mode
-from tests.agent.killed import run_in_process
+from tests.agent.forks import run_in_process
 from tests.agent.killed_policy import DEEDS, KIND, a_watch, do_and_die, file_url, prepare
 
 MOST = 60

@@ -21,7 +21,7 @@ from collectors.recording import RecordingWriter, read
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from tests.agent.fleet import Exporter, values
-from tests.agent.test_daemon import nightshift
+from tests.agent.forks import nightshift
 from tests.conftest import PrometheusFactory
 
 START_S = 1_780_000_000.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -22,12 +21,12 @@ from agent.policy import ApprovalSettings
 from agent.store import Store
 from agent.tables import leases
 from controllers.actuators.simulated import SimulatedCluster
+from tests.agent.forks import FORKS
 from tests.agent.incidents import a_finding
 from tests.agent.replicas import replica
 from tests.agent.world import ANN
 
 _S = IncidentState
-_FORKS = multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def start(postgres_url: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     started: list[Any] = []
 
     def start_one(name: str, lease_s: float = LEASE_S) -> Any:
-        process = _FORKS.Process(target=replica, args=(postgres_url, str(tmp_path), name, lease_s))
+        process = FORKS.Process(target=replica, args=(postgres_url, str(tmp_path), name, lease_s))
         process.start()
         started.append(process)
         return process
