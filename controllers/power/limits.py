@@ -75,6 +75,7 @@ class Orders:
     clips: Mapping[str, tuple[Clip, ...]]  # by GPU
     memory: Memory
     overdrawn: Mapping[str, int]  # racks whose worst case does not fit, and by how much (mW)
+    waiting: bool = False  # raises wait until lowerings are read back: ask again at the next look
 
     @property
     def limits_mw(self) -> dict[str, int]:

@@ -3,8 +3,9 @@
 Speeds are relative to the same job at its highest limit, so that jobs can be compared.
 
     common cap   one limit for all, moved by a PI controller until the measured draw is at the budget
-    divider      each job's own curve is believed from its windows (`belief`); limits go to whoever is slowest
-    oracle       knows every curve and every draw, and maximises the slowest job's speed (max-min)
+    divider      each job's own curve is believed from its windows (`belief`), the rack is shared by them (`share`)
+    told         shares like the divider, and is told every curve, behind the same shield (`rack_run.Told`)
+    oracle       knows every curve and every draw, and maximises the slowest job's speed (max-min); no shield
 
 None of them is trusted with the budget: their wishes go through `shield`, like everybody's.
 """
@@ -18,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controllers.power import descent
-from controllers.power.belief import TOP, Bank, Ints, N, Noise, outlook
+from controllers.power.belief import TOP, Bank, Ints
 from controllers.power.curves import LEVELS, Floats
+from controllers.power.share import Claims, Sharing, divide
 
 Bools = NDArray[np.bool_]
 RANGE = 1.5
@@ -68,45 +70,37 @@ class CommonCap:
 
 @dataclass
 class Believed:
-    """The divider: max-min on what is believed of each job, counting every GPU at its limit.
-
-    A job that another level would hardly make faster gives its part to the others. What is not known is guessed
-    from the bank; a wish moves `stride` levels a window at most, so that curves are learned on the way.
-    """
+    """The divider: `share.divide` on what is believed of each job, counting every GPU at its limit."""
 
     bank: Bank  # made with a `steep` of RANGE
     margin: float = 0.031  # a little more than the shield's, which rounds to watts
-    stride: int = 4
-    worth: float = 0.002
-    doubt: float = 1.5
-    noise: Noise = field(default_factory=Noise)
+    sharing: Sharing = field(default_factory=Sharing)
 
     def start(self, lowest: int, gpus: int, budget: float) -> Ints:
         self.budget = budget * (1.0 - self.margin)
         self.jobs = descent.Jobs.start(np.full(gpus, lowest))
+        self.tried = np.zeros(gpus, dtype=np.int64)
         level = int(np.searchsorted(LEVELS, self.budget / gpus + 1e-9, side="right")) - 1
         return np.full(gpus, np.clip(level, lowest, TOP))
 
     def step(self, level: Ints, speed: Floats, draw: Floats, fresh: Bools) -> Ints:
         jobs, n = self.jobs, len(level)
-        other = descent.changed(jobs, level, speed, draw, self.noise, 6.0) | fresh
+        other = descent.changed(jobs, level, speed, draw, self.sharing.noise, 6.0) | fresh
         jobs.windows.forget(np.flatnonzero(other))
-        jobs.strange[other] = 0
+        jobs.strange[other] = self.tried[other] = 0
         good = np.flatnonzero(~fresh & (jobs.strange == 0))
         jobs.windows.add(good, level[good], speed[good], draw[good])
-        seen = outlook(self.bank, jobs.windows, level, self.noise, guess=True)
-        doubt = 1.0 + seen.slowdown + self.doubt * seen.slowdown_sd  # who is not known is taken to be slow
-        time = np.maximum.accumulate(doubt[:, ::-1], axis=1)[:, ::-1]
-        target = fill(time, np.broadcast_to(LEVELS, (n, N)), jobs.lowest, self.budget, self.worth)
-        return np.asarray(np.clip(target, level - self.stride, level + self.stride))
+        claims = Claims(jobs.windows, level, jobs.lowest, np.full(n, TOP), np.full(n, 0.01), self.tried)
+        found, probed = divide(self.bank, claims, self.budget, self.sharing)
+        self.tried[probed] += 1
+        return found
 
 
-def fill(time: Floats, cost: Floats, lowest: Ints, budget: float, worth: float = 0.0) -> Ints:
+def fill(time: Floats, cost: Floats, lowest: Ints, budget: float) -> Ints:
     """Levels [n] that maximise the least speed within the budget, then the next least, as far as it goes.
 
     `time`, `cost`: [n, n_levels]; the sum of the costs keeps within `budget` where it does at `lowest` [n]. Greedy
-    on the slowest is exact, since speed and cost rise with the level. A level that makes its job faster by less
-    than `worth` over all the levels above is left.
+    on the slowest is exact, since speed and cost rise with the level.
     """
     n, rows = len(lowest), np.arange(len(lowest))
     level = lowest.copy()
@@ -115,7 +109,7 @@ def fill(time: Floats, cost: Floats, lowest: Ints, budget: float, worth: float =
     while open_.any():
         i = int(np.where(open_, 1.0 / time[rows, level], np.inf).argmin())
         more = float(cost[i, level[i] + 1] - cost[i, level[i]])
-        if used + more > budget + 1e-12 or time[i, level[i]] - time[i, TOP] <= worth * time[i, TOP]:
+        if used + more > budget + 1e-12:
             open_[i] = False
             continue
         used += more

@@ -1,14 +1,15 @@
 """A rack in simulation: jobs that come, change phase and end, a budget below what they draw, sensors that lie.
 
-Wishes go through the real shield, and nodes obey it one window later; without it (the usual rack controller) a
-wish is the next window's limit. Judged on the truth: speeds against the same job at its highest limit, and the sum
-of the true draws against the budget in every window. With the shield also what would be if all died right then.
+Wishes go through the real shield, `LOOKS` times a window: what others have to give up first is read back as given
+up before it is given out. Without the shield (the usual rack controller) a wish is the next window's limit. Judged
+on the truth: speeds against the same job at its highest limit, and the sum of the true draws against the budget at
+every look. With the shield also what would be if all died right then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,12 +17,15 @@ from collectors.base import Permanent
 from controllers.power import shield
 from controllers.power.belief import TOP, Ints
 from controllers.power.curves import LEVELS, Curve, Floats, on_levels
-from controllers.power.rack import Divider, fill
+from controllers.power.rack import Bools, Divider, fill
+from controllers.power.share import Sharing, share_out
 from controllers.power.simulate import WINDOW_S, lowest_levels
 
 MAX_MW = 700_000
 STUCK = 20
 """Windows for which a sensor sticks."""
+LOOKS = 3
+"""Looks per window."""
 LONG = 20
 """Windows from which a job counts for the worst one."""
 
@@ -82,7 +86,29 @@ def oracle(scene: Scene) -> RackScore:
     n = scene.row.shape[1]
     lowest = np.full(n, scene.lowest)
     level = np.array([fill(scene.time[r], scene.draw[r], lowest, scene.budget) for r in scene.row])
-    return _score(scene, level, 0.0)
+    return _score(scene, level[:, None], 0.0)
+
+
+@dataclass
+class Told:
+    """Shares as the divider does, on the true curves and arrivals: what the shield leaves, belief apart."""
+
+    scene: Scene
+    margin: float = 0.031
+    sharing: Sharing = field(default_factory=Sharing)
+
+    def start(self, lowest: int, gpus: int, budget: float) -> Ints:
+        self.window, self.lowest = 0, np.full(gpus, lowest)
+        return self._share()
+
+    def step(self, level: Ints, speed: Floats, draw: Floats, fresh: Bools) -> Ints:
+        self.window = min(self.window + 1, len(self.scene.row) - 1)
+        return self._share()
+
+    def _share(self) -> Ints:
+        n, room = len(self.lowest), self.scene.budget * (1.0 - self.margin)
+        time = self.scene.time[self.scene.row[self.window]]
+        return share_out(time, np.full(n, 0.01), self.lowest, np.full(n, TOP), room, self.sharing)
 
 
 def rack(scene: Scene, divider: Divider, seed: int, shielded: bool = True, noise: float = 0.01) -> RackScore:
@@ -92,30 +118,35 @@ def rack(scene: Scene, divider: Divider, seed: int, shielded: bool = True, noise
     usable = {"rack": shield.Rack("rack", int(scene.budget * MAX_MW), 0)}
     wish = divider.start(scene.lowest, n, scene.budget)
     enforced = np.full(n, round(LEVELS[scene.lowest] * MAX_MW))
-    levels, unsafe, held = np.zeros((windows, n), dtype=np.int64), 0, 0.0
+    levels, unsafe, held = np.zeros((windows, LOOKS, n), dtype=np.int64), 0, 0.0
     for window in range(windows):
-        if shielded:
+        level = np.clip(wish, scene.lowest, TOP)
+        wishes = {f"G{i}": float(LEVELS[wish[i]] * MAX_MW) for i in range(n)}
+        levels[window], settled = level, 0
+        for look in range(LOOKS if shielded else 0):
+            now_s = (window + look / LOOKS) * WINDOW_S
             gpus = [_gpu(i, int(enforced[i]), scene) for i in range(n)]
-            memory = shield.observe(gpus, memory, {"node-0": True, "node-1": True}, window * WINDOW_S, settings)
-            wishes = {f"G{i}": float(LEVELS[wish[i]] * MAX_MW) for i in range(n)}
-            orders = shield.decide(usable, gpus, wishes, memory, window * WINDOW_S, settings)
+            memory = shield.observe(gpus, memory, {"node-0": True, "node-1": True}, now_s, settings)
+            orders = shield.decide_step(usable, gpus, wishes, memory, now_s, settings)
             memory = orders.memory
             unsafe += shield.headroom_mw(usable["rack"], gpus, memory, settings) < 0
             enforced = np.array([memory.ordered_mw.get(f"G{i}", int(enforced[i])) for i in range(n)])
             level = np.searchsorted(LEVELS, enforced / MAX_MW + 1e-6, side="right") - 1
-        else:
-            level = np.clip(wish, scene.lowest, TOP)
-        levels[window] = level
+            levels[window, look:] = level
+            settled = look if orders.limits_mw else settled
+            if not orders.waiting:
+                break
         t, p = scene.time[scene.row[window], level], scene.draw[scene.row[window], level]
-        speed = scene.scale[window] / t * (1.0 + noise * rng.normal(size=n))
-        drawn = p * (1.0 + noise * rng.normal(size=n))
+        error = noise * (LOOKS / (LOOKS - settled)) ** 0.5  # seen is what came after the last change
+        speed = scene.scale[window] / t * (1.0 + error * rng.normal(size=n))
+        drawn = p * (1.0 + error * rng.normal(size=n))
         if window == windows // 3:
             held = float(drawn[scene.stuck]) * 0.5
         if windows // 3 <= window < windows // 3 + STUCK:
             drawn[scene.stuck], speed[scene.mute] = held, np.nan
         after = scene.fresh[window + 1] if window + 1 < windows else np.zeros(n, dtype=bool)
         wish = np.clip(divider.step(level, speed, drawn, after), 0, TOP)
-    return _score(scene, levels, unsafe / windows)
+    return _score(scene, levels, unsafe / windows / LOOKS)
 
 
 def _gpu(i: int, enforced_mw: int, scene: Scene) -> shield.Gpu:
@@ -125,8 +156,10 @@ def _gpu(i: int, enforced_mw: int, scene: Scene) -> shield.Gpu:
 
 
 def _score(scene: Scene, level: Ints, unsafe: float) -> RackScore:
-    speed = 1.0 / scene.time[scene.row, level]
-    over = float((scene.draw[scene.row, level].sum(1) > scene.budget + 1e-9).mean())
+    """`level`: [windows, looks, n]."""
+    row = scene.row[:, None]
+    speed = (1.0 / scene.time[row, level]).mean(1)
+    over = float((scene.draw[row, level].sum(2) > scene.budget + 1e-9).mean())
     jobs, counts = np.unique(scene.job, return_counts=True)
     worst = min(float(speed[scene.job == job].mean()) for job in jobs[counts >= LONG])
     return RackScore(float(speed.mean()), worst, over, unsafe)

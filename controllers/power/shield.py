@@ -25,6 +25,7 @@ __all__ = [
     "Rack",
     "Settings",
     "decide",
+    "decide_step",
     "give_back",
     "headroom_mw",
     "observe",
@@ -174,6 +175,39 @@ def decide(
         ),
         overdrawn,
     )
+
+
+def decide_step(
+    racks: Mapping[str, Rack],
+    gpus: Iterable[Gpu],
+    wishes_mw: Mapping[str, float],
+    memory: Memory,
+    now_s: float,
+    s: Settings,
+) -> Orders:
+    """`decide` in two looks where raises want what others give up just now: they wait, whole, for the next look,
+    when that was read back. A part of a raise given now would keep the rest away for a dwell time."""
+    seen = list(gpus)
+    orders = decide(racks, seen, wishes_mw, memory, now_s, s)
+    giving = {gpu.rack for gpu in seen if gpu.uuid in orders.lower_mw}
+    short = {
+        gpu.rack for gpu in seen if gpu.rack in giving and any(_for_room(c) for c in orders.clips.get(gpu.uuid, ()))
+    }
+    if not short:
+        return orders
+    held = {gpu.job for gpu in seen if gpu.rack in short and gpu.job}
+    wishes = {
+        gpu.uuid: min(wishes_mw[gpu.uuid], float(_present(gpu, memory)))
+        if gpu.rack in short or gpu.job in held
+        else wishes_mw[gpu.uuid]
+        for gpu in seen
+        if gpu.uuid in wishes_mw
+    }
+    return replace(decide(racks, seen, wishes, memory, now_s, s), clips=orders.clips, waiting=True)
+
+
+def _for_room(clip: Clip) -> bool:
+    return clip.constraint == "budget" and clip.before is not None and clip.why.startswith("the rack has")
 
 
 def _present(gpu: Gpu, memory: Memory) -> int:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.base import Permanent
-from controllers.power.belief import TOP, Bank, Ints
+from controllers.power.belief import TOP, Bank, Ints, Windows
 from controllers.power.curves import LEVELS, Curve, Floats, synthetic
 from controllers.power.rack import RANGE, Believed, Bools, CommonCap, fill
-from controllers.power.rack_run import Scene, oracle, rack
+from controllers.power.rack_run import Scene, Told, oracle, rack
+from controllers.power.share import Claims, Sharing, divide, share_out
 
 CURVES = [c for c in synthetic(300, np.random.default_rng(99)) if c.draw_w[-1] >= 0.75 and c.min_w <= 0.505]
 BANK = Bank.make(256, steep=RANGE)
@@ -80,8 +81,54 @@ def test_filling_keeps_the_budget_and_no_other_division_helps_the_slowest(seed: 
 def test_a_job_that_more_power_does_not_help_gives_its_part_away() -> None:
     time = np.ones((2, len(LEVELS)))
     time[1] = np.linspace(2.0, 1.0, len(LEVELS))
-    level = fill(time, np.broadcast_to(LEVELS, time.shape), np.zeros(2, dtype=np.int64), 1.3, worth=0.002)
-    assert level.tolist() == [0, TOP]
+    lowest, highest = np.zeros(2, dtype=np.int64), np.full(2, TOP)
+    assert share_out(time, np.full(2, 0.01), lowest, highest, 1.3, Sharing()).tolist() == [0, TOP]
+
+
+@given(st.integers(0, 10_000), st.floats(0.0, 1.2), st.floats(1.0, 30.0))
+@settings(max_examples=40, deadline=None)
+def test_what_is_shared_keeps_the_room_and_everybodys_bounds_and_leaves_no_useful_level(
+    seed: int, part: float, aversion: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    time = np.sort(1.0 + rng.uniform(0.0, 1.0, (6, len(LEVELS))), axis=1)[:, ::-1]
+    cost, lowest = np.asarray(rng.integers(1, 17, 6) * 0.01, dtype=np.float64), rng.integers(0, 30, 6)
+    ceiling = lowest + rng.integers(0, TOP - 29, 6)
+    low, high = (float((LEVELS[x] * 100 * cost).sum()) for x in (lowest, ceiling))
+    room = low + part * (high - low)
+    level = share_out(time, cost, lowest, ceiling, room, Sharing(aversion=aversion, least=0.0))
+    assert (level >= lowest).all()
+    assert (level <= ceiling).all()
+    left = room - float((LEVELS[level] * 100 * cost).sum())
+    assert left >= -1e-6
+    assert (level == ceiling).all() or left < cost.max() + 1e-6
+
+
+def test_a_job_that_was_never_seen_unlimited_is_asked_for_its_reference_and_once() -> None:
+    """At most `probes` at a time, only while the room allows it, and no longer than `tries` windows."""
+    n, s = 4, Sharing(probes=1, tries=2)
+    windows = Windows.empty(n)
+    rows = np.arange(n)
+    windows.add(rows, np.full(n, 40), np.ones(n), np.full(n, 0.7))
+    asked = Claims(
+        windows, np.full(n, 40), np.zeros(n, np.int64), np.full(n, TOP), np.full(n, 0.01), np.zeros(n, np.int64)
+    )
+    level, probed = divide(BANK, asked, 2.8, s)
+    assert len(probed) == 1
+    assert level[probed[0]] == TOP
+    windows.add(probed, np.full(1, TOP), np.ones(1) * 1.2, np.full(1, 0.9))
+    assert divide(BANK, asked, 2.8, s)[1] != probed
+    assert len(divide(BANK, asked, 1.3, s)[1]) == 0
+    assert len(divide(BANK, replace(asked, tried=np.full(n, 2)), 2.8, s)[1]) == 0
+    assert len(divide(BANK, replace(asked, ceiling=np.full(n, 60)), 2.8, s)[1]) == 0
+
+
+def test_who_is_told_every_curve_is_faster_behind_the_same_shield() -> None:
+    """What belief costs can be told apart from what the shield costs."""
+    scene = Scene.make(CURVES, 0.7, 0, 16, 80)
+    told, ours = rack(scene, Told(scene), 0), rack(scene, Believed(BANK), 0)
+    assert told.over == told.unsafe == 0.0
+    assert told.mean > ours.mean
 
 
 def test_a_curve_that_draws_more_than_its_limit_counts_at_its_limit() -> None:

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 from controllers.power.breaker import Breaker
 from controllers.power.breaker import Settings as BreakerSettings
-from controllers.power.shield import PATIENCE, Gpu, Memory, Rack, Settings, decide, headroom_mw, observe, worst_mw
+from controllers.power.shield import (
+    PATIENCE,
+    Gpu,
+    Memory,
+    Rack,
+    Settings,
+    decide,
+    decide_step,
+    headroom_mw,
+    observe,
+    worst_mw,
+)
 
 S = Settings(dwell_s=0.0)
 MAX, MIN, FALLBACK = 700_000, 200_000, 350_000
@@ -107,7 +118,8 @@ def test_the_sum_of_limits_never_passes_the_budget_whoever_dies(
         if event == "restart_agent":
             memory = replace(memory, manual=frozenset())
         wishes = {g.uuid: float(rng.choice([0, 250_000, 500_000, 900_000])) for g in seen}
-        orders = decide({"r": rack}, seen, wishes, memory, 60.0 * turn, S)
+        step = data.draw(st.sampled_from([decide, decide_step]))
+        orders = step({"r": rack}, seen, wishes, memory, 60.0 * turn, S)
         memory = orders.memory
         # carried out one after the other, in any order, and the sum holds after each: lowering needs no luck
         todo = list(orders.limits_mw.items())
@@ -163,6 +175,26 @@ def test_what_frees_power_is_read_back_before_anyone_is_raised() -> None:
     memory = observe(lowered, first.memory, {"n0": True}, 1e6 + 60, S)
     second = decide({"r": rack}, lowered, wishes, memory, 1e6 + 60, S)
     assert set(second.raise_mw) == {"G2", "G3"}
+
+
+def test_a_raise_that_waits_for_others_is_given_whole_at_the_next_look() -> None:
+    """None of the raises takes a part now and then dwells; who needs nobody's part is raised at once."""
+    gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
+    rack = Rack("r", int((2_100_000 + HOST) / 0.97) + 2, HOST)
+    wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
+    memory = Memory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
+    first = decide_step({"r": rack}, gpus, wishes, memory, 1e6, Settings())
+    assert first.waiting
+    assert set(first.lower_mw) == {"G0", "G1"}
+    assert not first.raise_mw
+    lowered = [replace(g, enforced_mw=350_000) if g.uuid in first.lower_mw else g for g in gpus]
+    memory = observe(lowered, first.memory, {"n0": True}, 1e6 + 5, Settings())
+    second = decide_step({"r": rack}, lowered, wishes, memory, 1e6 + 5, Settings())
+    assert second.raise_mw == {"G2": 600_000, "G3": 600_000}
+    assert not second.waiting
+    alone = decide_step({"r": Rack("r", 9_000_000, 0)}, gpus, wishes, Memory(), 1e6, Settings())
+    assert set(alone.raise_mw) == {"G2", "G3"}
+    assert not alone.waiting
 
 
 def test_a_persons_limit_is_left_and_counted() -> None:
