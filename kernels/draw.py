@@ -11,6 +11,7 @@ The hash is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014; constant
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -30,6 +31,7 @@ DISTRIBUTIONS: dict[str, str] = {
     "tiny": "subnormal in float16, below 2⁻¹⁴ elsewhere",
     "zeros": "all zero, with random signs",
     "masked": "a quarter −inf, never a whole row",
+    "masked_rows": "some rows hold only −inf, others none",
     "infinite": "a few +inf and −inf",
     "nan": "a few NaN",
 }
@@ -113,7 +115,12 @@ def _make(distribution: str, bits: torch.Tensor, index: torch.Tensor, key: int) 
             raise ValueError(f"distribution: {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
 
 
-_SPECIAL = {"masked": (float("-inf"),), "infinite": (float("inf"), float("-inf")), "nan": (float("nan"),)}
+_SPECIAL = {
+    "masked": (float("-inf"),),
+    "masked_rows": (float("-inf"),),
+    "infinite": (float("inf"), float("-inf")),
+    "nan": (float("nan"),),
+}
 
 
 TWIN = 1 << 64
@@ -157,11 +164,14 @@ class Draw:
         key = self._key()
         special = _SPECIAL.get(name, ())
         columns = int(shape[-1]) if len(shape) else 1
+        rows = math.prod(shape[:-1])
 
         def make(index: torch.Tensor) -> torch.Tensor:
             bits = hash64(index, key)
             out = _make("normal" if special else name, bits, index, key)
             if special:
+                if name == "masked_rows":
+                    return torch.where(_hidden(index // max(1, columns), rows, key), float("-inf"), out)
                 spot = _shift_right(hash64(index, mix(key, 3)), 1)
                 out = _place(out, spot, index, name, columns)
             return out
@@ -202,6 +212,13 @@ class Draw:
     def integer(self, low: int, high: int) -> int:
         """A Python integer in [low, high)."""
         return low + self._key() % (high - low)
+
+
+def _hidden(row: torch.Tensor, rows: int, key: int) -> torch.Tensor:
+    """A quarter of the rows; surely one, and, where there are more, surely not another."""
+    one = mix(key, 6) % max(1, rows)
+    drawn = _shift_right(hash64(row, mix(key, 7)), 1) % 4 == 0
+    return (row == one) | (drawn & (row != (one + 1) % max(1, rows)))
 
 
 def _place(out: torch.Tensor, spot: torch.Tensor, index: torch.Tensor, name: str, columns: int) -> torch.Tensor:

@@ -215,7 +215,7 @@ def _other_numbers(problem: Problem, candidate: Candidate, bases: Sequence[Case]
 def calls_of(distribution: str) -> int:
     """How many calls show a distribution. Where outputs hold NaN two, whose buffers hold NaN and something else
     before them: what is not written must not pass for a NaN that belongs there."""
-    return 2 if distribution in ("nan", "masked", "infinite") else 1
+    return 2 if distribution in ("nan", "masked", "masked_rows", "infinite") else 1
 
 
 def _rows(problem: Problem, sizes: dict[str, int]) -> int:

@@ -55,3 +55,13 @@ def test_a_twin_differs_in_one_element_of_each_tensor() -> None:
         assert int((a != b).sum()) == 1
     assert torch.equal(plain.weights((50,), torch.float32), twin.weights((50,), torch.float32))
     assert twin.values((0, 3), torch.float32).shape == (0, 3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_some_rows_hold_only_minus_infinity_and_others_none(rows: int) -> None:
+    """Whatever the seed; a single row does."""
+    for seed in range(60):
+        hidden = Draw(seed, "masked_rows", "cpu").values((rows, 5), torch.float16) == -torch.inf
+        assert bool(hidden.all(1).any())
+        assert torch.equal(hidden.all(1), hidden.any(1))
+        assert rows == 1 or not bool(hidden.all())
