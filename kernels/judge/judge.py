@@ -89,9 +89,9 @@ class Judge:
         clock: Callable[[], float] = time.perf_counter,
         compiled: bool = True,
     ) -> None:
-        """`entropy`: where secrets come from, `fresh` where None. `machine_fault`: asked after a refusal, answers
-        with the Xid or loss that explains it, if one does; where None, NVML is asked. `compiled`: race
-        torch.compile too; without (it takes minutes for many problems) every verdict says that it was left out."""
+        """`entropy`: where secrets come from, `fresh` where None. `machine_fault`: asked after every verdict, tells
+        the Xid or loss that it met, if one; where None, NVML and the GPU are asked. `compiled`: race torch.compile
+        too; without (it takes minutes for many problems) every verdict says that it was left out."""
         self.device = device
         self._compiled = compiled
         self.limits = limits
@@ -100,7 +100,9 @@ class Judge:
         self._clock = clock
         self._zygote = Zygote(device, interpret)
         self._nvml = Nvml() if device == "cuda" else None
-        self._machine_fault = machine_fault or (self._nvml.fault if self._nvml else lambda: None)
+        self._machine_fault = machine_fault or self._ask_machine
+        self._faults: list[tuple[Reason, str]] = []
+        self._fault_lock = threading.Lock()
         self.board = self._nvml.board() if self._nvml else Board(0.0, 1 << 20, {})
         self._solo: dict[tuple[str, Case], Solo] = {}
         self.timing_lock = threading.RLock()
@@ -133,14 +135,11 @@ class Judge:
         """Judge once. `secret` decides every probe, seed and order; drawn fresh where None."""
         secret = self._entropy(16) if secret is None else secret
         trial = Trial(self, candidate, problem, request, secret)
-        start = self._clock()
+        start, known = self._clock(), len(self._faults)
         try:
             reason, detail, stage = trial.run()
         except Refusal as refusal:
             reason, detail, stage = refusal.reason, refusal.detail, refusal.stage
-            fault = self._machine_fault()
-            if fault is not None:
-                reason, detail, stage = Reason.xid, fault, "machine"
         except JudgeBroken as error:
             reason, detail, stage = Reason.judge_broken, str(error), "machine"
         except (cuda.CudaError, torch.AcceleratorError) as error:
@@ -149,6 +148,9 @@ class Judge:
             place = traceback.extract_tb(error.__traceback__)[-1]
             told = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
             reason, detail, stage = Reason.judge_broken, told[:500], "machine"
+        fault = self._fault_since(known)
+        if fault is not None:
+            (reason, detail), stage = fault, "machine"
         return Verdict(
             candidate_sha256=candidate.sha256,
             problem=problem.name,
@@ -167,6 +169,29 @@ class Judge:
             secret=secret.hex(),
             took_s=self._clock() - start,
         )
+
+    def _ask_machine(self) -> str | None:
+        """NVML's answer, and whether the GPU still computes for this process (driver errors without an Xid)."""
+        told = self._nvml.fault() if self._nvml is not None else None
+        if told is None and self.device == "cuda" and int(torch.ones(64, device="cuda").sum()) != 64:
+            return "the GPU does not compute: 64 ones do not add up to 64"
+        return told
+
+    def _fault_since(self, known: int) -> tuple[Reason, str] | None:
+        """The first fault of the machine beyond those `known`; asked after every verdict, a favourable one too.
+
+        An Xid is told once, so it is kept for all verdicts that were under way when it came. A machine that cannot
+        be asked is a fault of its own: it is no witness for or against anybody.
+        """
+        with self._fault_lock:
+            try:
+                told = self._machine_fault()
+            except Exception as error:  # noqa: BLE001  whatever a driver says when its device is gone
+                self._faults.append((Reason.device_lost, f"{type(error).__name__}: {error}"[:500]))
+            else:
+                if told is not None:
+                    self._faults.append((Reason.xid if "Xid" in told else Reason.device_lost, told))
+            return self._faults[known] if len(self._faults) > known else None
 
     def record(self, candidate: Candidate, problem: Problem, case: Case) -> Plan:
         """The launch plan of one case, for profiling and for timing apart from a verdict. Raises Refusal."""
