@@ -56,6 +56,7 @@ class Memory:
     """What the shield remembers between turns; plain, so that it can be kept and restored."""
 
     ordered_mw: Mapping[str, int] = field(default_factory=dict)
+    unread_mw: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # earlier orders, none read back since
     confirmed: frozenset[str] = frozenset()  # GPUs whose last order was read back
     read_mw: Mapping[str, int] = field(default_factory=dict)  # what was read at the turn before
     changed_s: Mapping[str, float] = field(default_factory=dict)

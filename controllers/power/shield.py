@@ -1,11 +1,12 @@
 """What no power proposal passes unchecked: pure code between any policy and the GPUs' limits.
 
 The proof rests on one number per GPU, its *worst* limit: the highest of what it was read to enforce, what it was
-last ordered, and the fallback that its node returns to without a lease; a GPU that was not read back counts at its
-default limit, one whose node was caught lying at its highest. An order is given only if the worst limits of a rack,
-its host power and the margin fit the budget. Since the worst limit covers the time before an order is carried out,
-after it, and after every lease has ended, the sum holds whichever of the agent, a node or the network dies, and
-when. From the same number follows that others are lowered, and read back as lowered, before anyone is raised.
+ordered since it was last read back, and the fallback that its node returns to without a lease; a GPU that was not
+read back counts at its default limit, one whose node was caught lying at its highest. An order is given only if
+the worst limits of a rack, its host power and the margin fit the budget. Since the worst limit covers the time
+before an order is carried out, after it, and after every lease has ended, the sum holds whichever of the agent, a
+node or the network dies, and when. From the same number follows that others are lowered, and read back as
+lowered, before anyone is raised.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from dataclasses import replace
 
 from controllers.decision import Clip
 from controllers.power.limits import Gpu, Memory, Orders, Rack, Settings
+from controllers.power.read_back import PATIENCE, give_back, observe
 
 __all__ = [
+    "PATIENCE",
     "Gpu",
     "Memory",
     "Orders",
@@ -34,88 +37,26 @@ __all__ = [
 
 
 _WATT = 1000
-PATIENCE = 3
-"""Turns within which an order has to be read back."""
+_KEPT = 16
 
 
-def same(one_mw: int, other_mw: int) -> bool:
-    """Equal within a watt: exporters round."""
-    return abs(one_mw - other_mw) < _WATT
-
-
-def worst_mw(gpu: Gpu, memory: Memory) -> int:
-    """The highest limit that the GPU may have until the next turn, whatever dies."""
+def worst_mw(gpu: Gpu, memory: Memory, s: Settings) -> int:
+    """The highest limit that the GPU may have until the next turn, whatever dies. One that is not read any more may
+    have been started anew, and is at its default then."""
     if gpu.node in memory.liars:
         return gpu.max_mw
-    base = max(gpu.fallback_mw, memory.ordered_mw.get(gpu.uuid, 0) if gpu.uuid not in memory.manual else 0)
-    if gpu.enforced_mw is None or not gpu.seen_age_s < math.inf:
-        return max(base, gpu.default_mw)
-    return max(base, gpu.enforced_mw)
+    base = gpu.fallback_mw
+    if gpu.uuid not in memory.manual:
+        base = max(base, memory.ordered_mw.get(gpu.uuid, 0), *memory.unread_mw.get(gpu.uuid, ()))
+    if gpu.enforced_mw is None or not gpu.seen_age_s <= s.stale_s:
+        base = max(base, gpu.default_mw)
+    return max(base, gpu.enforced_mw or 0)
 
 
 def headroom_mw(rack: Rack, gpus: Iterable[Gpu], memory: Memory, settings: Settings) -> int:
     """Of the rack's budget, what the worst case leaves; negative: it is overdrawn."""
     usable = int(rack.budget_mw * (1.0 - settings.margin_share)) - rack.host_mw
-    return usable - sum(worst_mw(gpu, memory) for gpu in gpus)
-
-
-def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], now_s: float, s: Settings) -> Memory:
-    """Reads back: which orders hold, which nodes lie, what people changed, which jobs were slowed too much.
-
-    `granted`: node → whether it said that it had carried the last orders out. A limit that had been confirmed and
-    is another now, or one that was neither ordered nor there before, was set by a person. One that was granted and
-    was never read back in PATIENCE turns is a lie.
-    """
-    confirmed, manual, liars = set(memory.confirmed), set(memory.manual), set(memory.liars)
-    seen = list(gpus)
-    unmet, locked = dict(memory.unmet), {j: t for j, t in memory.locked_until_s.items() if t > now_s}
-    for gpu in seen:
-        if not math.isnan(gpu.slowdown) and gpu.job and gpu.slowdown > gpu.slowdown_budget + 0.01:
-            locked[gpu.job] = now_s + s.lockout_s
-        ordered = memory.ordered_mw.get(gpu.uuid)
-        if gpu.enforced_mw is None or gpu.seen_age_s > s.stale_s or gpu.uuid in manual:
-            continue
-        if ordered is None:
-            if gpu.enforced_mw not in (gpu.default_mw, gpu.fallback_mw):
-                manual.add(gpu.uuid)
-        elif same(gpu.enforced_mw, ordered):
-            confirmed.add(gpu.uuid)
-            unmet.pop(gpu.uuid, None)
-        elif not same(gpu.enforced_mw, gpu.fallback_mw) and (
-            gpu.uuid in confirmed or not same(gpu.enforced_mw, memory.read_mw.get(gpu.uuid, gpu.default_mw))
-        ):
-            manual.add(gpu.uuid)
-        elif same(gpu.enforced_mw, gpu.fallback_mw) and not same(gpu.enforced_mw, memory.read_mw.get(gpu.uuid, -1)):
-            confirmed.discard(gpu.uuid)  # the lease ended: ordered again
-            unmet.pop(gpu.uuid, None)
-        elif granted.get(gpu.node, False):
-            unmet[gpu.uuid] = unmet.get(gpu.uuid, 0) + 1
-            if unmet[gpu.uuid] >= PATIENCE:
-                liars.add(gpu.node)
-    return replace(
-        memory,
-        confirmed=frozenset(confirmed),
-        manual=frozenset(manual),
-        liars=frozenset(liars),
-        read_mw={gpu.uuid: gpu.enforced_mw for gpu in seen if gpu.enforced_mw is not None},
-        unmet=unmet,
-        locked_until_s=locked,
-    )
-
-
-def give_back(memory: Memory, gpus: Iterable[Gpu], names: frozenset[str]) -> Memory:
-    """A person gave GPUs (by UUID) or all of a node's back to power control: what is set there now counts as ours
-    to change, and the node is believed again."""
-    mine = [gpu for gpu in gpus if (gpu.uuid in names or gpu.node in names) and gpu.enforced_mw is not None]
-    uuids = frozenset(gpu.uuid for gpu in mine)
-    return replace(
-        memory,
-        manual=memory.manual - uuids,
-        liars=memory.liars - names,
-        unmet={uuid: turns for uuid, turns in memory.unmet.items() if uuid not in uuids},
-        ordered_mw={**memory.ordered_mw, **{gpu.uuid: gpu.enforced_mw or 0 for gpu in mine}},
-        confirmed=memory.confirmed | uuids,
-    )
+    return usable - sum(worst_mw(gpu, memory, settings) for gpu in gpus)
 
 
 def decide(
@@ -154,7 +95,7 @@ def decide(
             if target is not None and target < _present(gpu, memory):
                 lower[gpu.uuid] = target
         if room < 0:
-            left = _shed(members, lower, -room, memory, clips)
+            left = _shed(members, lower, -room, memory, s, clips)
             if left > 0:
                 overdrawn[name] = left
             continue
@@ -162,6 +103,11 @@ def decide(
     _whole(everyone, rise, clips)
     ordered = {**memory.ordered_mw, **lower, **rise}
     again = {u for u in (*lower, *rise) if ordered[u] != memory.ordered_mw.get(u)}
+    unread = {
+        uuid: tuple(sorted({*memory.unread_mw.get(uuid, ()), memory.ordered_mw[uuid]})[-_KEPT:])
+        for uuid in again
+        if uuid in memory.ordered_mw and uuid not in memory.confirmed
+    }
     return Orders(
         lower,
         rise,
@@ -169,6 +115,7 @@ def decide(
         replace(
             memory,
             ordered_mw=ordered,
+            unread_mw={**memory.unread_mw, **unread},
             confirmed=memory.confirmed - again,
             changed_s={**memory.changed_s, **dict.fromkeys(again, now_s)},
             raised_at_s=raised_at_s,
@@ -274,7 +221,12 @@ def _together(gpus: Iterable[Gpu], wanted: dict[str, int], memory: Memory, clips
 
 
 def _shed(
-    members: list[Gpu], lower: dict[str, int], missing_mw: int, memory: Memory, clips: dict[str, list[Clip]]
+    members: list[Gpu],
+    lower: dict[str, int],
+    missing_mw: int,
+    memory: Memory,
+    s: Settings,
+    clips: dict[str, list[Clip]],
 ) -> int:
     """Overdrawn: lowers to a common cap until the worst case would fit; never a person's limit. What is left (mW).
 
@@ -285,7 +237,7 @@ def _shed(
         for gpu in members
         if gpu.uuid not in memory.manual and gpu.node not in memory.liars and gpu.enforced_mw is not None
     ]
-    now = {gpu.uuid: worst_mw(gpu, memory) for gpu in free}
+    now = {gpu.uuid: worst_mw(gpu, memory, s) for gpu in free}
     low = {gpu.uuid: max(gpu.min_mw, gpu.fallback_mw) for gpu in free}
     for gpu in free:
         if gpu.uuid in lower:
@@ -335,7 +287,7 @@ def _raise(
     minutes = min(1.0, (now_s - raised_at_s.get(rack, now_s - 60.0)) / 60.0)
     slope_mw = int(s.raise_w_per_min * 1000.0 * max(0.0, minutes))
     rising = sum(target - _present(gpu, memory) for gpu, target in asks.values())
-    costly = sum(max(0, target - worst_mw(gpu, memory)) for gpu, target in asks.values())
+    costly = sum(max(0, target - worst_mw(gpu, memory, s)) for gpu, target in asks.values())
     share = min(1.0, slope_mw / rising if rising else 1.0)
     word = ("slope", f"at most {s.raise_w_per_min:g} W/min") if share < 1.0 else ("", "")
     if costly * share > room_mw:
@@ -346,7 +298,8 @@ def _raise(
         present = _present(gpu, memory)
         given = present + math.floor((target - present) * share)
         if costly:
-            given = min(given, worst_mw(gpu, memory) + math.floor(max(0, target - worst_mw(gpu, memory)) * share))
+            worst = worst_mw(gpu, memory, s)
+            given = min(given, worst + math.floor(max(0, target - worst) * share))
         if given < target:
             clips[uuid].append(Clip(word[0] or "budget", target, given, word[1]))
         given = given // _WATT * _WATT

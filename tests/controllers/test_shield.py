@@ -55,10 +55,12 @@ class World:
     def node(self, uuid: str) -> str:
         return f"n{int(uuid[1:]) // 4}"
 
-    def seen(self) -> list[Gpu]:
+    def seen(self, before: dict[str, int] | None = None) -> list[Gpu]:
+        """`before`: readings are late: of the limits before the last orders."""
+        limit, age_s = (self.limit, 1.0) if before is None else (before, 30.5)
         return [
-            gpu(i, None if f"n{i // 4}" in self.silent else self.limit[f"G{i}"],
-                seen_age_s=math.inf if f"n{i // 4}" in self.silent else 1.0)
+            gpu(i, None if f"n{i // 4}" in self.silent else limit[f"G{i}"],
+                seen_age_s=math.inf if f"n{i // 4}" in self.silent else age_s)
             for i in range(self.n)
         ]  # fmt: skip
 
@@ -75,6 +77,8 @@ EVENTS = (
     "lose_orders",
     "lose_some",
     "delay",
+    "late",
+    "late",
     "restart_agent",
     "die",
 )
@@ -85,14 +89,14 @@ EVENTS = (
 def test_the_sum_of_limits_never_passes_the_budget_whoever_dies(
     data: st.DataObject, n: int, share: float, seed: int
 ) -> None:
-    """Nodes fall silent, leases end one by one or all at once, orders are lost in part, the agent forgets or
-    dies."""
+    """Nodes fall silent, leases end one by one or all at once, orders are lost in part, readings are older than the
+    last orders, the agent forgets or dies."""
     rng = np.random.default_rng(seed)
     world, memory, rack = World(n), Memory(), budget(n, share)
     usable = rack.budget_mw * (1 - S.margin_share)
     granted: dict[str, bool] = {}
     late: dict[str, int] = {}
-    alive = True
+    alive, forgot, before = True, False, dict(world.limit)
     for turn in range(12):
         event = data.draw(st.sampled_from(EVENTS))
         node = f"n{data.draw(st.integers(0, n // 4 - 1))}"
@@ -105,7 +109,7 @@ def test_the_sum_of_limits_never_passes_the_budget_whoever_dies(
         elif event == "expire_one":
             world.limit.update({u: FALLBACK for u in world.limit if world.node(u) == node})
         elif event == "restart_agent":
-            memory = Memory()
+            memory, forgot = Memory(), True
         elif event == "die":
             alive = not alive
         world.limit.update({u: mw for u, mw in late.items() if world.node(u) not in world.silent})
@@ -113,13 +117,15 @@ def test_the_sum_of_limits_never_passes_the_budget_whoever_dies(
         assert world.sum_mw() <= usable
         if not alive:
             continue
-        seen = world.seen()
-        memory = observe(seen, memory, granted, 60.0 * turn, S)
+        seen = world.seen(before if event == "late" else None)
+        before = dict(world.limit)
+        memory = observe(seen, memory, granted, 30.0 * turn, S)
         if event == "restart_agent":
             memory = replace(memory, manual=frozenset())
+        assert forgot or not memory.manual, "no person was there"
         wishes = {g.uuid: float(rng.choice([0, 250_000, 500_000, 900_000])) for g in seen}
         step = data.draw(st.sampled_from([decide, decide_step]))
-        orders = step({"r": rack}, seen, wishes, memory, 60.0 * turn, S)
+        orders = step({"r": rack}, seen, wishes, memory, 30.0 * turn, S)
         memory = orders.memory
         # carried out one after the other, in any order, and the sum holds after each: lowering needs no luck
         todo = list(orders.limits_mw.items())
@@ -206,8 +212,30 @@ def test_a_persons_limit_is_left_and_counted() -> None:
         assert after.manual == {"G0"}
         orders = decide({"r": Rack("r", 1_100_000, 0)}, gpus, {"G0": 400_000.0, "G1": 400_000.0}, after, 10.0, S)
         assert "G0" not in orders.limits_mw
-        assert worst_mw(gpus[0], after) == max(by_hand, FALLBACK)
+        assert worst_mw(gpus[0], after, S) == max(by_hand, FALLBACK)
         assert orders.clips["G0"][0].constraint == "manual"
+
+
+def test_an_order_that_is_read_late_is_no_persons_limit_and_counts_until_it_is_read() -> None:
+    """Readings as old as a turn: every one shows the order before the last."""
+    limit, memory, read = FALLBACK, Memory(), FALLBACK
+    for turn, wish in enumerate((500_000, 450_000, 600_000, 400_000, 550_000)):
+        now_s = 30.0 * turn
+        seen = [gpu(0, read, seen_age_s=30.5, job="")]
+        memory = observe(seen, memory, {"n0": True}, now_s, S)
+        assert not memory.manual
+        assert not memory.liars
+        assert worst_mw(seen[0], memory, S) >= limit
+        memory = decide({"r": budget(8)}, seen, {"G0": float(wish)}, memory, now_s, S).memory
+        read, limit = limit, memory.ordered_mw["G0"]
+    by_hand = observe([gpu(0, 333_000, job="")], memory, {"n0": True}, 30.0 * 6, S)
+    assert by_hand.manual == {"G0"}
+
+
+def test_a_node_that_is_not_read_any_more_counts_at_its_default() -> None:
+    """It may have been started anew."""
+    assert worst_mw(gpu(0, 300_000, seen_age_s=61.0), Memory(), S) == MAX
+    assert worst_mw(gpu(0, 300_000), Memory(), S) == FALLBACK
 
 
 def test_a_node_that_says_done_and_did_not_is_locked_out() -> None:
@@ -218,7 +246,7 @@ def test_a_node_that_says_done_and_did_not_is_locked_out() -> None:
         assert memory.liars == frozenset()
         memory = observe(gpus, memory, {"n0": True}, float(turn), S)
     assert memory.liars == {"n0"}
-    assert worst_mw(gpus[0], memory) == MAX
+    assert worst_mw(gpus[0], memory, S) == MAX
     orders = decide({"r": Rack("r", 10_000_000, 0)}, gpus, {"G0": 650_000.0}, memory, 9.0, S)
     assert orders.clips["G0"][0].constraint == "lockout"
     assert not orders.limits_mw
@@ -276,7 +304,7 @@ def test_an_overdrawn_rack_lowers_those_that_it_can() -> None:
     orders = decide({"r": rack}, gpus, {f"G{i}": 700_000.0 for i in range(8)}, memory, 1e6, S)
     assert len(set(orders.lower_mw.values())) == 1
     after = [gpus[0], *(replace(g, enforced_mw=orders.lower_mw[g.uuid]) for g in gpus[1:])]
-    assert headroom_mw(rack, after, orders.memory, S) >= 0
+    assert headroom_mw(rack, after, observe(after, orders.memory, {}, 1e6 + 60, S), S) >= 0
     assert not orders.overdrawn
     small = decide({"r": Rack("r", 1_000_000, 0)}, gpus, {}, memory, 1e6, S)
     assert small.overdrawn["r"] > 0
