@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import figures_page
 from kernel_plot import kernels_svg
@@ -80,7 +82,20 @@ def chart_schema() -> str:
         "properties": fields,
     }
     schema["$defs"] = {name: own["$defs"][name] for name in sorted(used)}
+    _require(schema, yaml.safe_load((FOLDER / "../../helm/nightshift/values.yaml").read_text()))
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _require(part: dict[str, object], values: dict[str, object]) -> None:
+    """Every value that has a default has to be there: an upgrade with `--reuse-values` keeps an older release's
+    defaults, and what is new since would otherwise end as a nil pointer in a template."""
+    known = part.get("properties")
+    if not isinstance(known, dict):
+        return
+    part["required"] = [name for name in known if values.get(name) is not None]
+    for name, value in values.items():
+        if isinstance(value, dict) and name != "config" and name in known:
+            _require(known[name], value)
 
 
 def _named(part: object) -> set[str]:

@@ -12,7 +12,7 @@ from tests.test_docs import COMMAND, commands, parse
 
 HELM = [line for _, line in commands() if line.startswith("helm ")]
 KUBECTL = [line for _, line in commands() if line.startswith("kubectl ")]
-SWITCHES = {"--create-namespace", "--reuse-values"}
+SWITCHES = {"--create-namespace", "--reset-then-reuse-values"}
 OPTIONS = {"--namespace", "--set"}
 
 
