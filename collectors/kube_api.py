@@ -161,9 +161,13 @@ class KubeApi:
             data = answer.read()
         except (HTTPError, OSError) as error:
             raise Busy(f"kubernetes: the answer to {target} broke off: {error}") from error
+        self._heed(answer.headers.get("Warning", ""))
         if 200 <= answer.status < 300:
             return _decode(data, target)
         raise refusal(answer.status, data, answer.headers, target)
+
+    def _heed(self, warnings: str) -> None:
+        """What an answer's `Warning` headers say; who only reads leaves it."""
 
     def _call(
         self,

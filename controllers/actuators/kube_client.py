@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,10 +11,34 @@ from collectors.kube_api import Busy, KubeApi, NotFound, Object, Refused
 
 __all__ = ["KubeClient", "NotFound", "Object"]
 MERGE = "application/merge-patch+json"
+_WARNING = re.compile(r'\b299 \S+ "((?:[^"\\]|\\.)*)"')
+"""RFC 7234, 5.5; Kubernetes sends code 299 (KEP-1693): deprecated fields, admission webhooks, unknown fields."""
+_MOST_WARNINGS, _LONGEST_WARNING = 5, 256
 
 
 class KubeClient(KubeApi):
-    """Reads and writes with one identity."""
+    """Reads and writes with one identity. What the server warns a thread of is kept until it is asked for."""
+
+    def __init__(self, api: Any, **more: Any) -> None:
+        super().__init__(api, **more)
+        self._warned = threading.local()
+
+    def _heed(self, warnings: str) -> None:
+        known = self._warnings()
+        for text in _WARNING.findall(warnings):
+            said = re.sub(r"\\(.)", r"\1", text)[:_LONGEST_WARNING]
+            if said not in known and len(known) < _MOST_WARNINGS:
+                known.append(said)
+
+    def _warnings(self) -> list[str]:
+        found: list[str] = self._warned.__dict__.setdefault("texts", [])
+        return found
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the server warned this thread of since it was last asked."""
+        found = tuple(self._warnings())
+        self._warnings().clear()
+        return found
 
     def request(
         self,

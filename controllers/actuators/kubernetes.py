@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.base import Permanent
+from collectors.base import Permanent, Temporary
 from collectors.kube_api import Refused
 from collectors.subject import SubjectKind
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition, UnderWay
@@ -85,6 +86,7 @@ class KubernetesActuator:
         self, settings: KubernetesSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
+        self._warned: dict[str, tuple[str, ...]] = {}  # action → what was warned of in its tries so far
         self.marks = Marks(kube, settings.field_manager, now_s)
         self._work = Workloads(kube, self.marks, settings.field_manager, now_s, settings.save_wait_s)
 
@@ -147,7 +149,19 @@ class KubernetesActuator:
     # acting
 
     def execute(self, action: Action) -> Outcome:
+        """What the API server warns of meanwhile stands in the outcome, of all the tries that it took."""
         self._check_target(action)
+        self._kube.warnings()  # of other calls
+        before = self._warned.pop(action.id, ())
+        try:
+            outcome = self._carry_out(action)
+        except Temporary:
+            self._warned[action.id] = (*before, *self._kube.warnings())
+            raise
+        said = dict.fromkeys((*before, *self._kube.warnings()))
+        return replace(outcome, detail="; the API server warns: ".join((outcome.detail, *said)))
+
+    def _carry_out(self, action: Action) -> Outcome:
         match action.kind:
             case _A.SUGGEST_SCALING:
                 return self._suggest(action)

@@ -18,6 +18,7 @@ from controllers.actuators.kube_jobs import RESUME_STEP
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, finished, job, stop_pods
 from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.faults import Fault
 from tests.kubernetes_api.test_leaving import settled
 
 _numbers = itertools.count()
@@ -68,6 +69,24 @@ def test_a_cordon_happens_once_is_read_back_and_taken_back(cluster: Cluster, act
     assert actuator.undo(action).status is S.DONE
     assert schedulable(cluster, node)
     assert actuator.undo(action).status is S.ALREADY_DONE
+
+
+def test_what_the_api_server_warns_of_stands_in_the_outcome(cluster: Cluster, actuator: KubernetesActuator) -> None:
+    """Of the tries that failed, too, each text once; an action that was not warned of says nothing."""
+    if cluster.server is None:
+        pytest.skip("a real server does not warn on request")
+    node, quiet = cluster.node(), cluster.node()
+    action = on_node(ActionKind.CORDON, node)
+    faults = cluster.server.faults
+    faults.plan(Fault.WARN, 1, lambda method, path: method == "GET" and path.endswith(node))
+    faults.plan(Fault.INTERNAL, 1, lambda method, path: method == "PATCH" and path.endswith(node))
+    faults.plan(Fault.WARN, 1, lambda method, path: method == "PATCH" and path.endswith(node))
+    with pytest.raises(Temporary):
+        KubernetesActuator.execute(actuator, action)
+    said = actuator.execute(action).detail
+    assert said.count('the webhook "owners" says: this node belongs to team-b') == 1
+    assert said.count("v1beta9 Node is deprecated") == 1
+    assert "warns" not in actuator.execute(on_node(ActionKind.CORDON, quiet)).detail
 
 
 def test_what_a_person_cordoned_is_never_uncordoned(cluster: Cluster, actuator: KubernetesActuator) -> None:

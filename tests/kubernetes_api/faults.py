@@ -21,6 +21,8 @@ class Fault(StrEnum):
     """The effect happens, then the connection breaks."""
     EXPIRED_TOKEN = "expired token"
     """401, as for a token whose file has just been renewed."""
+    WARN = "warning"
+    """Does as it is asked, and warns, as for a deprecated version or by an admission webhook."""
 
 
 STATUS = {
@@ -29,6 +31,7 @@ STATUS = {
     Fault.UNAVAILABLE: ("ServiceUnavailable", "the server is currently unable to handle the request"),
     Fault.EXPIRED_TOKEN: ("Unauthorized", "Unauthorized"),
 }
+WARNING = '299 - "the webhook \\"owners\\" says: this node belongs to team-b", 299 - "v1beta9 Node is deprecated"'
 Matches = Callable[[str, str], bool]
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from . import protobuf
 from .errors import ApiError
-from .faults import STATUS, Fault
+from .faults import STATUS, WARNING, Fault
 from .query import is_true
 from .storage import Object
 
@@ -87,14 +87,14 @@ class Handler(BaseHTTPRequestHandler):
             self._hang_up()
             return
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._answer(code, answer)
+            self._answer(code, answer, warns=fault is Fault.WARN)
 
     def _hang_up(self) -> None:
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, code: int, answer: Any) -> None:
+    def _answer(self, code: int, answer: Any, *, warns: bool = False) -> None:
         data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         self.send_response(code)
         self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
@@ -104,6 +104,8 @@ class Handler(BaseHTTPRequestHandler):
         )
         if retry is not None:
             self.send_header("Retry-After", str(retry))
+        if warns:
+            self.send_header("Warning", WARNING)
         self.end_headers()
         self.wfile.write(data)
         self.wfile.flush()
