@@ -115,7 +115,7 @@ class App:
         self.policies = build_policies(settings, self.store, self.gate, self.clock, self.metrics)
         self.power = build_power(
             settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies,
-            lambda: self.lifecycle.term,
+            lambda: self.lifecycle.term, lambda: self.lifecycle.leads,
         )  # fmt: skip
         self.scheduling = build_scheduling(
             settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies
@@ -153,6 +153,7 @@ class App:
         if self.lifecycle.leads:
             if self._led_term != self.lifecycle.term:
                 self.watch.resume(now_s)
+                self.policies.lead()
                 self._led_term = self.lifecycle.term
         elif self._led_term is None or self._store_answers():
             self._looked_at = time.monotonic()

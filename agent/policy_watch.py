@@ -24,7 +24,13 @@ _WORTH_EVERY_S = 3600.0
 _DAY_S = 86_400.0
 
 
-_SIGNS = {"budget": "budget", "violation": "violation", "locked": "lockout", "drift": "drift", "worse": "worth"}
+_SIGNS = {
+    "drift:": "drift",  # first: it names inputs, and one of them is called budget
+    "budget event": "budget",
+    "violation": "violation",
+    "locked out": "lockout",
+    "worse than": "worth",
+}
 REASONS = (*_SIGNS.values(), "other")
 
 
@@ -48,14 +54,7 @@ class Uncounted:
 
 def reason_of(why: str) -> str:
     """A demotion's reason as one of few words, for a metric's label."""
-    words = {
-        "budget": "budget",
-        "violation": "violation",
-        "locked out": "lockout",
-        "drift": "drift",
-        "worse": "worth",
-    }
-    return next((word for sign, word in words.items() if sign in why), "person")
+    return next((word for sign, word in _SIGNS.items() if sign in why), "other")
 
 
 @dataclass
@@ -68,27 +67,38 @@ class PolicyWatch:
 
     def __post_init__(self) -> None:
         self._joiners: dict[str, Joiner] = {}
+        self._asked: dict[str, tuple[str, JoinSettings]] = {}  # kind → sha256 of what this daemon asks
         self._mutex = threading.Lock()
         self._next_s = -float("inf")
         self._worth_s: dict[str, float] = {}
         self._log = structlog.get_logger("policies")
 
     def begin(self, kind: str, policy: str, sha256: str, join: JoinSettings | None = None) -> Standing:
-        """Stands what the daemon will ask up, and gives up the outcomes that a process before it left open."""
-        now_s = self.gate.clock.now_s()
+        """Stands what the daemon will ask up. What is open stays open: this replica may only stand by."""
         standing = self.gate.stand(kind, policy, sha256)
-        lost = self.receipts.void_open(kind, now_s, "the daemon was started anew")
-        if lost:
-            self.counters.outcomes(kind, "void", lost)
-        self._joiners[kind] = Joiner(join or JoinSettings())
+        self._asked[kind] = sha256, join or JoinSettings()
         self._told(standing)
         return standing
 
+    def lead(self) -> None:
+        """This replica leads from now on: gives up the outcomes that the one before it left open, since what that
+        one had seen of them is gone. Raises Temporary where the store is away; to be told again, then."""
+        now_s = self.gate.clock.now_s()
+        for kind, (_, join) in self._asked.items():
+            lost = self.receipts.void_open(kind, now_s, "another daemon took over")
+            if lost:
+                self.counters.outcomes(kind, "void", lost)
+            with self._mutex:
+                self._joiners[kind] = Joiner(join)
+
     def trusts(self, kind: str) -> Callable[[str, bool, float], Trust]:
-        """(job, its owner opted in, now) → trust, from one reading of the store."""
+        """(job, its owner opted in, now) → trust, from one reading of the store. None for a policy that stands but
+        is not what this daemon asks: it was stood up after the daemon started."""
         try:
             standing = self.gate.standing(kind)
         except Permanent:  # nobody has stood a policy up
+            return lambda _job, _opted_in, _now_s: Trust()
+        if kind in self._asked and self._asked[kind][0] != standing.manifest_sha256:
             return lambda _job, _opted_in, _now_s: Trust()
         criteria = self.gate.criteria_of(kind)
         return lambda job, opted_in, now_s: trust_of(standing, job, opted_in, now_s, criteria)

@@ -45,6 +45,7 @@ def build_power(
     metrics: Metrics,
     watch: PolicyWatch,
     term: Callable[[], int],
+    leads: Callable[[], bool] = lambda: True,
 ) -> PowerLoop | None:
     """Raises Permanent where a policy file or a certificate is not fit."""
     power = settings.power
@@ -77,6 +78,7 @@ def build_power(
         halted=lambda: gate.halted().halted,
         ill_nodes=ill_nodes,
         term=term,
+        leads=leads,
         store=lambda state: store.keep({_STATE: state}),
         recall=recall,
         released=lambda: released(store),

@@ -11,6 +11,7 @@ import numpy as np
 from collectors.base import Permanent
 from collectors.seal import SealError, trusted_keys
 from controllers.decision import Decision, Mode, Policy, Trust, decide
+from controllers.drift import Drift, Envelope
 from controllers.policy_file import PolicyFile, read
 from controllers.power import descent
 from controllers.power.arms import Round
@@ -21,6 +22,19 @@ from controllers.power.gang import DescentPolicy, Gang, GangSeen, Guard, Highest
 from controllers.power.settings import PowerSettings
 
 Belief = tuple[Gang, Outlook, GangSeen, descent.Care]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The learned policy that is asked, and how far what it sees is from its training."""
+
+    file: PolicyFile
+    drift: Drift
+
+    @classmethod
+    def of(cls, file: PolicyFile | None) -> Asked | None:
+        """None for the heuristic. Raises PolicyRefused where the file's envelope is not fit."""
+        return None if file is None else cls(file, Drift(Envelope.of(file)))
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,7 @@ class Decided:
 
 
 def decide_gang(
-    job: str, belief: Belief, trust: Trust, file: PolicyFile | None, rng: np.random.Generator, now_s: float
+    job: str, belief: Belief, trust: Trust, asked: Asked | None, rng: np.random.Generator, now_s: float
 ) -> Decided:
     """Asks the policy and the baseline; moves the gang's home to what is executed. The receipt's prediction is of
     the level that is executed, whoever asked for it."""
@@ -70,8 +84,9 @@ def decide_gang(
     treated = bool(trust.chance > 0 and rng.random() < trust.chance)
     beliefs = {job: (gang, seen)}
     policy: Policy[GangSeen, int] = DescentPolicy(beliefs, care)
-    if file is not None:
-        policy = NetworkPolicy(file, beliefs, care, greedy=trust.mode is not Mode.TRIAL)
+    network = None
+    if asked is not None:
+        policy = network = NetworkPolicy(asked.file, beliefs, care, greedy=trust.mode is not Mode.TRIAL)
     guard = Guard(gang, seen, care)
     level, decision = decide(
         "power", trust.mode, policy, Highest(), guard, observation, rng, now_s,
@@ -81,6 +96,9 @@ def decide_gang(
     slow, slow_sd = float(seen.slowdown[0, level]), float(seen.slowdown_sd[0, level])
     expected = {"slowdown_executed": 1.0 + slow, "slowdown_sd": slow_sd} if math.isfinite(slow + slow_sd) else {}
     decision = replace(decision, prediction=expected)
+    if asked is not None and network is not None and network.inputs is not None:
+        asked.drift.take(job, network.inputs, now_s)
+        decision = replace(decision, outside=asked.drift.envelope.outside(network.inputs))
     probes = level == TOP and decision.why.startswith("reference")
     if treated and not probes:
         gang.jobs.home[0] = level

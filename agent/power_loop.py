@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from agent.power_decide import Belief, Decided, decide_gang
+from agent.power_decide import Asked, Belief, Decided, decide_gang
 from agent.power_parts import Around, Happened, Trusts, Turn
 from agent.power_windows import GpuWindow, Windows, mean
 from collectors.base import Permanent, Temporary
@@ -59,11 +59,11 @@ class PowerLoop:
     ) -> None:
         """`file`: the learned policy that is asked; without, the heuristic."""
         self.settings, self._nodes, self._around = settings, nodes if settings.act else None, around
-        self._windows = Windows(inventory)
+        self._inventory, self._windows = inventory, Windows(inventory)
         self._log = structlog.get_logger("power")
         self._rng = np.random.default_rng(seed)
         self._bank = Bank.make()
-        self._file = file
+        self._file, self._asked = file, Asked.of(file)
         self._care = descent.Care()
         self._rack_of = {node: name for name, rack in settings.racks.items() for node in rack.nodes}
         self._breakers = dict.fromkeys(settings.racks, Breaker())
@@ -80,7 +80,7 @@ class PowerLoop:
         self._closed_s = -math.inf
         self._queue: queue.Queue[tuple[Tick, bool] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
-        self._restore()
+        self._looked_in = self._turned_in = -1  # the lead's term in which it last looked, and turned
 
     @property
     def policy(self) -> str:
@@ -109,6 +109,9 @@ class PowerLoop:
 
     def take(self, tick: Tick) -> None:
         """Takes a look in; a turn is due at the end of a window, or at once where a breaker trips."""
+        if (term := self._around.term()) != self._looked_in:
+            self._looked_in, self._closed_s = term, -math.inf
+            self._windows = Windows(self._inventory)
         self._windows.take(tick)
         tripped = self._watch_draw(tick)
         if tripped:
@@ -127,6 +130,8 @@ class PowerLoop:
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
+            if not self._around.leads():  # it waited here while another daemon took over
+                continue
             try:
                 self.turn(item[0].at_s)
             except (Temporary, Permanent) as error:
@@ -138,6 +143,9 @@ class PowerLoop:
     def turn(self, now_s: float) -> Turn:
         """Closes the window and decides. Raises Temporary or Permanent where the store or the nodes' answers do."""
         s = self.settings
+        if (term := self._around.term()) != self._turned_in:
+            self._take_over()
+            self._turned_in = term
         told = self._nodes.status() if self._nodes is not None else {}
         seen, speeds = self._windows.close(now_s)
         ill = self._around.ill_nodes()
@@ -152,7 +160,7 @@ class PowerLoop:
         self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
         self._settle({g.uuid: g.enforced_mw for g in gpus})
         self._look_back(beliefs, {j: {self._rack_of.get(w.node, "") for w in gangs[j]} for j in gangs}, now_s)
-        trusts = self._trusts(len(gangs), newly_locked(before, self._memory))
+        trusts = self._trusts(len(gangs), newly_locked(before, self._memory), now_s)
         found = Turn()
         if self._around.halted():
             self._around.count("halted")
@@ -162,7 +170,7 @@ class PowerLoop:
         decided: list[Decided] = []
         for job, members in gangs.items():
             trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
-            made = decide_gang(job, beliefs[job], trust, self._file, self._rng, now_s)
+            made = decide_gang(job, beliefs[job], trust, self._asked, self._rng, now_s)
             made = replace(made, highest_mw={w.uuid: self._range(w, told)[1] for w in members})
             wishes.update(made.wishes_mw(made.level))
             decided.append(made)
@@ -210,8 +218,9 @@ class PowerLoop:
         with self._mutex:
             owed, self._owed = self._owed, Health()
         what = Health(
-            what.turns + owed.turns, what.lockouts + owed.lockouts, 0, what.budget_events + owed.budget_events
-        )
+            what.turns + owed.turns, what.lockouts + owed.lockouts, 0, what.budget_events + owed.budget_events,
+            what.drift,
+        )  # fmt: skip
         try:
             self._around.note(what)
         except (Temporary, Permanent) as error:
@@ -221,9 +230,10 @@ class PowerLoop:
             return False
         return True
 
-    def _trusts(self, turns: int, lockouts: int) -> Trusts:
+    def _trusts(self, turns: int, lockouts: int, now_s: float) -> Trusts:
         """How far the policy is trusted in this turn, once everything that happened is told."""
-        if not self._tell(Health(turns, lockouts)):
+        drift = () if self._asked is None else self._asked.drift.found(now_s)
+        if not self._tell(Health(turns, lockouts, drift=drift)):
             return lambda _job, _opted, _now_s: Trust()
         return self._around.trusts()
 
@@ -386,7 +396,11 @@ class PowerLoop:
         body = {"memory": plain(self._memory), "gangs": gangs, "released": self._released}
         self._around.store(json.dumps(body).encode())
 
-    def _restore(self) -> None:
+    def _take_over(self) -> None:
+        """Forgets this process's own past and takes up what the daemon that led before kept."""
+        self._memory, self._gangs, self._released = shield.Memory(), {}, {}
+        self._before, self._granted, self._pending = {}, {}, []
+        self._jobs, self._turned_s = frozenset(), math.nan
         raw = self._around.recall()
         if raw is None:
             return

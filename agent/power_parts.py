@@ -41,6 +41,8 @@ class Around:
     ill_nodes: Callable[[], frozenset[str]] = frozenset
     """Nodes on which an incident is open."""
     term: Callable[[], int] = lambda: 1
+    """Another one than at the last turn: another daemon may have led in between, and what it kept is taken up."""
+    leads: Callable[[], bool] = lambda: True
     store: Callable[[bytes], None] = lambda _state: None
     recall: Callable[[], bytes | None] = lambda: None
     released: Callable[[], Mapping[str, float]] = dict

@@ -239,6 +239,11 @@ def told(found: Decision, came: Came) -> Iterator[tuple[str, str]]:
     yield "policy", found.policy + (f"; fell back: {found.fallback}" if found.fallback else "")
     for name, value in sorted(found.seen.items()):
         yield "seen", f"{name} = {'missing' if value is None else value}"
+    for name, (value, low, high) in sorted(found.outside.items()):
+        yield (
+            "unknown",
+            f"{name} = {value:.4g} lies outside what the policy was trained on, {low:.4g} to {high:.4g}",
+        )
     yield "proposed", f"{found.proposed} (probability {found.propensity:.3g}): {found.why or 'no reason given'}"
     for clip in found.clips:
         yield "clipped", f"{clip.constraint}: {clip.before} → {clip.after}, {clip.why}"

@@ -69,6 +69,13 @@ def by_window(turns: list[Turn]) -> float:
     return clustered_mean(score, np.arange(len(score))).low
 
 
+def _gains(turns: list[Turn], alpha: float) -> bool:
+    try:
+        return doubly_robust(turns, alpha).low > 0
+    except ValueError:  # too few jobs in an arm: nothing is promoted
+        return False
+
+
 def passes(gain: float, jobs: int, worlds: int, windows: int = 6) -> float:
     """Share of worlds in which any of the looks finds the bound above zero."""
     criteria = Criteria()
@@ -77,7 +84,7 @@ def passes(gain: float, jobs: int, worlds: int, windows: int = 6) -> float:
     for seed in range(worlds):
         turns = world(seed, gain, jobs, windows)
         cuts = [len(turns) * look // criteria.looks for look in range(1, criteria.looks + 1)]
-        passed += any(doubly_robust(turns[:cut], alpha).low > 0 for cut in cuts)
+        passed += any(_gains(turns[:cut], alpha) for cut in cuts)
     return passed / worlds
 
 

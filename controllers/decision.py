@@ -147,6 +147,8 @@ class Decision:
     read_back: Any = None
     mismatch: str = ""
     arm: str = ""  # policy | baseline: whose proposal was executed
+    outside: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Inputs of the policy that lay outside what it was trained on: name → (value, low, high)."""
 
     def to_json(self) -> dict[str, Any]:
         return {**plain(self), "clips": [plain(clip) for clip in self.clips]}
@@ -155,7 +157,7 @@ class Decision:
     def from_json(cls, record: Mapping[str, Any]) -> Decision:
         """Raises ValueError naming the field where the record is not of this form."""
         fields = {f.name for f in dataclasses.fields(cls)}
-        wrong = (fields ^ set(record)) - {"arm"}  # receipts from before it was kept have none
+        wrong = (fields ^ set(record)) - {"arm", "outside"}  # receipts from before they were kept have none
         if wrong:
             raise ValueError(f"decision: fields {sorted(wrong)} are missing or unknown")
         try:

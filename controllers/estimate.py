@@ -17,6 +17,9 @@ F8 = NDArray[np.float64]
 FOLDS = 5
 LEAST_CHANCE = 0.02
 """Propensities below this are refused, not clipped: a clipped weight is a biased one."""
+LEAST_ARM = 20.0
+"""Jobs in either arm, counted by their weights (Kish 1965): with fewer, the bound covers 75-91 % where it says 95
+(measured by us, propensities of 0.03 and 0.05)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,27 @@ def doubly_robust(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
     """Mean reward of the policy less the baseline's, per turn, by augmented inverse propensity weighting (Robins,
     Rotnitzky and Zhao 1994; cross-fitting: Chernozhukov et al. 2018, folds by job).
 
-    The bounds are cluster-robust with Student's t of jobs - 1 degrees (CR1). Turns in which the executed action was
-    certain (chance 0 or 1: the policy would have done what the baseline does) count as no difference.
-    Raises ValueError where a propensity is not usable or fewer than two jobs took part.
+    The bounds are cluster-robust (CR1). Turns in which the executed action was certain (chance 0 or 1: the policy
+    would have done what the baseline does) count as no difference. Raises ValueError where a propensity is not
+    usable, or where an arm rests on fewer than `LEAST_ARM` jobs.
     """
     score, job = scores(turns)
+    for arm, name in ((True, "policy"), (False, "baseline")):
+        behind = arm_jobs(turns, arm)
+        if behind < LEAST_ARM:
+            raise ValueError(f"the {name}'s turns rest on {behind:.1f} jobs by weight, {LEAST_ARM:.0f} are needed")
     return clustered_mean(score, job, alpha)
+
+
+def arm_jobs(turns: Sequence[Turn], treated: bool) -> float:
+    """How many equally weighted jobs an arm's turns are worth: Kish's effective size of the jobs' weights."""
+    weights: dict[str, float] = {}
+    for turn in turns:
+        if turn.treated is treated and 0 < turn.chance < 1:
+            chance = turn.chance if treated else 1.0 - turn.chance
+            weights[turn.job] = weights.get(turn.job, 0.0) + 1.0 / chance
+    squares = math.fsum(weight * weight for weight in weights.values())
+    return math.fsum(weights.values()) ** 2 / squares if squares > 0 else 0.0
 
 
 def scores(turns: Sequence[Turn]) -> tuple[F8, NDArray[np.int64]]:
@@ -107,14 +125,21 @@ def scores(turns: Sequence[Turn]) -> tuple[F8, NDArray[np.int64]]:
 
 
 def clustered_mean(values: F8, job: NDArray[np.int64], alpha: float = 0.05) -> Estimate:
-    """The mean over turns with one-sided bounds that know of jobs. `job`: numbers from 0."""
+    """The mean over turns with one-sided bounds that know of jobs. `job`: numbers from 0.
+
+    Student's t with the degrees of freedom that the jobs' own spread leaves (Satterthwaite 1946, from their fourth
+    moment), at most jobs - 1: where few jobs carry the sum, as with rare draws, there are few.
+    """
     jobs = int(job.max()) + 1
     mean = float(values.mean())
     sums = np.bincount(job, values - mean, jobs)
-    error = math.sqrt(jobs / (jobs - 1) * float((sums**2).sum())) / len(values)
     from scipy.special import stdtrit  # slow to load, and every command loads this module
 
-    reach = float(stdtrit(jobs - 1, 1 - alpha)) * error
+    square = float((sums**2).sum())
+    error = math.sqrt(jobs / (jobs - 1) * square) / len(values)
+    noise = float((sums**4).sum()) - square**2 / jobs
+    free = min(jobs - 1.0, max(1.0, 2.0 * square**2 / noise)) if noise > 0 else jobs - 1.0
+    reach = float(stdtrit(free, 1 - alpha)) * error
     return Estimate(mean, mean - reach, mean + reach, jobs)
 
 

@@ -19,11 +19,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from controllers.decision import Mode, Trust
+from controllers.drift import Left
 from controllers.estimate import Turn, calibration, doubly_robust, quantile_gap, violation_bound
 
 STEPS = (Mode.SHADOW, Mode.TRIAL, Mode.CANARY, Mode.ACTIVE)
@@ -55,8 +56,8 @@ class Criteria:
     holdout_share: float = 0.05
     most_lockouts: float = 0.02
     """Share of the last day's turns that ended in a lock-out, above which a policy is demoted."""
-    most_drift: float = 4.0
-    """Standard deviations of training by which a feature's mean may move."""
+    most_outside: float = 0.05
+    """Share of jobs in which an input may lie outside the range of training, by the bound below it."""
 
 
 CRITERIA: Mapping[str, Criteria] = {
@@ -297,8 +298,8 @@ class Health:
     lockouts: int = 0
     violations: int = 0
     budget_events: int = 0
-    drift: Mapping[str, float] = field(default_factory=dict)
-    """Feature → distance of its mean from training's, in training's standard deviations (`drift_of`)."""
+    drift: tuple[Left, ...] = ()
+    """Inputs that lie outside the range of training now (`controllers.drift`)."""
     treated: tuple[Turn, ...] = ()
     """Turns with the policy and of the holdout, for its worth."""
 
@@ -359,10 +360,10 @@ def demotion(standing: Standing, health: Health, criteria: Criteria) -> str:
         return f"{health.violations} violations of a hard constraint"
     if health.turns and health.lockouts / health.turns > criteria.most_lockouts and health.lockouts > 1:
         return f"locked out in {health.lockouts} of {health.turns} turns"
-    far = {name: size for name, size in health.drift.items() if not size <= criteria.most_drift}
+    far = [left.words for left in health.drift if left.share_low > criteria.most_outside]
     if far:
-        name = max(far, key=lambda key: math.inf if math.isnan(far[key]) else far[key])
-        return f"drift: {name} is {far[name]:.1f} standard deviations from training"
+        more = f", and {len(far) - 3} more" if len(far) > 3 else ""
+        return f"drift: {'; '.join(far[:3])}{more}"
     return _worse(health.treated, criteria)
 
 
@@ -380,16 +381,3 @@ def _worse(turns: Sequence[Turn], criteria: Criteria) -> str:
     error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) for side in sides))
     high = gap + 1.645 * error
     return f"worse than the holdout: gain at most {high:.4f}" if high < 0 else ""
-
-
-def drift_of(
-    mean: Mapping[str, float], spread: Mapping[str, float], recent: Mapping[str, Sequence[float]]
-) -> dict[str, float]:
-    """How far each feature's recent mean lies from training's, in its standard deviations; NaN where nothing is
-    known, which counts as drift."""
-    found = {}
-    for name, centre in mean.items():
-        values = [value for value in recent.get(name, ()) if math.isfinite(value)]
-        width = spread.get(name, math.nan)
-        found[name] = abs(float(np.mean(values)) - centre) / width if values and width > 0 else math.nan
-    return found

@@ -18,10 +18,11 @@ from controllers.policy_file import Normaliser
 from controllers.power import descent
 from controllers.power.belief import TOP, Bank, Ints
 from controllers.power.curves import LEVELS, Floats, on_levels, synthetic
-from controllers.power.features import ACTIONS, FEATURES, apply, features
+from controllers.power.features import ACTIONS, FEATURES, LONGEST, apply, features
 
-WINDOWS = 120
+WINDOWS = LONGEST
 ALLOWED = 0.003
+_KEEP_EVERY = 7
 SWITCH = 0.02
 BUDGETS = (0.03, 0.05, 0.10)
 
@@ -48,6 +49,8 @@ class PowerEnv(VecEnv):
         self.price = 1.0
         self.over_rate = 0.0
         self._next = np.zeros(n, dtype=np.int64)
+        self.kept: list[Floats] = []
+        """Some of what was seen, not normalised: the range of training."""
 
     def reset(self) -> Any:
         n = self.num_envs
@@ -75,6 +78,8 @@ class PowerEnv(VecEnv):
         self.low, self.keep = descent.reachable(seen, self.jobs.home, self.jobs.lowest, self.care)
         found = features(self.jobs, seen, self.low, self.care)
         found = np.nan_to_num(found, nan=0.0, posinf=10.0, neginf=-10.0)
+        if self.window % _KEEP_EVERY == 0:
+            self.kept.append(found)
         if self.normaliser is not None:
             found = self.normaliser(found)
         return found.astype(np.float32)

@@ -12,6 +12,8 @@ from controllers.power.descent import Care, Jobs
 STEPS = (-4, -2, -1, 0, 1, 3)
 """Levels; the last action is one window at the reference."""
 AHEAD = (1, 2, 4, 8)
+LONGEST = 120
+"""Windows of a job in training; one that runs for longer looks as old as that, not like nothing ever seen."""
 ACTIONS = ("down4", "down2", "down1", "stay", "up1", "up3", "reference")
 PROBE = len(STEPS)
 FEATURES = (
@@ -39,6 +41,7 @@ def features(jobs: Jobs, seen: Outlook, low: Ints, care: Care) -> Floats:
     home, n = jobs.home, len(jobs.home)
     local = np.arange(n)
     count = jobs.windows.count
+    known = np.minimum(count, LONGEST)
     with np.errstate(invalid="ignore", divide="ignore"):
         drawn = jobs.windows.draw[:, TOP] / count[:, TOP]
         here = jobs.windows.draw[local, home] / count[local, home]
@@ -54,9 +57,9 @@ def features(jobs: Jobs, seen: Outlook, low: Ints, care: Care) -> Floats:
             slow / care.budget,
             sd / care.budget,
             saved,
-            np.log1p(count[:, TOP]),
-            np.log1p(count[local, home]),
-            np.log1p(jobs.looks),
+            np.log1p(known[:, TOP]),
+            np.log1p(known[local, home]),
+            np.log1p(np.minimum(jobs.looks, LONGEST)),
             *(seen.slowdown[local, b] / care.budget for b in below),
             *(seen.slowdown_sd[local, b] / care.budget for b in below),
             *(seen.gain[local, b] for b in below),

@@ -18,7 +18,7 @@ from controllers.decision import Clip, Proposal, Ruling
 from controllers.policy_file import PolicyFile
 from controllers.power import descent
 from controllers.power.belief import TOP, Bank, N, Outlook
-from controllers.power.curves import LEVELS
+from controllers.power.curves import LEVELS, Floats
 from controllers.power.features import ACTIONS, PROBE, STEPS, features
 
 POWER = "power"
@@ -163,6 +163,8 @@ class NetworkPolicy:
     gangs: Mapping[str, tuple[Gang, Outlook]]
     care: descent.Care
     greedy: bool = True
+    inputs: Floats | None = None
+    """What it saw when it was last asked [n_features]; None before, and where it was not fit to be asked."""
 
     @property
     def name(self) -> str:
@@ -174,6 +176,7 @@ class NetworkPolicy:
         found = features(gang.jobs, seen, low, self.care)
         if not np.isfinite(found).all():
             raise ValueError("a feature is no number: no window at the reference yet")
+        self.inputs = found[0]
         chance = self.file.network.probabilities(found)[0]
         action = int(chance.argmax()) if self.greedy else int(rng.choice(len(chance), p=chance))
         home, lowest = int(gang.jobs.home[0]), int(gang.jobs.lowest[0])

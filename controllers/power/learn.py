@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from controllers.drift import ranges
 from controllers.learnable import environment_sha256, exported, normaliser
 from controllers.policy_file import Interface, Normaliser, PolicyFile
 from controllers.power.belief import Bank
-from controllers.power.features import INTERFACE
+from controllers.power.features import FEATURES, INTERFACE
 
 STEPS = 600_000
 JOBS = 128
@@ -72,6 +73,7 @@ class PowerLearnable:
             "seeds": [seed],
             "steps": int(model.num_timesteps),
             "data": "synthetic curves",
+            "envelope": ranges(FEATURES, np.concatenate(env.kept)),
         }
         return PolicyFile("power-ppo", INTERFACE, exported(model, scale), training, {})
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from agent.app import App
@@ -39,6 +40,7 @@ from controllers.promotion import Criteria, in_holdout
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)
 MAX_MW, MIN_MW, FALLBACK_MW = 700_000, 200_000, 420_000
 LOOK_S, WINDOW_S = 30.0, 30.0
+Measured = tuple[dict[str, str], NDArray[np.float64], NDArray[np.float64], list[tuple[str, NDArray[np.float64]]]]
 CRITERIA = Criteria(
     looks=1, least_jobs=40, most_violations=0.1, p95_margin=0.05, p99_margin=0.06, holdout_share=0.1,
     canary_share=0.4, most_fallback=0.6, most_lost=0.3,
@@ -54,6 +56,7 @@ class Fleet:
     job: dict[str, str] = field(default_factory=dict)
     at_s: float = 0.0
     hot: bool = False
+    term: int = 0
     name: str = "simulated"
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(3))
     _next_s: dict[str, float] = field(default_factory=dict)
@@ -71,26 +74,15 @@ class Fleet:
     # collector
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
-        subjects = tuple(Subject(SubjectKind.GPU, uuid) for uuid in self.limit)
-        for gpu in subjects:
-            pod = Subject(SubjectKind.POD, f"{self.job[gpu.name]}-0")
-            inventory.observe(gpu, Subject(SubjectKind.NODE, self.node(gpu.name)), now_s)
-            if (old := self._told.get(gpu.name)) != pod:
-                if old is not None:
-                    inventory.end(gpu, old, now_s)
-                inventory.observe(gpu, pod, now_s)
-                inventory.observe(pod, Subject(SubjectKind.JOB, self.job[gpu.name]), now_s)
-                self._told[gpu.name] = pod
+        return self.batch(self.measure(now_s), self._told, now_s, inventory)
+
+    def measure(self, now_s: float) -> Measured:
+        """What there is to see since the last time: each GPU's job, limits and draw, and steps by job."""
         watts = np.array([mw / 1000.0 for mw in self.limit.values()])
         share = watts / 700.0
         draw = (600.0 * share**0.8 + 0.0) * (1 + 0.005 * self.rng.normal(size=len(watts)))
         if self.hot:
             draw = draw * 3.0
-        at = np.full((1, 2), now_s)
-        frame = Frame(
-            now_s, SeriesIndex(SubjectKind.GPU, subjects), ("gpu_power_w", "gpu_power_limit_w"),
-            np.column_stack([draw, watts]), at, np.zeros(len(watts), dtype=np.int64),
-        )  # fmt: skip
         steps = []
         for uuid, part in zip(self.limit, share, strict=True):
             pace_s = 0.5 * (1.0 + 0.08 * (1.0 - part) ** 2)
@@ -98,15 +90,39 @@ class Fleet:
             while self._next_s[self.job[uuid]] < now_s:
                 times.append(self._next_s[self.job[uuid]])
                 self._next_s[self.job[uuid]] += pace_s * (1 + 0.002 * self.rng.normal())
-            t = np.array(times)
-            rank = Subject(SubjectKind.RANK, f"{self.job[uuid]}#0")
+            steps.append((self.job[uuid], np.array(times)))
+        return dict(self.job), watts, draw, steps
+
+    @classmethod
+    def batch(cls, measured: Measured, told: dict[str, Subject], now_s: float, inventory: Inventory) -> Batch:
+        """As a collector gives it. `told`: GPU → its pod, as the inventory was told last."""
+        jobs, watts, draw, paces = measured
+        subjects = tuple(Subject(SubjectKind.GPU, uuid) for uuid in jobs)
+        for gpu in subjects:
+            pod = Subject(SubjectKind.POD, f"{jobs[gpu.name]}-0")
+            inventory.observe(gpu, Subject(SubjectKind.NODE, cls.node(gpu.name)), now_s)
+            if (old := told.get(gpu.name)) != pod:
+                if old is not None:
+                    inventory.end(gpu, old, now_s)
+                inventory.observe(gpu, pod, now_s)
+                inventory.observe(pod, Subject(SubjectKind.JOB, jobs[gpu.name]), now_s)
+                told[gpu.name] = pod
+        at = np.full((1, 2), now_s)
+        frame = Frame(
+            now_s, SeriesIndex(SubjectKind.GPU, subjects), ("gpu_power_w", "gpu_power_limit_w"),
+            np.column_stack([draw, watts]), at, np.zeros(len(watts), dtype=np.int64),
+        )  # fmt: skip
+        steps = []
+        for job, t in paces:
+            rank = Subject(SubjectKind.RANK, f"{job}#0")
             steps.append(StepSeries(rank, "r", np.arange(len(t), dtype=np.int64), t, {}, "log"))
         source = SourceStatus(Subject(SubjectKind.SOURCE, "simulated"), now_s, True, samples=len(watts))
         return Batch([source], [frame], steps)
 
     # nodes
 
-    def node(self, uuid: str) -> str:
+    @staticmethod
+    def node(uuid: str) -> str:
         return f"n{int(uuid[1:]) // 8}"
 
     def status(self) -> Mapping[str, NodeStatus]:
@@ -116,9 +132,14 @@ class Fleet:
         return {node: NodeStatus(gpus, 60.0) for node, gpus in found.items()}
 
     def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
-        for lease in leases.values():
-            self.limit.update(lease["limits_mw"])
-        return {node: Grant(True, "ok") for node in leases}
+        said = {}
+        for node, lease in leases.items():
+            ok = lease["term"] >= self.term  # as a real node's: an earlier leader's is refused
+            if ok:
+                self.term = lease["term"]
+                self.limit.update(lease["limits_mw"])
+            said[node] = Grant(ok, "ok" if ok else f"the present term is {self.term}")
+        return said
 
     def close(self) -> None: ...
 

@@ -262,6 +262,7 @@ def test_what_was_learnt_outlives_the_daemon() -> None:
     w = world(store=state.append)
     w.run(25)
     again = world(recall=lambda: state[-1])
+    again.loop._take_over()
     gang = again.loop._gangs[JOB]
     assert int(gang.jobs.looks[0]) == int(w.loop._gangs[JOB].jobs.looks[0])
     np.testing.assert_array_equal(gang.jobs.windows.count, w.loop._gangs[JOB].jobs.windows.count)

@@ -10,7 +10,16 @@ import pytest
 
 from benchmarks.promotion import hard_world
 from controllers.decision import Mode
-from controllers.estimate import Turn, clustered_mean, doubly_robust, quantile_gap, violation_bound
+from controllers.drift import Left
+from controllers.estimate import (
+    LEAST_ARM,
+    Turn,
+    arm_jobs,
+    clustered_mean,
+    doubly_robust,
+    quantile_gap,
+    violation_bound,
+)
 from controllers.promotion import (
     Criteria,
     Health,
@@ -19,7 +28,6 @@ from controllers.promotion import (
     assess,
     chance_of,
     demotion,
-    drift_of,
     in_holdout,
     is_look_due,
     least_jobs,
@@ -76,6 +84,68 @@ def test_with_the_outcome_model_or_the_propensities_right_the_bound_covers_heavy
     assert np.mean(wrong) < 0.5
 
 
+def rare_world(seed: int, jobs: int, chances: tuple[float, float], *, by_job: bool) -> list[Turn]:
+    """A confounder picks the propensity; the coin is a window's, or the whole job's as in canary."""
+    random = np.random.default_rng((seed, 7))
+    turns = []
+    for job in range(jobs):
+        own, level = random.normal(0, 0.1), random.normal()
+        chance, lift = chances[int(level > 0)], 0.03 + random.exponential(0.05) - 0.05
+        whole = bool(random.random() < chance)
+        for _ in range(4):
+            treated = whole if by_job else bool(random.random() < chance)
+            reward = own + 0.1 * level + lift * treated + random.normal(0, 0.05)
+            turns.append(Turn(str(job), treated, chance, reward, 1.0, 1.0, False, (level,)))
+    return turns
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("by_job", [False, True])
+@pytest.mark.parametrize("chances", [(0.03, 0.97), (0.05, 0.5), (0.095, 0.095)])
+@pytest.mark.parametrize("jobs", [8, 40, 120])
+def test_with_few_jobs_or_rare_draws_the_bound_covers_or_says_that_it_cannot_be_told(
+    jobs: int, chances: tuple[float, float], by_job: bool
+) -> None:
+    """Skewed effects, 100 fixed worlds each; a refusal promotes nobody, so it counts as covered."""
+    worlds = [rare_world(seed, jobs, chances, by_job=by_job) for seed in range(100)]
+    told = [turns for turns in worlds if min(arm_jobs(turns, arm) for arm in (True, False)) >= LEAST_ARM]
+    for turns in worlds:
+        if turns not in told:
+            with pytest.raises(ValueError, match="jobs by weight"):
+                doubly_robust(turns)
+    assert sum(doubly_robust(turns).low > 0.03 for turns in told) <= 9  # of 100: 5 and two standard errors
+
+
+def shared_world(seed: int, spill: float, shock: float) -> tuple[list[Turn], float]:
+    """20 racks of 6 jobs: a shock that a rack's jobs share in each window, and what a treated neighbour's turn adds
+    to a job's reward. Returns what everybody gains where everybody has the policy instead of nobody."""
+    random = np.random.default_rng((seed, 11))
+    turns = []
+    for rack in range(20):
+        own = random.normal(0, 0.1, 6)
+        for _ in range(8):
+            treated = random.random(6) < 0.5
+            common = random.normal(0, shock)
+            for k in range(6):
+                near = (treated.sum() - treated[k]) / 5.0
+                reward = own[k] + common + 0.03 * treated[k] + spill * near + random.normal(0, 0.05)
+                turns.append(Turn(f"{rack}/{k}", bool(treated[k]), 0.5, reward, 1.0, 1.0, False, ()))
+    return turns, 0.03 + spill
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shock", [0.0, 0.1])
+def test_jobs_that_share_a_rack_do_not_break_the_bound_unless_the_policy_takes_from_its_neighbours(
+    shock: float,
+) -> None:
+    """What treated jobs leave over helps the others, as under a shared power budget: the gain is told too small. A
+    policy that gains at its neighbours' cost is *not* seen by coins of single jobs, and this says so."""
+    for spill, least, most in ((0.0, 0.9, 1.0), (0.05, 0.99, 1.0), (-0.05, 0.0, 0.2)):
+        worlds = [shared_world(seed, spill, shock) for seed in range(60)]
+        covered = float(np.mean([doubly_robust(turns).low <= truth for turns, truth in worlds]))
+        assert least <= covered <= most, (spill, covered)
+
+
 def test_an_arm_that_loses_more_outcomes_than_the_other_is_not_promoted() -> None:
     good = world(1, 0.2, 400, 4)
     assert assess(STANDING, good, 0.0, Criteria(), 1.0, lost=(0.04, 0.04)).ready
@@ -125,7 +195,7 @@ def test_no_difference_is_promoted_in_at_most_one_of_twenty_worlds_over_all_look
     criteria = Criteria()
     wrong = 0
     for seed in range(200):
-        turns = world(seed, 0.0, 80, 6)
+        turns = world(seed, 0.0, 120, 6)
         gains = [
             doubly_robust(turns[: len(turns) * look // 4], criteria.alpha / 4).low > 0 for look in (1, 2, 3, 4)
         ]
@@ -219,14 +289,14 @@ def test_a_trial_touches_only_jobs_whose_owners_opted_in() -> None:
         (Health(10, budget_events=1), "budget"),
         (Health(10, violations=1), "violation"),
         (Health(100, lockouts=3), "locked out"),
-        (Health(10, drift={"width": 5.0}), "drift"),
-        (Health(10, drift={"width": math.nan}), "drift"),
+        (Health(10, drift=(Left("budget", 9, 30, 0.11, 0.0, 1.0),)), "drift: budget left the range of training"),
     ],
 )
 def test_what_goes_wrong_demotes_at_once(health: Health, word: str) -> None:
     for mode in (Mode.TRIAL, Mode.CANARY, Mode.ACTIVE):
         assert word in demotion(replace(STANDING, mode=mode), health, Criteria())
     assert demotion(STANDING, Health(100, lockouts=1), Criteria()) == ""
+    assert demotion(STANDING, Health(10, drift=(Left("width", 1, 30, 0.0001, 0.0, 1.0),)), Criteria()) == ""
 
 
 def test_an_active_policy_that_is_worse_than_the_holdout_is_demoted() -> None:
@@ -237,9 +307,3 @@ def test_an_active_policy_that_is_worse_than_the_holdout_is_demoted() -> None:
     active = replace(STANDING, mode=Mode.ACTIVE)
     assert "holdout" in demotion(active, Health(10, treated=tuple(worse)), Criteria())
     assert demotion(active, Health(10, treated=tuple(world(0, 0.02))), Criteria()) == ""
-
-
-def test_drift_is_told_in_deviations_of_training_and_nothing_known_is_drift() -> None:
-    found = drift_of({"a": 1.0, "b": 0.0}, {"a": 2.0, "b": 1.0}, {"a": [7.0, 7.0], "b": []})
-    assert found["a"] == pytest.approx(3.0)
-    assert math.isnan(found["b"])
