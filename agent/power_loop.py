@@ -8,19 +8,18 @@ renewed and nothing new is. A daemon that dies renews nothing, and the nodes go 
 
 from __future__ import annotations
 
-import json
 import math
 import queue
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import structlog
 
 from agent.power_decide import Asked, Belief, Decided, decide_gang
+from agent.power_kept import Kept
 from agent.power_parts import Around, Happened, Trusts, Turn
 from agent.power_windows import GpuWindow, Windows, mean
 from collectors.base import Permanent, Temporary
@@ -392,25 +391,16 @@ class PowerLoop:
             self._around.keep(done)
 
     def _keep_state(self) -> None:
-        gangs = {job: gang.to_json() for job, gang in self._gangs.items()}
-        body = {"memory": plain(self._memory), "gangs": gangs, "released": self._released}
-        self._around.store(json.dumps(body).encode())
+        self._around.store(Kept(self._memory, self._gangs, self._released).write())
 
     def _take_over(self) -> None:
         """Forgets this process's own past and takes up what the daemon that led before kept."""
-        self._memory, self._gangs, self._released = shield.Memory(), {}, {}
         self._before, self._granted, self._pending = {}, {}, []
         self._jobs, self._turned_s = frozenset(), math.nan
-        raw = self._around.recall()
-        if raw is None:
-            return
-        try:
-            body = json.loads(raw)
-            memory: dict[str, Any] = {
-                k: frozenset(v) if isinstance(v, list) else v for k, v in body["memory"].items()
-            }
-            self._memory = shield.Memory(**memory)
-            self._gangs = {job: Gang.from_json(text) for job, text in body["gangs"].items()}
-            self._released = {str(name): float(at_s) for name, at_s in body.get("released", {}).items()}
-        except (ValueError, KeyError, TypeError) as error:
-            self._log.warning("power state of before not readable; begins anew", error=str(error))
+        kept, raw = Kept(), self._around.recall()
+        if raw is not None:
+            try:
+                kept = Kept.read(raw)
+            except (ValueError, KeyError, TypeError) as error:
+                self._log.warning("power state of before not readable; begins anew", error=str(error))
+        self._memory, self._gangs, self._released = kept.memory, kept.gangs, kept.released
