@@ -8,7 +8,7 @@ uncertainty; two lines of one clock need no margin.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.rca.bundle import Ledger
@@ -136,8 +136,3 @@ def _word(first: Instant, other: Instant) -> str:
 
 def _flat(text: str) -> str:
     return text.replace("\n", "\\n").replace("\r", "\\r")
-
-
-def by_source(records: Sequence[LogRecord], prefix: str) -> list[LogRecord]:
-    """Those whose source has a name that begins so."""
-    return [record for record in records if record.source.startswith(prefix)]

@@ -245,21 +245,6 @@ def as_markdown(lines: list[Line]) -> str:
     return "\n".join([f"**{first}**", *(f"{line}  " for line in rest)])
 
 
-def as_terminal(lines: list[Line]) -> str:
-    """Markup for rich, everything from outside escaped."""
-
-    def escape(text: str) -> str:
-        return plain(text).replace("[", "\\[")
-
-    first, *rest = _dress(
-        lines,
-        escape,
-        lambda label: f"[bold]{escape(label)}[/bold]: ",
-        lambda q: f'[italic]"{escape(plain(q, MAX_QUOTE))}"[/italic]',
-    ).split("\n")
-    return "\n".join([f"[bold]{first}[/bold]", *rest])
-
-
 def _dress(
     lines: list[Line], text: Callable[[str], str], label: Callable[[str], str], quote: Callable[[str], str]
 ) -> str:

@@ -16,7 +16,7 @@ from agent.rca.diagnosis import Confidence, Diagnosis
 from agent.rca.evidence import gather
 from agent.rca.grounding import ground
 from agent.rca.rules import diagnose, recovery_of
-from agent.rca.summary import as_markdown, as_terminal, as_text, plain, summarise
+from agent.rca.summary import as_markdown, as_text, plain, summarise
 from collectors.history import History
 from controllers.action import ActionKind, Situation
 from controllers.playbooks.plugins import build
@@ -174,12 +174,11 @@ HOSTILE = [
 def test_text_from_outside_is_one_harmless_line_in_every_dress(text: str) -> None:
     lines = [(XID_LINES[0][0], f"{XID_LINES[0][1]} {text}"), *XID_LINES[1:]]
     lines_shown = summarise(advised(xid_burst(*lines), of=history(lines)), NOW_S)
-    markdown, terminal = as_markdown(lines_shown), as_terminal(lines_shown)
+    markdown = as_markdown(lines_shown)
     assert "](http" not in markdown
     assert "://" not in markdown
-    assert "\x1b" not in markdown + terminal + as_text(lines_shown)
-    assert "\u202e" not in markdown + terminal
-    assert "[red]" not in terminal.replace("\\[red]", "")
+    assert "\x1b" not in markdown + as_text(lines_shown)
+    assert "\u202e" not in markdown
 
 
 @given(st.text(max_size=300))
