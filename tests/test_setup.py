@@ -17,7 +17,7 @@ HEAVY = ("torch", "triton", "ray", "pandas", "pytest", "langchain")
 
 @pytest.mark.full
 def test_core_setup_is_quick_and_light(tmp_path: Path) -> None:
-    """`make setup` in a fresh clone takes under two CPU minutes, installs no heavy extra, and does nothing twice."""
+    """`make setup` in a fresh clone takes under two CPU minutes, installs no heavy extra and does nothing twice."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     plain = {name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "MAKEFLAGS"}}

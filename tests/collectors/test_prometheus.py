@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
 import shutil
@@ -24,14 +22,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from collectors.check import check_collect
 from collectors.frame import Frame, Reason
-from collectors.http import Answer, SourceError
 from collectors.prometheus import PrometheusCollector
-from collectors.prometheus_api import VectorReader, over_range, read_matrix, read_vector
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
 from tests.processes import await_answer, end, free_port
@@ -386,74 +380,3 @@ def test_tls_is_verified_against_the_given_authority_and_refused_otherwise(
     batch = check_collect(collector(server.url, **only), time.time(), Inventory(), 30.0, expect_ok=False)
     assert batch.sources[0].reason is Reason.UNREACHABLE
     assert "certificate" in batch.sources[0].detail.lower()
-
-
-def answered(body: bytes) -> Answer:
-    return Answer(body, "application/json", 0.0, math.nan)
-
-
-UUIDS = st.text(max_size=6) | st.sampled_from(['"},"value":[1,"9"]},{"metric":{', "a_b", '"]}]', "\\"])
-TEXTS = st.sampled_from(["1", "-2.5e+09", "NaN", "+Inf", "0", "1e999", "007"]) | st.floats().map(repr)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_the_fast_reader_says_what_the_plain_one_says_of_every_sequence_of_answers(data: st.DataObject) -> None:
-    reader = VectorReader(max_keys=20, max_shapes=2)
-    pool = data.draw(st.lists(UUIDS, min_size=1, max_size=6, unique=True))
-    for _ in range(4):
-        chosen = data.draw(st.lists(st.sampled_from(pool), max_size=5))
-        at_s = data.draw(st.sampled_from([1700000000, 1700000000.123]))
-        rows = [{"metric": {"UUID": u}, "value": [at_s, data.draw(TEXTS)]} for u in chosen]
-        body = vector(rows)
-        if data.draw(st.booleans()):
-            body = body[:-1] + b',"warnings":["store x is away"]}'
-        if data.draw(st.integers(0, 5)) == 0:
-            body = body[: data.draw(st.integers(0, len(body)))]
-        try:
-            expected = read_vector(answered(body))
-        except SourceError as error:
-            with pytest.raises(SourceError) as raised:
-                reader.read(answered(body))
-            assert raised.value.reason is error.reason  # noqa: PT017  the plain reader is the oracle
-            continue
-        found = reader.read(answered(body))
-        assert list(found.labels) == list(expected.labels)
-        np.testing.assert_array_equal(found.values, expected.values)
-        assert found.warnings == expected.warnings
-        assert found.at_s == expected.at_s or not chosen
-
-
-def test_a_range_stands_on_the_grid_that_was_asked_for() -> None:
-    series = {"metric": {"UUID": "GPU-0"}, "values": [[100, "1"], [110.0, "NaN"], [115, "4"], [999, "7"]]}
-    body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [series]}}).encode()
-    matrix = read_matrix(answered(body), 100.0, 120.0, 5.0)
-    assert matrix.t_s.tolist() == [100, 105, 110, 115, 120]
-    np.testing.assert_array_equal(matrix.values[:, 0], [1, np.nan, np.nan, 4, np.nan])
-    request = over_range("http://p/", "up", 100.0, 120.0, 5.0)
-    assert request.url == "http://p/api/v1/query_range"
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.floats(allow_nan=False)
-    | st.text(max_size=8)
-    | st.sampled_from(["success", "vector"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["status", "data", "result", "resultType", "metric", "value"]), inner, max_size=4
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(JSON)
-def test_any_json_is_a_vector_or_an_error_by_name(document: object) -> None:
-    for body in (orjson.dumps(document), vector([document])):
-        for read in (read_vector, VectorReader().read, lambda a: read_matrix(a, 0.0, 10.0, 1.0)):
-            with contextlib.suppress(SourceError):  # and nothing else
-                assert read(answered(body)).values.dtype == np.float64

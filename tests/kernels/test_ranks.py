@@ -19,7 +19,7 @@ from kernels.judge.verdict import Reason, Status, Verdict
 from kernels.problem import Case
 from kernels.problems import named
 from kernels.registry import Registry, State
-from tests.kernels.test_apply import RMS
+from tests.kernels.applied_records import RMS
 
 SCRIPT = Path(__file__).parent / "ranked.py"
 SIGNER = Signer.from_bytes(bytes(range(32)))
