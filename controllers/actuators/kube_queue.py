@@ -21,7 +21,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -159,7 +159,7 @@ class KubernetesQueue:
 
     def _pass_checks(self, path: str, item: Object, version: str) -> bool:
         ours, states = self._our_checks(), (item.get("status") or {}).get("admissionChecks") or []
-        at = datetime.fromtimestamp(self._now_s()).astimezone().isoformat(timespec="seconds")
+        at = datetime.fromtimestamp(self._now_s(), UTC).isoformat(timespec="seconds")
         passed = {"state": "Ready", "message": "nightshift: may start", "lastTransitionTime": at}
         made = [
             {**state, **passed} if state.get("name") in ours and state.get("state") == "Pending" else state
