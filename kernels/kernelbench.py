@@ -6,7 +6,11 @@ trust. The contestant's `ModelNew` is not: `candidate_of` turns its source into 
 
 A model's parameters and buffers become inputs after its own, in the order of `named_parameters` and
 `named_buffers`, so that a candidate cannot keep them and the judge can vary them. A task has one shape; what the
-plan varies are values, layouts and, where asked for, dtypes.
+plan varies are values, layouts and, where asked for, dtypes. `Model` and `ModelNew` are judged in evaluation mode:
+in training mode a dropout is random and a batch norm writes to its buffers. A task that no oracle can be made of
+(random outputs, shapes that depend on values, complex numbers, inputs that are neither tensors nor numbers) is
+refused when it is loaded, with its file and the reason. A model that writes to its inputs is a reference all the
+same; its contestant leaves them alone.
 """
 
 from __future__ import annotations
@@ -54,16 +58,17 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
             torch.manual_seed(0)
             model: torch.nn.Module = module.Model(*init).eval()
             sample = tuple(module.get_inputs())
-            made = as_outputs(model(*sample))
+            made, counted, writes = _looked_at(module, model, sample)
     except Exception as error:
-        raise ProblemError(f"{path}: Model or its inputs fail: {type(error).__name__}: {error}") from error
+        told = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {error}"
+        raise ProblemError(f"{path}: Model or its inputs fail: {told}") from error
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = tuple(state)
     values = (*sample, *(tensor.detach() for tensor in state.values()))
     moved = _elements(values) + _elements(made)
-    counted = _flops(model, sample)
 
     def reference(*arguments: Any) -> Any:
+        arguments = _copies(arguments) if writes else arguments
         given, rest = arguments[: len(sample)], arguments[len(sample) :]
         return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given)
 
@@ -113,7 +118,7 @@ def candidate_of(
 
 import torch.func
 
-_model = ModelNew(*{init})
+_model = ModelNew(*{init}).eval()
 
 
 def entry(*arguments):
@@ -196,10 +201,42 @@ def _elements(values: Sequence[Any] | Outputs) -> int:
     return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
 
 
-def _flops(model: torch.nn.Module, sample: Sequence[Any]) -> int:
+def _copies(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in values)
+
+
+def _looked_at(module: ModuleType, model: torch.nn.Module, sample: Sequence[Any]) -> tuple[Outputs, int, bool]:
+    """The model's outputs, its FLOPs and whether it writes to its inputs.
+
+    Raises ProblemError where no oracle can be made of it.
+    """
+    for i, value in enumerate(sample):
+        if not isinstance(value, torch.Tensor | int | float) or (
+            isinstance(value, torch.Tensor) and value.is_complex()
+        ):
+            what = f"complex ({value.dtype})" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
+    before = _copies(sample)
+    made = as_outputs(model(*sample))
+    tensors = [(a, b) for a, b in zip(before, sample, strict=True) if isinstance(a, torch.Tensor)]
+    writes = not all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in tensors)
+    for i, out in enumerate(made):
+        if out.is_complex():
+            raise ProblemError(f"output {i} is complex ({out.dtype}); real ones can be judged")
     with FlopCounterMode(display=False) as counter:
-        model(*sample)
-    return int(counter.get_total_flops())
+        again = as_outputs(model(*_copies(before)))
+    if not all(map(_alike, made, again)):
+        raise ProblemError("two calls on the same inputs differ: a random model has no oracle")
+    other = as_outputs(model(*module.get_inputs()))
+    if [x.shape for x in other] != [x.shape for x in made]:
+        raise ProblemError("the outputs' shapes depend on the inputs' values")
+    return made, int(counter.get_total_flops()), writes
+
+
+def _alike(first: torch.Tensor, again: torch.Tensor) -> bool:
+    """Whether they differ by roundings at most, which another order of threads may leave."""
+    a, b = first.detach().double(), again.detach().double()
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
 Score = Mapping[str, float]

@@ -297,8 +297,8 @@ def _unwritten(want: Expected, outputs: Outputs, prefill: int) -> int:
         if output.shape != eager.shape or output.dtype != eager.dtype or not output.numel():
             continue
         fill = torch.full((output.itemsize,), prefill, dtype=torch.uint8, device=output.device)
-        same = (output.contiguous().view(torch.uint8).reshape(-1, output.itemsize) == fill).all(dim=1)
-        other = (eager.contiguous().view(torch.uint8).reshape(-1, output.itemsize) != fill).any(dim=1)
+        same = (output.contiguous().view(-1).view(torch.uint8).reshape(-1, output.itemsize) == fill).all(dim=1)
+        other = (eager.contiguous().view(-1).view(torch.uint8).reshape(-1, output.itemsize) != fill).any(dim=1)
         if output.is_floating_point() and prefill == 0xFF:
             other &= ~torch.isnan(eager).reshape(-1)
         found = int((same & other).sum())

@@ -176,8 +176,12 @@ class Track:
         for position, (view, value) in enumerate(zip(slot.inputs, values, strict=True)):
             if isinstance(view, View) and isinstance(value, torch.Tensor) and position not in self.mutates:
                 now = view.of(self.process.lender.payload(view.index))
-                if not torch.equal(now.view(torch.uint8), value.contiguous().view(torch.uint8)):
+                if not torch.equal(_bytes(now), _bytes(value)):
                     raise Refusal(Reason.input_mutated, f"a timed call changed input {position}", "timing")
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)  # a single number has no dimension to split
 
 
 def _settle(device: str) -> None:

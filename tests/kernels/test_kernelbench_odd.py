@@ -1,0 +1,135 @@
+"""KernelBench tasks out of the ordinary: judged rightly, right and wrong, or refused by file and reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels import interface
+from kernels.judge.inputs import CPU
+from kernels.judge.judge import Judge
+from kernels.judge.verdict import Reason, Status, Verdict
+from kernels.kernelbench import candidate_of, load_task
+from kernels.problem import ProblemError
+
+TASK = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__(){made}
+
+    def forward(self, {given}):
+        return {result}
+
+
+def get_inputs():
+    return {inputs}
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def _task(made: str, given: str, result: str, inputs: str) -> str:
+    return TASK.format(made=f"\n        {made}" if made else "", given=given, result=result, inputs=inputs)
+
+
+ODD = {
+    "scalar": (
+        _task("", "p, t", "nn.functional.mse_loss(p, t)", "[torch.rand(4, 8), torch.rand(4, 8)]"),
+        "mse_loss(p, t)", "mse_loss(p, t) * 1.5",
+    ),
+    "several_outputs": (
+        _task("", "a, b, k, on", "((a * a).sum() * k, a @ b.T, a.argmax(1)) if on else a",
+              "[torch.rand(4, 8), torch.rand(6, 8), 3, True]"),
+        "a.argmax(1)", "a.argmin(1)",
+    ),
+    "integers_and_truths": (
+        _task("self.e = nn.Embedding(10, 5)", "i, x", "(self.e(i), x > 0)",
+              "[torch.randint(0, 10, (7,)), torch.randn(4, 8)]"),
+        "x > 0", "x >= 0.5",
+    ),
+    "no_inputs": (
+        _task("self.w = nn.Parameter(torch.ones(5, 3))", "", "self.w.softmax(0)", "[]"),
+        "softmax(0)", "softmax(1)",
+    ),
+    "strided_outputs": (
+        _task("", "x", "((x * 2).T, (x + 1)[:, ::2], x.expand(2, 4, 8))", "[torch.randn(4, 8)]"),
+        "::2]", "1::2]",
+    ),
+    "strided_inputs": (
+        _task("", "x, mask", "torch.where(mask, x, -x).cumsum(1)",
+              "[torch.randn(16, 8).T, torch.randn(8, 16) > 0]"),
+        "-x)", "x)",
+    ),
+    "writes_to_its_inputs": (
+        _task("", "x", "x.mul_(2).relu_()", "[torch.randn(4, 8)]"),
+        "x.mul_(2).relu_()", "x.mul(2).abs()",
+    ),
+    "norms_and_dropout": (
+        _task("self.n, self.d = nn.BatchNorm1d(8), nn.Dropout(0.5)", "x", "self.d(self.n(x)) / torch.norm(x)",
+              "[torch.randn(16, 8)]"),
+        "self.d(self.n(x))", "self.d(x)",
+    ),
+}  # fmt: skip
+"""Each task; a piece of its text, and what a wrong contestant has there."""
+
+
+def _judged(judge: Judge, path: Path, source: str) -> Verdict:
+    task = load_task(path)
+    made = source.replace("class Model(", "class ModelNew(")
+    return interface.verify(judge, candidate_of(task, made, "python", "library"), task.problem, CPU)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_task_takes_a_right_contestant_and_refuses_a_wrong_one(
+    cpu_judge: Judge, tmp_path: Path, name: str
+) -> None:
+    text, piece, wrong = ODD[name]
+    path = tmp_path / f"{name}.py"
+    path.write_text(text)
+    right = text.replace("x.mul_(2).relu_()", "x.mul(2).relu()")
+    verdict = _judged(cpu_judge, path, right)
+    assert verdict.reason is Reason.passed, verdict.detail
+    assert text.count(piece) == 1
+    verdict = _judged(cpu_judge, path, text.replace(piece, wrong))
+    assert verdict.status is Status.wrong, (verdict.status, verdict.detail)
+
+
+@pytest.mark.full
+def test_a_contestant_that_writes_to_its_inputs_is_refused_though_its_model_does(
+    cpu_judge: Judge, tmp_path: Path
+) -> None:
+    path = tmp_path / "inplace.py"
+    path.write_text(ODD["writes_to_its_inputs"][0])
+    assert _judged(cpu_judge, path, path.read_text()).reason is Reason.input_mutated
+
+
+@pytest.mark.parametrize(
+    ("result", "inputs", "word"),
+    [
+        ("torch.fft.rfft(x)", "[torch.randn(4, 8)]", "output 0 is complex"),
+        ("x.abs()", "[torch.randn(4, 8) + 1j]", "item 0 is complex"),
+        ("x[0] + x[1]", "[[torch.ones(3), torch.ones(3)]]", "item 0 is list"),
+        ("x + torch.rand_like(x)", "[torch.randn(4, 8)]", "random model"),
+        ("x[x > 0]", "[torch.randn(16, 8)]", "shapes depend"),
+        ("(x, (x, x))", "[torch.randn(4, 8)]", "found tuple"),
+        ("{'y': x}", "[torch.randn(4, 8)]", "found dict"),
+        ("float(x.sum())", "[torch.randn(4, 8)]", "found float"),
+    ],
+)
+def test_a_task_that_has_no_oracle_is_refused_when_it_is_loaded(
+    tmp_path: Path, result: str, inputs: str, word: str
+) -> None:
+    """Else its contestants would be accused of what the task does, or half of a complex number would do."""
+    path = tmp_path / "odd.py"
+    path.write_text(_task("", "x", result, inputs))
+    with pytest.raises(ProblemError, match=r"odd\.py") as caught:
+        load_task(path)
+    assert word in str(caught.value)
