@@ -109,7 +109,7 @@ def same(left: list[Sample], right: list[Sample]) -> bool:
     )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_every_legal_page_reads_as_the_reference_reads_it_first_and_again(data: st.DataObject) -> None:
     lines, kinds = data.draw(pages())

@@ -93,7 +93,7 @@ def collectors(opened: Any, page_server: Any) -> Callable[[Any], Any]:
     return of
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
 @given(data=st.data())
 def test_a_damaged_page_never_raises(collectors: Any, page_server: Any, data: st.DataObject) -> None:
     """Bytes changed, cut out and put in anywhere, look after look by the same collector."""
