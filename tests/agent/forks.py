@@ -12,7 +12,7 @@ from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.agent.killed", "agent.cli", "agent.settings", "agent.audit", "agent.doctor"])
-LIMIT_S = 250.0
+LIMIT_S = 500.0
 
 
 def run_in_process(target: Callable[..., None], *arguments: object) -> int:

@@ -23,7 +23,7 @@ def run(folder: Path, command: tuple[str, ...], **programs: str) -> tuple[int, s
     words.write_text("")
     script = [part.replace("/tmp/", f"{folder}/").replace("/dev/termination-log", str(words)) for part in command]
     path = f"{folder}:{os.environ['PATH']}"
-    done = subprocess.run(script, env={"PATH": path}, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(script, env={"PATH": path}, capture_output=True, check=False, timeout=240)
     return done.returncode, words.read_text()
 
 

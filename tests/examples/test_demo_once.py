@@ -69,12 +69,12 @@ def test_a_plan_waits_until_somebody_approves_it_on_the_command_line() -> None:
         time.sleep(5)
         assert cluster.effects() == []
         approve = [sys.executable, "-m", "agent", "approve", "INC-1", "--config", str(folder / CONFIG)]
-        subprocess.run(approve, cwd=ROOT, check=True, timeout=60)
+        subprocess.run(approve, cwd=ROOT, check=True, timeout=240)
         next(line for line in lines if "INC-1" in line and "resolved" in line)
         assert [effect.kind for effect in cluster.effects()] == [ActionKind.RESTART_JOB]
     finally:
         demo.send_signal(signal.SIGINT)
-        demo.communicate(timeout=60)
+        demo.communicate(timeout=240)
     assert demo.returncode == 130
 
 

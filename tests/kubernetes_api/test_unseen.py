@@ -49,7 +49,7 @@ def test_the_cluster_tests_pass_on_a_server_that_they_cannot_look_into(kubeconfi
 
 def _run(kubeconfig: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full", "--timeout=60", *FILES],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full", "--timeout=240", *FILES],
         cwd=ROOT,
         env={**os.environ, VARIABLE: str(kubeconfig)},
         capture_output=True,

@@ -246,7 +246,7 @@ def test_a_process_that_is_killed_around_a_call_pages_exactly_once(tmp_path: Pat
     with a_ward(tmp_path, services=services) as ward:
         name = ward.opened()
         command = [sys.executable, "-c", KILLED, str(tmp_path), services.url, when]
-        assert subprocess.run(command, check=False, timeout=60, cwd=Path(__file__).parents[3]).returncode == 9
+        assert subprocess.run(command, check=False, timeout=240, cwd=Path(__file__).parents[3]).returncode == 9
         assert len(services.pages()) == (when == "after")
         ward.once(3, 10.0)
         assert services.pages() == [f"nightshift/alpha/{name}/1"]
