@@ -22,6 +22,7 @@ from agent.access import Verb, may
 from agent.clock import Clock
 from agent.console.words import clock_time
 from agent.gate import Gate
+from agent.outlets.delivery import RateLimited
 from agent.people import Directory
 from agent.policy import Person, must_sign_in_again
 from agent.seen import Window
@@ -45,6 +46,8 @@ REASON_VIEW = "reject_reason"
 _WORKERS = 4
 _MOST_WAITING = 500
 _MODALS = 2
+_MOST_WAIT_S = 10.0
+_AGAIN = "Click Reject again, or use the console or `nightshift reject`."
 _USAGE = (
     "/nightshift status | incidents | show INC-7 | approve INC-7 | promotions | silence KIND:PATTERN 2h REASON | "
     "silences | unsilence NUMBER | halt [REASON] | resume"
@@ -90,6 +93,7 @@ class Desk:
         self._log = structlog.get_logger("slack")
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
         self._modals: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
+        self._stopping = threading.Event()
         pools = ((self._waiting, _WORKERS), (self._modals, _MODALS))
         self._threads = [
             threading.Thread(target=self._work, args=(jobs,), name="slack-click", daemon=True)
@@ -105,6 +109,7 @@ class Desk:
         for jobs, count in ((self._waiting, _WORKERS), (self._modals, _MODALS)):
             for _ in range(count):
                 jobs.put(None)
+        self._stopping.set()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2.0)
@@ -113,9 +118,20 @@ class Desk:
         """Queues a click; False where too many wait."""
         return self._queue(self._waiting, lambda: self._answer(click))
 
-    def ask_reason(self, trigger_id: str, value: str, channel: str) -> bool:
-        """Opens the dialog that asks why; needs nothing but Slack, since its trigger is good for 3 s only."""
-        return self._queue(self._modals, lambda: self._p.web.open_view(trigger_id, reason_view(value, channel)))
+    def ask_reason(self, trigger_id: str, value: str, channel: str, tell: Callable[[Message], None]) -> bool:
+        """Opens the dialog that asks why; needs nothing but Slack, since its trigger is good for 3 s only. Where
+        Slack does not open it, the clicker is told what else there is."""
+
+        def ask() -> None:
+            try:
+                self._p.web.open_view(trigger_id, reason_view(value, channel))
+            except (Temporary, Permanent) as error:
+                self._log.warning("the dialog did not open", error=str(error))
+                self._say(
+                    "reject", tell, said(f"Nothing was rejected: the dialog did not open ({error}). {_AGAIN}")
+                )
+
+        return self._queue(self._modals, ask)
 
     def _queue(self, jobs: queue.Queue[Callable[[], None] | None], job: Callable[[], None]) -> bool:
         try:
@@ -145,10 +161,18 @@ class Desk:
         except Temporary as error:
             message = said(f"Not done, the store or Slack is away ({error}). Try again, or use the CLI.")
         self._p.wake()
+        self._say(click.what, click.tell, message)
+
+    def _say(self, what: str, tell: Callable[[Message], None], message: Message) -> None:
+        """Tells the clicker; once more where Slack asks for a moment."""
         try:
-            click.tell(message)
+            try:
+                tell(message)
+            except RateLimited as error:
+                self._stopping.wait(min(error.retry_after_s or 1.0, _MOST_WAIT_S))
+                tell(message)
         except (OSError, Temporary, Permanent) as error:
-            self._log.warning("the clicker was not told", what=click.what, error=str(error))
+            self._log.warning("the clicker was not told", what=what, error=str(error))
 
     def _outcome(self, click: Click) -> Message:
         name = self._p.members.name_of(click.user, click.workspace)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from collectors.subject import Inventory
 PATH = "/slack/events"
 MAX_BODY_BYTES = 1_000_000
 _CONNECT_AGAIN_S = (1.0, 30.0)
+_MOST_TAKEN = 2000
 
 
 class Slack:
@@ -77,7 +79,9 @@ class Slack:
             self._app_token = secret_of("slack.app_token_file", settings.app_token_file)
         else:
             self._signing_secret = secret_of("slack.signing_secret_file", settings.signing_secret_file)
-        self.web = Web(self._token, settings.api_url, settings.proxy, settings.timeout_s)
+        self.web = Web(self._token, settings.api_url, settings.proxy, settings.timeout_s, self._renewed)
+        self._taken: OrderedDict[str, None] = OrderedDict()
+        self._mutex = threading.Lock()
         suppressor = suppressor or Suppressor(store, clock)
         courier_parts = CourierParts(
             store=store,
@@ -149,7 +153,7 @@ class Slack:
             except (Temporary, Permanent, SlackClientError, OSError) as error:
                 self.problem = str(error)[:300]
                 self._log.error("no connection to Slack yet", error=self.problem, again_in_s=wait_s)
-                self._stopping.wait(wait_s)
+                self._stopping.wait(max(wait_s, getattr(error, "retry_after_s", None) or 0.0))
                 wait_s = min(most_s, 2 * wait_s)
 
     def _connect(self) -> None:
@@ -163,7 +167,10 @@ class Slack:
     def _build_bolt(self) -> App:
         def authorize(team_id: str | None = None, enterprise_id: str | None = None) -> AuthorizeResult:
             return AuthorizeResult(
-                enterprise_id=enterprise_id, team_id=team_id, bot_token=self._token, bot_user_id=self._bot_user
+                enterprise_id=enterprise_id,
+                team_id=team_id,
+                bot_token=self.web.client.token,
+                bot_user_id=self._bot_user,
             )
 
         logger = logging.getLogger("nightshift.slack")
@@ -186,12 +193,22 @@ class Slack:
 
     def _on_reject(self, ack: Ack, body: dict[str, Any], respond: Respond) -> None:
         ack()
+        if self._is_again(body):
+            return
+
+        def tell(message: Message) -> None:
+            _alone(respond, message.text, list(message.blocks))
+
         channel = str((body.get("channel") or {}).get("id", ""))
-        if not self.desk.ask_reason(str(body["trigger_id"]), str(body["actions"][0].get("value", "")), channel):
+        if not self.desk.ask_reason(
+            str(body["trigger_id"]), str(body["actions"][0].get("value", "")), channel, tell
+        ):
             _busy(respond)
 
     def _on_reason(self, ack: Ack, body: dict[str, Any], view: dict[str, Any]) -> None:
         ack()
+        if self._is_again(body):
+            return
         channel, value, reason = reason_of(view)
         user, workspace = _who(body)
 
@@ -205,6 +222,8 @@ class Slack:
         self._take(body, "command", str(body.get("text", ""))[:1000], respond)
 
     def _take(self, body: Mapping[str, Any], what: str, value: str, respond: Respond) -> None:
+        if self._is_again(body):
+            return
         user, workspace = _who(body)
         channel = body.get("channel")
         name = str(channel.get("id", "")) if isinstance(channel, Mapping) else str(body.get("channel_id", ""))
@@ -214,6 +233,26 @@ class Slack:
 
         if not self.desk.take(Click(user, workspace, what, value, name, tell)):
             _busy(respond)
+
+    def _is_again(self, body: Mapping[str, Any]) -> bool:
+        """Whether Slack delivers again what it delivered before: it does so where the acknowledgement did not reach
+        it, and each request of a person has a trigger of its own."""
+        trigger = str(body.get("trigger_id") or "")
+        if not trigger:
+            return False
+        with self._mutex:
+            again = trigger in self._taken
+            self._taken[trigger] = None
+            while len(self._taken) > _MOST_TAKEN:
+                self._taken.popitem(last=False)
+        return again
+
+    def _renewed(self) -> str:
+        try:
+            return secret_of("slack.bot_token_file", self._settings.bot_token_file)
+        except Permanent as error:
+            self._log.error("the bot token's file cannot be read", error=str(error))
+            return ""
 
     async def _from_http(self, request: Request) -> Response:
         """Reads a bounded body and checks the signature and its age (5 minutes) before anything is parsed

@@ -4,7 +4,7 @@ Slack's error code (docs.slack.dev/reference/methods).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from typing import Any
@@ -21,6 +21,8 @@ _OURS = 200
 _TRANSIENT = frozenset(
     {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "ratelimited", "team_added_to_org"}
 )
+_TOKEN = frozenset({"account_inactive", "invalid_auth", "not_authed", "token_expired", "token_revoked"})
+"""Refusals of the token itself, whatever is asked (docs.slack.dev/reference/methods/auth.test)."""
 UNREACHABLE_CHANNEL = frozenset(
     {
         "channel_not_found",
@@ -36,7 +38,11 @@ UNREACHABLE_CHANNEL = frozenset(
 class Web:
     """The few methods that we use. No retries: the courier decides what a failure means for a message."""
 
-    def __init__(self, token: str, api_url: str, proxy: str, timeout_s: float) -> None:
+    def __init__(
+        self, token: str, api_url: str, proxy: str, timeout_s: float, renew: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`renew`: the token as its file has it now, asked where Slack refuses the one that we have."""
+        self._renew = renew
         base = api_url if api_url.endswith("/") else f"{api_url}/"
         self.client = WebClient(
             token, base_url=base, proxy=proxy or None, timeout=max(1, round(timeout_s)), retry_handlers=[]
@@ -44,7 +50,7 @@ class Web:
 
     def whoami(self) -> tuple[str, str]:
         """(workspace id, our bot's user id)."""
-        with _meaning():
+        with self._meaning():
             answer = self.client.auth_test()
         return str(answer["team_id"]), str(answer["user_id"])
 
@@ -56,7 +62,7 @@ class Web:
         if isinstance(message, Picture):
             return self._upload(channel, key, message, thread)
         arguments: dict[str, Any] = {"reply_broadcast": True} if broadcast and thread else {}
-        with _meaning():
+        with self._meaning():
             answer = self.client.chat_postMessage(
                 channel=channel,
                 thread_ts=thread,
@@ -70,11 +76,11 @@ class Web:
 
     def update(self, channel: str, ts: str, key: str, message: Message) -> None:
         metadata = {"event_type": EVENT_TYPE, "event_payload": {"key": key}}
-        with _meaning():
+        with self._meaning():
             self.client.chat_update(channel=channel, ts=ts, metadata=metadata, **_content(message))
 
     def delete(self, channel: str, ts: str) -> None:
-        with _meaning():
+        with self._meaning():
             self.client.chat_delete(channel=channel, ts=ts)
 
     def find(self, channel: str, key: str, thread: str | None, oldest_s: float) -> list[str]:
@@ -89,7 +95,7 @@ class Web:
                 "limit": _OURS,
                 "cursor": cursor,
             }
-            with _meaning():
+            with self._meaning():
                 if thread:
                     answer = self.client.conversations_replies(ts=thread, **arguments)
                 else:
@@ -106,27 +112,27 @@ class Web:
 
     def whisper(self, channel: str, user: str, message: Message, thread: str | None = None) -> None:
         """Tells one person alone."""
-        with _meaning():
+        with self._meaning():
             self.client.chat_postEphemeral(channel=channel, user=user, thread_ts=thread, **_content(message))
 
     def open_view(self, trigger_id: str, view: dict[str, Any]) -> None:
-        with _meaning():
+        with self._meaning():
             self.client.views_open(trigger_id=trigger_id, view=view)
 
     def member(self, user: str) -> dict[str, Any]:
         """What the workspace knows of a user."""
-        with _meaning():
+        with self._meaning():
             return dict(self.client.users_info(user=user)["user"])
 
     def is_in(self, channel: str) -> bool:
         """Whether our bot is in a channel, so that it may post and look there."""
-        with _meaning():
+        with self._meaning():
             return bool(self.client.conversations_info(channel=channel)["channel"].get("is_member"))
 
     def _upload(self, channel: str, key: str, picture: Picture, thread: str | None) -> str:
         """The external upload flow: files.getUploadURLExternal, the bytes, files.completeUploadExternal."""
         title = plain(picture.title, 150)
-        with _meaning():
+        with self._meaning():
             answer = self.client.files_upload_v2(
                 channel=channel,
                 thread_ts=thread,
@@ -136,6 +142,18 @@ class Web:
                 content=picture.png,
             )
         return str(answer["files"][0]["id"])
+
+    @contextmanager
+    def _meaning(self) -> Iterator[None]:
+        try:
+            with _said():
+                yield
+        except Refused as refused:
+            token = self._renew() if refused.reason in _TOKEN else ""
+            if not token or token == self.client.token:
+                raise
+            self.client.token = token
+            raise RateLimited(f"{refused}; its file has another token now", 0.1) from refused
 
 
 def _file_name(key: str) -> str:
@@ -151,7 +169,7 @@ def _content(message: Message) -> dict[str, Any]:
 
 
 @contextmanager
-def _meaning() -> Iterator[None]:
+def _said() -> Iterator[None]:
     try:
         yield
     except SlackApiError as error:

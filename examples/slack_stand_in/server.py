@@ -37,10 +37,12 @@ _HTML = {
 @dataclass(frozen=True)
 class Fault:
     """What befalls one call: `limited` (429), `broken` (503 before the work), `lost_answer` (the work is done, then
-    the connection closed), `lost_request` (closed before the work), `slow` (answered after `seconds`)."""
+    the connection closed), `lost_request` (closed before the work), `slow` (answered after `seconds`), `refused`
+    (`ok: false` with `error`)."""
 
     kind: str
     seconds: float = 1.0
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class StandIn:
         self.workspace = Workspace()
         self.signing_secret = signing_secret
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self.revoked: dict[str, str] = {}
+        """Tokens that are good no more → the error that every method answers."""
+        self.delivered: tuple[str, dict[str, Any]] = ("", {})
+        self.closes_before_ack = False
+        """Whether a socket breaks just after something was sent on it."""
         self.calls: list[tuple[float, str]] = []
         self._sockets: set[ServerConnection] = set()
         self.opened = 0
@@ -130,7 +137,6 @@ class StandIn:
             "channel": {"id": channel},
             "message": message,
             "actions": [pressed],
-            "trigger_id": uuid.uuid4().hex,
             "response_url": f"{self.url}/respond/{user}/{channel}",
             "container": {"type": "message", "message_ts": ts, "channel_id": channel},
         }
@@ -158,12 +164,18 @@ class StandIn:
 
     def _payload(self, kind: str, user: str, workspace: str) -> dict[str, Any]:
         person = {"id": user, "team_id": workspace}
-        return {"type": kind, "user": person, "team": {"id": TEAM}, "api_app_id": "A0", "token": "unused"}
+        who = {"user": person, "team": {"id": TEAM}, "trigger_id": uuid.uuid4().hex}
+        return {"type": kind, "api_app_id": "A0", "token": "unused", **who}
 
     def _deliver(
         self, kind: str, payload: dict[str, Any], to: str, signed_s: float | None, secret: str | None
     ) -> Acknowledged:
+        self.delivered = (kind, payload)
         return self._by_http(kind, payload, to, signed_s, secret) if to else self._by_socket(kind, payload)
+
+    def deliver_again(self, *, to: str = "") -> Acknowledged:
+        """What a person did last, once more, as Slack does where no acknowledgement reached it."""
+        return self._deliver(*self.delivered, to, None, None)
 
     def _by_http(
         self, kind: str, payload: dict[str, Any], to: str, signed_s: float | None, secret: str | None
@@ -198,6 +210,9 @@ class StandIn:
                 {"envelope_id": envelope, "type": kind, "payload": payload, "accepts_response_payload": accepts}
             )
         )
+        if self.closes_before_ack:
+            socket.close()
+            return Acknowledged(0, time.monotonic() - began)
         answer = waiting.get(timeout=10)
         return Acknowledged(200, time.monotonic() - began, json.dumps(answer.get("payload", "")))
 
@@ -290,7 +305,12 @@ class StandIn:
                 if fault is not None and fault.kind == "lost_request":
                     self.close_connection = True
                     return
-                if not self.headers.get("Authorization", "").startswith("Bearer x"):
+                token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+                error = stand_in.revoked.get(token, fault.error if fault is not None else "")
+                if error:
+                    self._send(200, json.dumps({"ok": False, "error": error}).encode())
+                    return
+                if not token.startswith("x"):
                     self._send(200, b'{"ok":false,"error":"not_authed"}')
                     return
                 if body and "json" in self.headers.get("Content-Type", ""):
