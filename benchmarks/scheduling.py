@@ -33,6 +33,7 @@ from controllers.scheduling.preemptive import (
     remaining_true,
 )
 from controllers.scheduling.simulate import Faults, Result, Simulation, World
+from controllers.scheduling.state import State
 from controllers.scheduling.trace import Job
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
@@ -68,23 +69,40 @@ STEADY: dict[str, Run] = {
 }
 
 
+def knowing(simulation: Simulation) -> Simulation:
+    """Told true durations in place of predictions: an ablation, never shipped."""
+    jobs = simulation.jobs
+    vars(simulation.state)["guess_s"] = lambda job, q=0.5: jobs[job].duration_s
+    return simulation
+
+
 def oracle(*, share: bool) -> Run:
-    """Our order with true durations and no bound on waiting: how much better predictions could make it."""
+    """Short and narrow first with true durations and no bound on waiting: how much predictions could ever give."""
 
     def run(jobs: list[Job], world: World, seed: int) -> Result:
-        simulation = Simulation(jobs, world, seed)
-        vars(simulation.state)["guess_s"] = lambda job, q=0.5: jobs[job].duration_s
-        return simulation.run(policies.Steering(share=share))
+        rank = policies.Steering().rank
+
+        def order(state: State) -> None:
+            policies.backfill(state, sorted(state.queue, key=lambda job: rank(state, job)), share=share)
+
+        return knowing(Simulation(jobs, world, seed)).run(order)
 
     return run
+
+
+def ours_knowing(jobs: list[Job], world: World, seed: int) -> Result:
+    """Ours as it ships, with true durations of who waits."""
+    return knowing(Simulation(jobs, world, seed, twin=True)).run(policies.Steering())
 
 
 SHAPED: dict[str, Run] = {
     BASELINE: STEADY[BASELINE],
     "steering_without_sharing": STEADY["steering_without_sharing"],
     OURS: STEADY[OURS],
+    "steering_oracle": ours_knowing,
     "oracle": oracle(share=True),
     "oracle_without_sharing": oracle(share=False),
+    "srtf_oracle": preemptive(remaining_true),
 }
 PREEMPTIVE: dict[str, Run] = {
     BASELINE: STEADY[BASELINE],
@@ -191,16 +209,23 @@ def decision_cpu_s(gpus: int = 10_000, waiting: int = 2_000) -> float:
     jobs = trace.draw(gpus // 3 + waiting, 3)
     took = []
     for seed in range(3):
-        simulation = Simulation(jobs, World(Shape(gpus // per_node, per_node, 16)), seed)
+        simulation = Simulation(jobs, World(Shape(gpus // per_node, per_node, 16)), seed, twin=True)
         state = simulation.state
+        assert state.twin is not None
         state.now_s = float(jobs[-1].submit_s)
         state.queue = list(range(len(jobs)))
         for job in jobs[: len(jobs) // 2]:
             state.durations.learn(job.user, job.gpus, job.submit_s, job.duration_s)
         policies.backfill(state)
         simulation._settle()
+        state.now_s += 3600.0
+        simulation._observe()
+        steering = policies.Steering(from_pressure=0.0, margin=float("inf"))
         began_s = time.process_time()
-        policies.Steering()(state)
+        for job in range(len(jobs) - waiting, len(jobs)):
+            state.twin._state.queue.append(job)
+        state.twin._look()
+        steering(state)
         took.append(time.process_time() - began_s)
     return max(took)
 

@@ -5,6 +5,7 @@ Everything is an array over nodes and GPUs, so a look at 10,000 GPUs costs what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +53,15 @@ class Seat:
     own: float
     lost: float
     lost_gpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What whoever comes as a neighbour may cost. `work_s`: its expected length; `room(hosts)`: seconds that each
+    may lose, and that each has left alone."""
+
+    work_s: float
+    room: Callable[[I8], tuple[F8, F8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +177,11 @@ class Cluster:
         known: Experience,
         rules: SharingRules,
         avoid: B1 | None = None,
+        guest: Guest | None = None,
     ) -> Seat | None:
         """GPUs for a gang of which some have a job already, where sharing pays at the upper quantile: memory
-        first, then each side's slowdown, then what it gains less what the others lose, each with its whole gang."""
+        first, then each side's slowdown, then what it gains less what the others lose, each with its whole gang.
+        `guest`: also nobody beside whom it would stay longer than they, or cost them more than they can spare."""
         look = self._look = self._look or self._singles()
         people, room = look.people, look.room
         if not len(people) or (room if avoid is None else np.where(avoid, 0, room)).sum() < gpus:
@@ -178,6 +190,11 @@ class Cluster:
         theirs_slower = model.slowdown(theirs, mine, known.shift(kinds[people], own, upper=True))
         mine_slower = model.slowdown(mine, theirs, known.shift(own, kinds[people], upper=True))
         good = model.fits_memory(mine, theirs) & (np.maximum(theirs_slower, mine_slower) <= rules.most_slowdown)
+        if guest is not None and good.any():
+            stay_s, at = guest.work_s * mine_slower, np.flatnonzero(good)
+            spare_s, left_s = guest.room(people[at])
+            lost_s = stay_s[at] * (1.0 - 1.0 / theirs_slower[at])
+            good[at] = (lost_s <= spare_s) & (stay_s[at] <= left_s * theirs_slower[at])
         if not good.any():
             return None
         loss = np.where(good, look.width * (1.0 - 1.0 / theirs_slower), np.inf)

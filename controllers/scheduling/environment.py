@@ -39,8 +39,7 @@ class Choice:
 
     def __init__(self, state: State, order: Steering) -> None:
         late = state.twin.late() if state.twin is not None else []
-        rest = sorted(set(state.queue).difference(late), key=lambda job: order.rank(state, job))
-        self.jobs = [*late, *rest][:K]
+        self.jobs = [*late, *order.order(state, set(late))][:K]
         self.places: list[tuple[I8, bool] | None] = []
         gpus = state.cluster.shape.gpus
         rows = np.zeros((K, len(PER_JOB)))

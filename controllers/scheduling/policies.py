@@ -8,13 +8,13 @@ expected to be in the way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from controllers.scheduling.cluster import B1, F8, Seat
-from controllers.scheduling.state import State
+from controllers.scheduling.state import Care, State
 
 Policy = Callable[[State], None]
 CAREFUL = 0.7
@@ -102,17 +102,23 @@ def backfill_sharing(state: State) -> None:
     backfill(state, share=True)
 
 
+CAREFULLY, BOLDLY = Care(certain=0.95, grace=0.05), Care(certain=0.7, grace=0.1)
+
+
 @dataclass
 class Steering:
-    """Ours. Three rules, in this order.
+    """Ours: plain backfill, job by job, and guests beside it where that costs nobody. Four rules, in this order.
 
-    1. *Late* jobs, which the baseline's twin (`twin.py`) has started and we have not, go first, and each that does
-       not fit holds nodes that nobody else may enter until it sits: the bound on waiting.
-    2. The others go by predicted GPU-seconds over the time waited: short and narrow first, and everybody's turn
-       comes. The first that does not fit gets a reservation as in EASY backfill.
-    3. Whoever does not fit alone shares where the interference model, corrected by what was seen, says on its upper
-       side that it pays; and only as long as no more wait with us than in the twin (`_pays`): a model that is wrong
-       about this cluster is found out by its queue.
+    1. *Late* jobs, which the baseline's twin (`twin.py`) has started and we have not, start first, on the GPUs that
+       they have there where those are free. Without guests this is the twin's plan exactly; the first that does not
+       fit holds nodes that nobody else may enter until it sits, or shares if that costs it less than waiting.
+    2. *Guests* sit beside a running job: only one that is all but sure to leave before its
+       hosts, and only while each host still ends no later than in the twin, but for `grace` (`State.spare_s`).
+    3. The first of the queue keeps its reservation (EASY); behind it short and narrow go first, by predicted
+       GPU-seconds over the time waited (Tsafrir et al. 2007 backfill shortest first), so everybody's turn comes.
+    4. Guests come only where there is something to win: where the twin's jobs have waited at least `from_pressure`
+       of the time that jobs have worked, more boldly from `bold_pressure` on; and only as long as no more wait with
+       us than in the twin (`_pays`): a model that is wrong about this cluster is found out by its queue.
 
     `patience`: power of the predicted GPU-seconds; 0 would be first come, first served. `settle_s` is added to each
     wait, so that the newest are told apart by length rather than by seconds of waiting. `looks`: of the queue's
@@ -125,29 +131,40 @@ class Steering:
     share: bool = True
     looks: int = 256
     margin: float = 3.0
-    held: dict[int, B1] = field(default_factory=dict, init=False)
-    """Nodes held for late jobs; kept between decisions, since nodes chosen anew each time are never empty."""
+    from_pressure: float = 0.5
+    bold_pressure: float = 2.0
+    held: tuple[int, B1] | None = field(default=None, init=False)
+    """A late job and the nodes held for it; kept between decisions, since nodes chosen anew are never empty."""
 
     def __call__(self, state: State) -> None:
         late = state.twin.late() if state.twin is not None else []
         share = self.share and self._pays(state)
-        self.held = {job: nodes for job, nodes in self.held.items() if job in set(late)}
+        if self.held is not None and self.held[0] not in late:
+            self.held = None
         for job in late:
             self._seat_late(state, job, share)
-        taken = np.logical_or.reduce(list(self.held.values())) if self.held else None
-        rest = sorted(set(state.queue).difference(late), key=lambda job: self.rank(state, job))
-        if state.priority:
-            rest.sort(key=lambda job: -state.priority[job])
+        rest = self.order(state, set(late))
+        taken = None if self.held is None else self.held[1]
         backfill(state, rest[: self.looks], share=share, taken=taken)
 
+    def order(self, state: State, late: Set[int] = frozenset()) -> list[int]:
+        """Who waits and is not late: the first of the queue, then by rank; higher priority goes before both."""
+        rest = [job for job in state.queue if job not in late]
+        rest[1:] = sorted(rest[1:], key=lambda job: self.rank(state, job))
+        if state.priority:
+            rest.sort(key=lambda job: -state.priority[job])
+        return rest
+
     def _pays(self, state: State) -> bool:
-        """Whether sharing has paid so far: what waits here and what is lost to neighbours now, each in jobs, is no
-        more than what waits in the twin, which shares nothing. A job that waits and a second that is lost cost the
-        mean completion time the same, so this compares the two clusters' pace of it."""
+        """Whether sharing is worth its risk and has paid so far: what waits here and what is lost to neighbours
+        now, each in jobs, is no more than what waits in the twin, which shares nothing. A job that waits and a
+        second that is lost cost the mean completion time the same, so this compares the clusters' pace of it."""
         if state.twin is None:
             return True
+        pressure = state.twin.pressure
+        state.care = BOLDLY if pressure >= self.bold_pressure else CAREFULLY
         lost = sum(1.0 - float(state.rate[job]) for job in state.cluster.held)
-        return len(state.queue) + lost <= state.twin.waiting + self.margin
+        return pressure >= self.from_pressure and len(state.queue) + lost <= state.twin.waiting + self.margin
 
     def rank(self, state: State, job: int) -> float:
         """The lower, the sooner."""
@@ -155,21 +172,18 @@ class Steering:
         return float((state.guess_s(job) * float(state.width[job])) ** self.patience / waited_s)
 
     def _seat_late(self, state: State, job: int, share: bool) -> None:
-        others = [nodes for who, nodes in self.held.items() if who != job]
-        taken = np.logical_or.reduce(others) if others else None
-        width = int(state.width[job])
-        gpus = state.cluster.alone(width, taken)
+        assert state.twin is not None
+        taken = None if self.held is None or self.held[0] == job else self.held[1]
+        cluster, there = state.cluster, state.twin.gpus[job]
+        is_open = cluster.free() if taken is None else cluster.free() & ~taken[:, None]
+        gpus = there if is_open.reshape(-1)[there].all() else cluster.alone(int(state.width[job]), taken)
         shared = gpus is None and share
         if shared:
-            seat = state.seat(job, taken, 0.0)
+            seat = state.seat(job, taken, late=True)
             gpus = None if seat is None else seat.gpus
         if gpus is not None:
-            self.held.pop(job, None)
+            self.held = None if taken is None else self.held
             state.start(job, gpus, "late: the baseline would have started it", shared=shared)
-        elif job not in self.held:
-            ends_s = state.gpu_ends_s()
-            if taken is not None:
-                ends_s[taken] = np.inf
-            until_s, nodes = state.reservation(job, ends_s)
-            if math.isfinite(until_s):
-                self.held[job] = nodes
+        elif self.held is None:
+            until_s, nodes = state.reservation(job, state.gpu_ends_s())
+            self.held = (job, nodes) if math.isfinite(until_s) else None

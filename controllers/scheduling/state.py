@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, Seat, SharingRules
+from controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, Guest, Seat, SharingRules
 from controllers.scheduling.interference import MEASURED, Experience
 from controllers.scheduling.predict import Durations
 
@@ -28,6 +28,15 @@ class Start:
     gpus: I8
     shared: bool
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How sure sharing has to be. `certain`: quantile of a guest's length by which it must have left before its
+    hosts; `grace`: share of its length by which a host may end later than in the twin."""
+
+    certain: float = 0.95
+    grace: float = 0.05
 
 
 @dataclass
@@ -60,20 +69,70 @@ class State:
     """What their owners call them; empty where nobody knows."""
     priority: list[int] = field(default_factory=list)
     """As people set it, the higher the sooner, before any order of ours; empty: all alike."""
+    began_s: dict[int, float] = field(default_factory=dict)
+    """When whom we started began."""
+    care: Care = field(default_factory=Care)
     _known: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _whole_s: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _asked_s: F8 = field(default_factory=lambda: np.zeros(0))
+    _rooms: F8 = field(default_factory=lambda: np.zeros((2, 0)))
 
     def start(self, job: int, gpus: I8, why: str, *, shared: bool = False) -> None:
         """Proposes a start and books its GPUs, so that the next look in this decision sees them taken."""
         self.cluster.put(job, gpus)
         self.queue.remove(job)
+        self.began_s[job] = self.now_s
         self.begin(Start(job, gpus, shared, why))
 
-    def seat(self, job: int, avoid: B1 | None = None, least_gain: float | None = None) -> Seat | None:
-        """Where the job could share GPUs now (`Cluster.shared`)."""
+    def seat(self, job: int, avoid: B1 | None = None, *, late: bool = False) -> Seat | None:
+        """Where the job could share GPUs now (`Cluster.shared`): with a twin only where no host ends later than
+        there. `late`: it has a claim to GPUs, so its hosts' ends do not count, but sharing has to cost it less than
+        waiting is expected to."""
         if not len(self.kinds):
             self.kinds = np.full(len(self.submit_s), -1)
-        rules = self.rules if least_gain is None else replace(self.rules, least_gain=least_gain)
-        return self.cluster.shared(job, int(self.width[job]), self.loads, self.kinds, self.known, rules, avoid)
+        rules = replace(self.rules, least_gain=0.0) if late else self.rules
+        guest = None
+        if self.twin is not None and not late:
+            guest = Guest(self.guess_s(job, self.care.certain), self._room)
+        found = self.cluster.shared(
+            job, int(self.width[job]), self.loads, self.kinds, self.known, rules, avoid, guest
+        )
+        if late and found is not None:
+            waits_s = self.reservation(job, self.gpu_ends_s())[0] - self.now_s
+            return found if (found.own - 1.0) * self.guess_s(job, RUNS_ON) <= waits_s else None
+        return found
+
+    def _room(self, hosts: I8) -> tuple[F8, F8]:
+        """Of each, `spare_s` and `left_s`: once a decision."""
+        if len(self._asked_s) != len(self.submit_s):
+            self._asked_s, self._rooms = np.full(len(self.submit_s), np.nan), np.zeros((2, len(self.submit_s)))
+        new = hosts[self._asked_s[hosts] != self.now_s]
+        self._rooms[:, new] = [
+            [self.spare_s(job) for job in new.tolist()],
+            [self.left_s(job) for job in new.tolist()],
+        ]
+        self._asked_s[new] = self.now_s
+        return self._rooms[0, hosts], self._rooms[1, hosts]
+
+    def spare_s(self, job: int) -> float:
+        """Seconds that a running job may yet lose to neighbours and still end no later than in the twin, but for
+        `care.grace`."""
+        assert self.twin is not None
+        began_s, done_s = self.began_s.get(job, self.now_s), float(self.done_s[job])
+        there_s = self.twin.started_s.get(job, self.now_s)
+        lost_s = max(self.now_s - began_s - done_s, 0.0)
+        return there_s - began_s - lost_s + self.care.grace * self._whole(job)
+
+    def left_s(self, job: int) -> float:
+        """Seconds of work that a running job is expected to have left."""
+        return max(self._whole(job) - float(self.done_s[job]), 1.0)
+
+    def _whole(self, job: int) -> float:
+        known = self._whole_s.get(job)
+        if known is None or known[0] != self.now_s:
+            found = self._quantile(job, RUNS_ON, float(self.done_s[job]))
+            known = self._whole_s[job] = (self.now_s, found)
+        return known[1]
 
     def guess_s(self, job: int, q: float = 0.5) -> float:
         """The job's predicted duration alone (s), before it has run."""
@@ -93,9 +152,7 @@ class State:
 
     def expected_end_s(self, job: int) -> float:
         """When a running job is expected to end, at the pace it has now."""
-        age_s = float(self.done_s[job])
-        whole_s = self._quantile(job, RUNS_ON, age_s)
-        return self.now_s + max(whole_s - age_s, 1.0) / max(float(self.rate[job]), 1e-6)
+        return self.now_s + self.left_s(job) / max(float(self.rate[job]), 1e-6)
 
     def gpu_ends_s(self) -> F8:
         """`[nodes, per_node]`: when each GPU is expected to be free; infinite where it is closed."""

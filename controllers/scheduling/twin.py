@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.scheduling.cluster import Cluster
+from controllers.scheduling.cluster import I8, Cluster
 from controllers.scheduling.policies import backfill
 from controllers.scheduling.state import Start, State
 
@@ -26,6 +26,9 @@ class Twin:
 
     real: State
     started_s: dict[int, float] = field(default_factory=dict)
+    gpus: dict[int, I8] = field(default_factory=dict)
+    """Where it started them."""
+    _waited_s: float = 0.0
     _state: State = field(init=False)
     _ends: list[tuple[float, int]] = field(default_factory=list)
     _worked_s: dict[int, float] = field(default_factory=dict)
@@ -56,7 +59,7 @@ class Twin:
         self._advance(self.real.now_s)
         self._worked_s[job] = worked_s
         if job in self.started_s:
-            end_s = max(self.started_s[job] + worked_s, self.real.now_s)
+            end_s = max(self.started_s[job] + self._lasts_s(job), self.real.now_s)
             heapq.heappush(self._ends, (end_s, job))
             self._advance(self.real.now_s)
 
@@ -70,10 +73,23 @@ class Twin:
         """How many wait there."""
         return len(self._state.queue)
 
+    @property
+    def pressure(self) -> float:
+        """Time that jobs have waited there over the work that jobs have done so far: how much there is to win."""
+        here = self._state
+        waits_s = self._waited_s + len(here.queue) * here.now_s - float(here.submit_s[here.queue].sum())
+        return waits_s / max(float(self.real.done_s.sum()), 1.0)
+
     def _begin(self, start: Start) -> None:
-        self.started_s[start.job] = self._state.now_s
+        self._waited_s += self._state.now_s - float(self._state.submit_s[start.job])
+        self.started_s[start.job], self.gpus[start.job] = self._state.now_s, start.gpus
+        cluster = self._state.cluster
+        self._state.rate[start.job] = 1.0 / cluster.shape.across_racks if cluster.spans_racks(start.gpus) else 1.0
         if start.job in self._worked_s:
-            heapq.heappush(self._ends, (self._state.now_s + self._worked_s[start.job], start.job))
+            heapq.heappush(self._ends, (self._state.now_s + self._lasts_s(start.job), start.job))
+
+    def _lasts_s(self, job: int) -> float:
+        return self._worked_s[job] / float(self._state.rate[job])
 
     def _advance(self, now_s: float) -> None:
         while self._ends and self._ends[0][0] <= now_s:
@@ -87,5 +103,5 @@ class Twin:
         state = self._state
         state.cluster.closed[:] = self.real.cluster.closed & (state.cluster.tenants == -1).all(2)
         for job in state.cluster.held:
-            state.done_s[job] = state.now_s - self.started_s[job]
+            state.done_s[job] = (state.now_s - self.started_s[job]) * state.rate[job]
         backfill(state)

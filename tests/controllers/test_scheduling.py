@@ -219,7 +219,7 @@ def test_what_sharing_was_seen_to_cost_moves_the_model_for_those_kinds_only_and_
 
 def test_sharing_stops_while_more_wait_than_would_without_it() -> None:
     simulation = Simulation(JOBS, World(), twin=True)
-    state, policy = simulation.state, policies.Steering(margin=2.0)
+    state, policy = simulation.state, policies.Steering(margin=2.0, from_pressure=0.0)
     assert policy._pays(state)
     state.queue = [0, 1, 2]
     assert not policy._pays(state)
@@ -229,6 +229,18 @@ def test_sharing_stops_while_more_wait_than_would_without_it() -> None:
     state.cluster.put(5, np.arange(4))
     state.rate[5] = 0.5
     assert not policy._pays(state)
+
+
+def test_nobody_shares_where_little_is_to_be_won_and_sharing_is_bolder_where_much_is() -> None:
+    simulation = Simulation(JOBS, World(), twin=True)
+    state, policy = simulation.state, policies.Steering()
+    assert state.twin is not None
+    state.done_s[0] = 1000.0
+    for waited_s, pays, care in ((400.0, False, policies.CAREFULLY), (600.0, True, policies.CAREFULLY),
+                                 (2000.0, True, policies.BOLDLY)):  # fmt: skip
+        state.twin._waited_s = waited_s
+        assert policy._pays(state) == pays
+        assert state.care == care
 
 
 @pytest.mark.parametrize("name", shapes.NAMES)

@@ -1,0 +1,119 @@
+"""What steering owes to plain backfill: without guests it is the same, and guests cost nobody more than is said."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controllers.scheduling import policies, shapes, trace
+from controllers.scheduling.simulate import Result, Simulation, World
+from controllers.scheduling.state import RUNS_ON, Start, State
+from controllers.scheduling.trace import Job
+
+LOADS = (0.5, 0.9, 1.2)
+CASES = [(name, seed, load) for name in shapes.NAMES for seed in (21, 22) for load in LOADS]
+
+
+def jobs_of(name: str, count: int, seed: int, load: float) -> list[Job]:
+    return trace.at_load(shapes.drawn(name, count, seed), 64, load)
+
+
+@given(st.sampled_from(shapes.NAMES), st.integers(0, 10_000), st.floats(0.5, 1.5))
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_without_guests_every_job_starts_and_ends_when_plain_backfill_says(
+    name: str, seed: int, load: float
+) -> None:
+    jobs = jobs_of(name, 120, seed, load)
+    plain = Simulation(jobs, World(), seed).run(policies.backfill)
+    ours = Simulation(jobs, World(), seed, twin=True).run(policies.Steering(share=False))
+    np.testing.assert_allclose(ours.wait_s, plain.wait_s, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(ours.jct_s, plain.jct_s, rtol=0, atol=1e-3)
+
+
+@given(st.sampled_from(shapes.NAMES), st.integers(0, 10_000))
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_the_twin_beside_us_is_plain_backfill_for_as_long_as_nobody_shares(name: str, seed: int) -> None:
+    jobs = jobs_of(name, 100, seed, 1.0)
+    plain = Simulation(jobs, World(), seed)
+    plain.run(policies.backfill)
+    ours = Simulation(jobs, World(), seed, twin=True)
+    ours.run(policies.Steering(share=False))
+    assert ours.state.twin is not None
+    started_s = [ours.state.twin.started_s[job] for job in range(len(jobs))]
+    np.testing.assert_allclose(started_s, plain.first_start_s, rtol=0, atol=1e-3)
+
+
+class _Watched(policies.Steering):
+    """Notes of every guest what its hosts could spare and what it was expected to cost them."""
+
+    def __init__(self, seen: list[tuple[float, float]]) -> None:
+        super().__init__(from_pressure=0.0)
+        self._seen = seen
+
+    def __call__(self, state: State) -> None:
+        begin, late = state.begin, set(state.twin.late() if state.twin is not None else [])
+
+        def noted(start: Start) -> None:
+            if start.shared and start.job not in late:
+                model, loads, known, kinds = state.known.model, state.loads, state.known, state.kinds
+                for host in state.cluster.neighbours(start.job):
+                    mine, theirs = int(kinds[start.job]), int(kinds[host])
+                    up = float(model.slowdown(loads[host], loads[start.job], known.shift(theirs, mine, upper=True)))
+                    own = float(
+                        model.slowdown(loads[start.job], loads[host], known.shift(mine, theirs, upper=True))
+                    )
+                    stay_s = own * state.guess_s(start.job, state.care.certain)
+                    self._seen.append(
+                        (state.spare_s(host) - stay_s * (1.0 - 1.0 / up), state.left_s(host) * up - stay_s)
+                    )
+            begin(start)
+
+        state.begin = noted
+        try:
+            super().__call__(state)
+        finally:
+            state.begin = begin
+
+
+@pytest.mark.parametrize("name", shapes.NAMES)
+def test_a_guest_is_expected_to_leave_before_its_hosts_and_to_cost_them_no_more_than_they_can_spare(
+    name: str,
+) -> None:
+    seen: list[tuple[float, float]] = []
+    Simulation(jobs_of(name, 200, 5, 1.2), World(), 5, twin=True).run(_Watched(seen))
+    assert seen
+    assert min(spare for spare, _ in seen) >= -1e-6
+    assert min(left for _, left in seen) >= -1e-6
+
+
+def test_a_late_job_shares_only_where_that_is_expected_to_cost_less_than_waiting() -> None:
+    simulation = Simulation(jobs_of("pai", 200, 3, 1.2), World(), 3, twin=True)
+    seen: list[float] = []
+    for state in simulation.steps():
+        policies.Steering(from_pressure=0.0)(state)
+        for job in state.queue[:3]:
+            seat = state.seat(job, late=True)
+            if seat is not None:
+                waits_s = state.reservation(job, state.gpu_ends_s())[0] - state.now_s
+                seen.append(waits_s - (seat.own - 1.0) * state.guess_s(job, RUNS_ON))
+    assert seen
+    assert min(seen) >= 0.0
+
+
+@cache
+def both(name: str, seed: int, load: float) -> tuple[Result, Result]:
+    jobs = jobs_of(name, 150, seed, load)
+    plain = Simulation(jobs, World(), seed).run(policies.backfill)
+    return plain, Simulation(jobs, World(), seed, twin=True).run(policies.Steering())
+
+
+@pytest.mark.full
+def test_on_fixed_traces_ours_is_no_worse_than_backfill_in_the_mean_of_each_figure() -> None:
+    for figure in ("mean_jct_s", "p99_jct_s", "p99_wait_s", "longest_wait_s"):
+        pairs = [(plain.figures()[figure], ours.figures()[figure]) for plain, ours in (both(*c) for c in CASES)]
+        ratios = [(ours + 60.0) / (plain + 60.0) for plain, ours in pairs]
+        assert np.mean(ratios) <= 1.01, (figure, ratios)
