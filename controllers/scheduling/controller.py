@@ -186,8 +186,10 @@ class SchedulingController:
         late, self._first = self._first & {jobs[number].name for number in waiting}, self._first | first
         self._first &= {job.name for job in jobs}
 
-        def rank(number: int) -> tuple[bool, int, float]:
-            return jobs[number].name not in late, -jobs[number].priority, order.rank(state, number)
+        places = {number: place for place, number in enumerate(order.order(state))}
+
+        def rank(number: int) -> tuple[bool, int, int]:
+            return jobs[number].name not in late, -jobs[number].priority, places[number]
 
         order(state)
         planned = {jobs[number].name for number in waiting if number not in state.queue}
