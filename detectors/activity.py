@@ -21,6 +21,7 @@ class Activity:
             {
                 "n": Column(np.int32, 0),
                 "idle_n": Column(np.int32, 0),
+                "power_n": Column(np.int32, 0),
                 "power_sum": Column(np.float32, 0.0),
                 "idle": Column(np.float32, np.nan, ring),
                 "power": Column(np.float32, np.nan, ring),
@@ -42,7 +43,9 @@ class Activity:
         table["n"][rows] += seen
         with np.errstate(invalid="ignore"):
             table["idle_n"][rows] += seen & (util < IDLE_PERCENT)
-        table["power_sum"][rows] += np.where(seen & (power >= 0) & (power < 1e5), power, 0.0)
+        drawn = (power >= 0) & (power < 1e5)  # by itself: a draw that is not read is no draw of zero
+        table["power_n"][rows] += drawn
+        table["power_sum"][rows] += np.where(drawn, power, 0.0)
         used = frame.column("gpu_memory_used_bytes")
         used = np.where((used >= 0) & (used < 2.0**53), used, np.nan)
         table["memory"][rows] = used
@@ -50,14 +53,14 @@ class Activity:
 
     def _close(self, bucket: int) -> None:
         table = self.table
-        n, column = table["n"], self.bucket % self.count
-        some = n > 0
-        table["idle"][:, column] = np.where(some, table["idle_n"] / np.maximum(n, 1), np.nan)
-        table["power"][:, column] = np.where(some, table["power_sum"] / np.maximum(n, 1), np.nan)
+        column = self.bucket % self.count
+        for name, total, count in (("idle", "idle_n", "n"), ("power", "power_sum", "power_n")):
+            n = table[count]
+            table[name][:, column] = np.where(n > 0, table[total] / np.maximum(n, 1), np.nan)
         for skipped in range(self.bucket + 1, min(bucket, self.bucket + 1 + self.count)):
             table["idle"][:, skipped % self.count] = np.nan
             table["power"][:, skipped % self.count] = np.nan
-        for name in ("n", "idle_n", "power_sum"):
+        for name in ("n", "idle_n", "power_n", "power_sum"):
             table[name][:] = 0
 
     def _columns(self, start_s: float, end_s: float) -> NDArray[np.int64]:

@@ -40,7 +40,8 @@ def run(detector: Detector, ticks: Sequence[Tick], inventory: Inventory) -> list
     return [finding for tick in ticks for finding in detector.update(tick, inventory)]
 
 
-def _lawful(findings: Sequence[Finding], ticks: Sequence[Tick]) -> Iterator[str]:
+def lawful(findings: Sequence[Finding], ticks: Sequence[Tick], begun_earlier: bool = False) -> Iterator[str]:
+    """What findings break of the contract by themselves. begun_earlier: episodes may be a restored state's."""
     last = max((t.at_s for t in ticks), default=math.inf)
     open_now: dict[str, State] = {}
     for finding in findings:
@@ -55,7 +56,7 @@ def _lawful(findings: Sequence[Finding], ticks: Sequence[Tick]) -> Iterator[str]
             if isinstance(exhibit, SeriesExhibit) and not all(map(math.isfinite, (*exhibit.t_s, *exhibit.values))):
                 yield f"{finding.fault} of {finding.subject}: an exhibit holds NaN or infinity"
         known = open_now.get(finding.episode)
-        if known is None and finding.state is not State.FIRING:
+        if known is None and finding.state is not State.FIRING and not begun_earlier:
             yield f"{finding.fault} of {finding.subject} is {finding.state} without having fired"
         if known is finding.state and finding.state is State.NO_DATA:
             yield f"{finding.fault} of {finding.subject} says {finding.state} twice"
@@ -64,7 +65,7 @@ def _lawful(findings: Sequence[Finding], ticks: Sequence[Tick]) -> Iterator[str]
             del open_now[finding.episode]
 
 
-def _key(findings: Sequence[Finding]) -> list[str]:
+def key(findings: Sequence[Finding]) -> list[str]:
     return [repr((f.episode, f.state, f.at, f.summary, f.score, sorted(f.facts.items()))) for f in findings]
 
 
@@ -76,10 +77,10 @@ def problems(kind: Kind) -> list[str]:
     for stream in (*SILENT, *HOSTILE):
         ticks, inventory = played(stream)
         findings = run(make(kind), ticks, inventory)
-        found += [f"{stream.__name__}: {problem}" for problem in _lawful(findings, ticks)]
+        found += [f"{stream.__name__}: {problem}" for problem in lawful(findings, ticks)]
         if stream in SILENT and findings:
             found.append(f"{stream.__name__}: nothing is wrong, and it said {findings[0].summary!r}")
-        if _key(run(make(kind), ticks, inventory)) != _key(findings):
+        if key(run(make(kind), ticks, inventory)) != key(findings):
             found.append(f"{stream.__name__}: the same ticks gave other findings")
     return found + _no_data(kind) + _snapshots(kind) + _columnar(kind)
 
@@ -106,13 +107,13 @@ on files which that version wrote (tests/detectors/snapshots)."""
 
 def _columnar(kind: Kind) -> list[str]:
     """The work of a tick must not grow series by series. Calls are counted: a stopwatch would time the machine."""
-    few, many = (_calls(kind, World(gpus=gpus)) for gpus in (8, 256))
+    few, many = (calls(kind, World(gpus=gpus)) for gpus in (8, 256))
     if many <= 1.5 * few + 200:
         return []
     return [f"columnar: {few} calls for 30 ticks of 8 GPUs, {many} for 256"]
 
 
-def _calls(kind: Kind, world: World) -> int:
+def calls(kind: Kind, world: World) -> int:
     """Python calls of 30 healthy ticks after five of warm-up; frames keep their index, as collectors do."""
     detector, inventory = make(kind), world.inventory()
     first = {frame_kind: world.frame(frame_kind, 0, START_S) for frame_kind in world.kinds}
@@ -143,7 +144,7 @@ def _calls(kind: Kind, world: World) -> int:
 def _no_data(kind: Kind) -> list[str]:
     (ticks, inventory), detector = played(faults), make(kind)
     findings = run(detector, ticks, inventory)
-    found = [f"faults: {problem}" for problem in _lawful(findings, ticks)]
+    found = [f"faults: {problem}" for problem in lawful(findings, ticks)]
     if not findings:
         found.append("faults: it found nothing where everything is broken")
     quiet = run(detector, played(silence_after_faults)[0], inventory)
@@ -161,7 +162,7 @@ def _snapshots(kind: Kind) -> list[str]:
         if saved[:2] != b"PK":
             found.append("snapshot: not an npz")
         resumed.restore(saved)
-        if _key(run(resumed, ticks[half:], inventory)) != _key(run(detector, ticks[half:], inventory)):
+        if key(run(resumed, ticks[half:], inventory)) != key(run(detector, ticks[half:], inventory)):
             found.append(f"snapshot: restored after {half} ticks it goes on differently")
     for broken in (b"", b"PK\x03\x04", saved[: len(saved) // 2], b"\x80\x04N."):
         try:

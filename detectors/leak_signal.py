@@ -59,6 +59,8 @@ class LeakSignal:
     def __init__(self, kind: SubjectKind, fault: Fault, metric: str, settings: LeakSettings) -> None:
         self.kind, self.fault, self.metric = kind, fault, metric
         self.looked_s: list[float] = []
+        self.observed = np.zeros(0, dtype=bool)
+        """[slots] whose level was read in the last frame."""
         self.contrast = Floors("contrast", settings.contrast_bucket_s, settings.contrast_buckets)
         self.patience = Floors("patience", settings.patience_bucket_s, settings.patience_buckets)
         columns = {

@@ -93,6 +93,8 @@ class MemoryLeak:
         rows = table.rows(frame.index, at_s)
         values, limit = level_and_limit(signal.kind, frame)
         known = np.isfinite(values)
+        signal.observed = np.zeros(len(table), dtype=bool)
+        signal.observed[rows] = known
         new_epoch = (table["epoch"][rows] != frame.epoch) & (table["epoch"][rows] != -1)
         table["epoch"][rows] = frame.epoch
         level = table["level"][rows]
@@ -141,6 +143,8 @@ class MemoryLeak:
         enough = climb.lasted_s >= (s.contrast_min_buckets - 1) * width_s
         for row in np.flatnonzero(climb.steady & enough).tolist():
             slot = int(candidates[row])
+            if not signal.observed[slot]:
+                continue  # not seen now: what it did before is no news
             subject = table.subjects[slot]
             if rank_of(subject, inventory, at_s) is None:
                 continue  # replicas of a service hold what their own users bring them: no control
@@ -189,7 +193,7 @@ class MemoryLeak:
         confirmed = found & table["suspect"][candidates]
         table["suspect"][:] = False
         table["suspect"][candidates] = found
-        for row in np.flatnonzero(confirmed).tolist():
+        for row in np.flatnonzero(confirmed & signal.observed[candidates]).tolist():
             facts: dict[str, float | str] = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
             strength = float(seen.strength[row])
             self._fire(signal, signal.patience, int(candidates[row]), climb, row, at_s, strength, facts, inventory)
@@ -323,6 +327,8 @@ class MemoryLeak:
         known = self._episodes.get(signal.fault, signal.table.subjects[slot])
         highest = float(known.facts.get("level_bytes", np.nan)) if known else np.nan
         start = float(signal.table["floor_at_onset"][slot])
+        if known and not np.isfinite(start):  # away for so long that its slot was forgotten; its alarm was not
+            start = highest - float(known.facts.get("growth_bytes", np.nan))
         return bool(value < start + 0.5 * (highest - start))
 
     def _stopped(self, signal: LeakSignal, slot: int) -> bool:
@@ -336,7 +342,10 @@ class MemoryLeak:
             return False
         seen = window[np.isfinite(window)]
         span_s = (len(seen) - 1) * signal.contrast.width_s
-        return bool(seen[-1] - seen[0] < 0.1 * float(signal.table["slope"][slot]) * span_s)
+        slope = float(signal.table["slope"][slot])
+        if known and not np.isfinite(slope):
+            slope = float(known.facts["slope_bytes_per_h"]) / 3600.0
+        return bool(seen[-1] - seen[0] < 0.1 * slope * span_s)
 
     @staticmethod
     def _levelled_off(signal: LeakSignal, slot: int, known: Finding) -> bool:

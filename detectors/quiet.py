@@ -43,11 +43,12 @@ class Quiet:
         """The word on every open episode that had no event in this tick."""
         findings: list[Finding] = []
         unheard = deaf(tick)
+        heard = tick.frames or tick.events or tick.logs or any(s.ok for s in tick.sources)
         for fault, subject in tuple(self._episodes):
             if (fault, subject) in spoken:
                 continue
             found: Finding | None
-            if node_of(subject, inventory, tick.at_s) in unheard:
+            if not heard or node_of(subject, inventory, tick.at_s) in unheard:
                 found = self._episodes.no_data(fault, subject, tick.at_s, "The sources of its node are lost")
             elif tick.at_s - self.last_s.get((fault, subject), tick.at_s) >= self._quiet_s:
                 said = f"Nothing more for {self._quiet_s:.0f} s"

@@ -76,7 +76,7 @@ class Straggler:
         self.settings = settings or StragglerSettings()
         columns = {name: Column(np.float64, np.nan, (RING,)) for name in SIGNALS}
         columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
-        columns |= {"suspect_s": Column(np.float64, np.inf)}
+        columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
         self._table = Table(columns, self.settings.forget_s)
         self._judged_s = -np.inf
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
@@ -130,8 +130,9 @@ class Straggler:
             took = series.column(name)[-RING:]
             table[name][slot, place] = np.where((took >= 0) & (took < 1e6), took, np.nan)
         latest = series.t_s[np.isfinite(series.t_s)]
-        if len(latest):
-            table["last_s"][slot] = max(float(table["last_s"][slot]), float(latest.max()))
+        if len(latest):  # a time of the future (another clock) keeps no rank alive that has gone
+            table["last_s"][slot] = min(max(float(table["last_s"][slot]), float(latest.max())), at_s)
+        table["news"][slot] = True
         table.seen_s()[slot] = at_s
 
     def _judge(self, gpus: Frame | None, at_s: float, inventory: Inventory) -> list[Finding]:
@@ -183,6 +184,8 @@ class Straggler:
                 known = worst.get(row)
                 if known is None or excess.share > known[1].share:
                     worst[row] = (name, excess)
+        seen &= table["news"][slots]  # steps judged before say nothing new, neither slow nor as fast as its peers
+        table["news"][slots] = False
         findings: list[Finding] = []
         for row in np.flatnonzero(seen).tolist():
             subject = table.subjects[int(slots[row])]

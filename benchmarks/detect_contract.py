@@ -1,0 +1,96 @@
+"""What every detector bears, counted by the words of its contract: `python -m benchmarks.detect_contract`.
+
+Each clause is checked alone (`detectors.check`) and in mixtures (`detectors.check_walks`: `--walks` seeds from
+`--first` on, each over every detector). `--add` adds to the counts that are there, so that a run can be made in
+parts. A walk that fails names its seed, which is its reproduction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import RESULTS, write
+from collectors.tick import Tick
+from detectors.check import CONTRACT, Kind, calls, make, problems, run
+from detectors.check_streams import faults, played
+from detectors.check_walks import LENGTH, draw, walk
+from detectors.check_world import World
+from detectors.plugins import ALL
+
+SAVED = Path(__file__).parent.parent / "tests" / "detectors" / "snapshots"
+TOLD = 20
+
+
+def per_sample_ns(kind: Kind) -> float:
+    """CPU time per value of a detector over the stream in which everything is broken."""
+    ticks, inventory = played(faults)
+    detector, began_s = make(kind), time.process_time()
+    run(detector, ticks, inventory)
+    return 1e9 * (time.process_time() - began_s) / sum(_samples(tick) for tick in ticks)
+
+
+def _samples(tick: Tick) -> int:
+    stepped = sum(len(column) for series in tick.steps for column in series.columns.values())
+    return stepped + sum(frame.values.size for frame in tick.frames.values())
+
+
+def alone(kind: Kind, files: list[bytes]) -> dict[str, Any]:
+    return {
+        "clauses, each alone": len(CONTRACT),
+        "problems, each alone": problems(kind),
+        "states of earlier versions": len(files),
+        "Python calls of 30 ticks, 8 and 256 GPUs": [calls(kind, World(gpus=gpus)) for gpus in (8, 256)],
+        "CPU ns per sample, everything broken, 8 GPUs": round(per_sample_ns(kind)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--walks", type=int, default=2000)
+    parser.add_argument("--add", action="store_true", help="add to the counts of the parts before")
+    asked = parser.parse_args()
+    states = {k: [f.read_bytes() for f in sorted(SAVED.glob(f"{k.plugin}-v*.npz"))] for k in ALL}
+    checks: dict[str, Counter[str]] = {kind.plugin: Counter() for kind in ALL}
+    failures: dict[str, list[str]] = {kind.plugin: [] for kind in ALL}
+    before: dict[str, Any] = {}
+    if asked.add:
+        before = json.loads((RESULTS / "detect_contract.json").read_text())["results"]
+        for name, row in before["detectors"].items():
+            checks[name].update(row["walked"])
+            failures[name] += row["failures"]
+    for seed in range(asked.first, asked.first + asked.walks):
+        drawn = draw(seed)
+        for kind in ALL:
+            walked = walk(kind, drawn, states[kind])
+            checks[kind.plugin].update(walked.checks)
+            failures[kind.plugin] += walked.problems[:1]
+    rows = {
+        kind.plugin: {
+            **alone(kind, states[kind]),
+            "walked": dict(sorted(checks[kind.plugin].items())),
+            "failed": len(failures[kind.plugin]),
+            "failures": failures[kind.plugin][:TOLD],
+        }
+        for kind in ALL
+    }
+    write(
+        "detect_contract",
+        {
+            "seeds": [*before.get("seeds", []), [asked.first, asked.first + asked.walks]],
+            "walks per detector": asked.walks + before.get("walks per detector", 0),
+            "ticks of a walk, at most": 2 * LENGTH,
+            "detectors": rows,
+            "walks": sum(checks[k.plugin]["determinism"] for k in ALL),
+            "failed": sum(row["failed"] for row in rows.values()),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
