@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 
 from collectors.base import Permanent
 from collectors.frame import Floats
+from collectors.seal import fingerprint
 from detectors.tail import Tail
 
-VERSION = 1
+VERSION = 2
+"""1: without a digest. It is refused, as every other version is: `nightshift learn` writes a new one in seconds."""
+MOST_LOOKS = 10_000
 KEPT_SCORES = 512
 BUILT_IN = Path(__file__).with_name("models")
 
@@ -59,8 +62,26 @@ class Density:
             array = getattr(self, name)
             if array.shape != shape or not np.isfinite(array).all():
                 raise ModelError(f"{name}: {array.shape} with only finite numbers wanted as {shape}")
-        if not (self.look_s > 0 and self.persist >= 1 and self.settle >= 0 and (self.scale > 0).all() and k):
-            raise ModelError("look_s, persist, settle, scale or weights: not positive")
+        for name in ("persist", "settle", "scored"):
+            if type(getattr(self, name)) is not int or not 0 <= getattr(self, name) <= 2**53:
+                raise ModelError(f"{name}: {getattr(self, name)!r} is no count")
+        for name in ("threshold", "rate_per_1000", "scale", "shape", "series_days"):
+            if not _finite(getattr(self.tail, name)):
+                raise ModelError(f"tail.{name}: {getattr(self.tail, name)!r} is no finite number")
+        for name, right in {
+            "sku": isinstance(self.sku, str) and bool(self.sku.strip()),
+            "metrics": d and len(set(self.metrics)) == d and all(isinstance(m, str) for m in self.metrics),
+            "look_s": _finite(self.look_s) and self.look_s > 0,
+            "persist": 1 <= self.persist <= MOST_LOOKS,
+            "settle": self.settle <= MOST_LOOKS,
+            "scale": (self.scale > 0).all(),
+            "weights": k and (self.weights > 0).all() and abs(self.weights.sum() - 1.0) < 1e-6,
+            "whiten": all(np.abs(np.diagonal(one)).min(initial=1.0) > 0 for one in self.whiten),
+            "highest": self.highest.ndim == 1 and len(self.highest) and bool((np.diff(self.highest) >= 0).all()),
+            "tail": self.tail.scale > 0 and min(self.tail.shape, self.tail.rate_per_1000) >= 0,
+        }.items():
+            if not right:
+                raise ModelError(f"{name}: outside what it can be")
 
     def score(self, x: Floats) -> tuple[Floats, NDArray[np.int64]]:
         """x [n, d] in the metrics' units → (negative log density [n], nearest class [n])."""
@@ -83,22 +104,30 @@ class Density:
 
     def save(self, path: Path) -> None:
         values = {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(self).items()}
-        text = json.dumps({"version": VERSION, **values, "tail": asdict(self.tail)}, indent=1, allow_nan=False)
+        told = {"version": VERSION, **values, "tail": asdict(self.tail)}
+        text = json.dumps({**told, "digest": fingerprint(told)}, indent=1, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
 
 
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
 def load(path: Path) -> Density:
-    """Reads a model. Raises ModelError."""
+    """Reads a model. Raises ModelError where it is none, of another version, or not as it was written."""
     try:
         read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if read.pop("version") != VERSION:
-            raise ModelError(f"{path}: not a model of version {VERSION}")
+        if read["version"] != VERSION:
+            raise ModelError(f"version {read['version']!r}, this code reads {VERSION}: learn it again")
+        if read.pop("digest") != fingerprint(read):
+            raise ModelError("digest: the file was changed after it was learnt")
+        del read["version"]
         arrays = ("centre", "scale", "weights", "means", "whiten", "highest")
         values = {**read, **{name: np.array(read[name], dtype=float) for name in arrays}}
         return Density(**{**values, "metrics": tuple(read["metrics"]), "tail": Tail(**read["tail"])})
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path}: not a model: {error!r}") from error
 
 

@@ -21,6 +21,10 @@ class Event:
     start_s: float
     end_s: float
 
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.start_s) and self.start_s <= self.end_s < math.inf):
+            raise ValueError(f"event of {self.series}: from {self.start_s} to {self.end_s} is no stretch of time")
+
 
 @dataclass(frozen=True, slots=True)
 class AlarmAt:
@@ -28,6 +32,10 @@ class AlarmAt:
 
     series: str
     at_s: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.at_s):
+            raise ValueError(f"alarm of {self.series}: {self.at_s} is no time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ def exact_interval(found: int, of: int, level: float = 0.95) -> tuple[float, flo
     """Clopper–Pearson interval of a proportion (Biometrika 26, 1934); NaN of none."""
     from scipy.special import betaincinv  # slow to load, and every command loads this module
 
+    if not 0 <= found <= of:
+        raise ValueError(f"{found} of {of} is no proportion")
     if of == 0:
         return (math.nan, math.nan)
     tail = (1.0 - level) / 2.0
@@ -75,6 +85,8 @@ def garwood(count: int, exposure: float, level: float = 0.95) -> tuple[float, fl
     """Garwood's exact interval of a Poisson rate (Biometrika 28, 1936) over an exposure; NaN without exposure."""
     from scipy.special import gammaincinv  # as above
 
+    if count < 0:
+        raise ValueError(f"{count} is no count")
     if not exposure > 0:
         return (math.nan, math.nan)
     tail = (1.0 - level) / 2.0
@@ -85,23 +97,31 @@ def garwood(count: int, exposure: float, level: float = 0.95) -> tuple[float, fl
 def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping[str, float]) -> Score:
     """Matches every event with the first alarm of its series within it; all other alarms are false.
 
-    watched_s: series → seconds observed. Time inside events is not healthy time. An alarm that falls into an event
-    that was already found is neither found again nor false.
+    watched_s: series → seconds observed. Time inside events, however many overlap, is not healthy time. An alarm
+    that falls into an event that was already found is neither found again nor false; one within several events
+    finds each. An event of a series that was not watched is missed. Raises ValueError on an alarm of such a series:
+    it would have no days to be rare in.
     """
-    by_series: dict[str, list[Event]] = {}
-    for event in events:
-        by_series.setdefault(event.series, []).append(event)
-    first: dict[Event, float] = {}
+    unwatched = {alarm.series for alarm in alarms} - set(watched_s)
+    if unwatched:
+        raise ValueError(f"not watched: {', '.join(sorted(unwatched)[:5])}")
+    by_series: dict[str, list[int]] = {}
+    for number, event in enumerate(events):
+        by_series.setdefault(event.series, []).append(number)
+    first: dict[int, float] = {}
     false = 0
     for alarm in sorted(alarms, key=lambda a: a.at_s):
-        hit = [e for e in by_series.get(alarm.series, ()) if e.start_s <= alarm.at_s <= e.end_s]
-        if not hit:
-            false += 1
-        for event in hit:
-            first.setdefault(event, alarm.at_s)
-    ill_s = sum(e.end_s - e.start_s for e in events if e.series in watched_s)
-    days = max(sum(watched_s.values()) - ill_s, 0.0) / SECONDS_PER_DAY
-    delays = sorted(at_s - event.start_s for event, at_s in first.items())
+        own = by_series.get(alarm.series, ())
+        hit = [n for n in own if events[n].start_s <= alarm.at_s <= events[n].end_s]
+        false += not hit
+        for number in hit:
+            first.setdefault(number, alarm.at_s)
+    healthy_s = sum(
+        max(seconds - _covered_s([events[n] for n in by_series.get(series, ())]), 0.0)
+        for series, seconds in watched_s.items()
+    )
+    days = healthy_s / SECONDS_PER_DAY
+    delays = sorted(at_s - events[number].start_s for number, at_s in first.items())
     low, high = garwood(false, days)
     return Score(
         events=len(events),
@@ -115,6 +135,15 @@ def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping
         delay_median_s=_quantile(delays, 0.5),
         delay_p90_s=_quantile(delays, 0.9),
     )
+
+
+def _covered_s(events: Sequence[Event]) -> float:
+    """Seconds within at least one of these events."""
+    covered, until_s = 0.0, -math.inf
+    for event in sorted(events, key=lambda e: e.start_s):
+        covered += max(event.end_s - max(event.start_s, until_s), 0.0)
+        until_s = max(until_s, event.end_s)
+    return covered
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

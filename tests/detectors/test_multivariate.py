@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from collectors.seal import fingerprint
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, SnapshotError, State
@@ -130,11 +133,44 @@ def test_a_model_is_json_and_a_broken_one_is_named(model: Density, tmp_path: Pat
     assert np.array_equal(load(path).score(x)[0], model.score(x)[0])
     assert path.read_bytes()[:1] == b"{"
     text = path.read_text()
-    for broken in ("", "[]", "{}", text.replace('"version": 1', '"version": 9'), text.replace('"means"', '"x"')):
-        path.write_text(broken)
+    broken = [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        text.replace('"version": 2', '"version": 1'),
+        text.replace('"means"', '"x"'),
+    ]
+    for one in (*(b.encode() for b in broken), pickle.dumps(vars(model)), b"PK\x03\x04"):
+        path.write_bytes(one)
         with pytest.raises(ModelError, match=r"m\.json"):
             load(path)
     assert find("h200").source == load(BUILT_IN / "h200.json").source
+
+
+def test_a_model_that_was_changed_is_refused_whatever_was_changed(model: Density, tmp_path: Path) -> None:
+    """Every field, changed in the file: the digest tells. With a new digest, what cannot be is told by name."""
+    path = tmp_path / "m.json"
+    model.save(path)
+    told = json.loads(path.read_text())
+    for name, value in told.items():
+        for other in (None, 7, "x", [], {}, [value]):
+            if other != value:
+                path.write_text(json.dumps({**told, name: other}))
+                with pytest.raises(ModelError, match=r"m\.json"):
+                    load(path)
+    absurd = {
+        "sku": "", "metrics": ["gpu_power_w", "gpu_power_w"], "look_s": 0, "persist": 10**9, "settle": True,
+        "weights": [2.0] + [1.0] * (len(told["weights"]) - 1), "highest": told["highest"][::-1] or [2.0, 1.0],
+        "whiten": np.zeros(np.shape(told["whiten"])).tolist(), "scale": [0.0, 1.0], "scored": 1.5,
+        "tail": {**told["tail"], "scale": 0.0}, "centre": [1.0],
+    }  # fmt: skip
+    del told["digest"]
+    for name, value in absurd.items():
+        forged = {**told, name: value}
+        path.write_text(json.dumps({**forged, "digest": fingerprint(forged)}))
+        with pytest.raises(ModelError, match=name):
+            load(path)
 
 
 def test_a_state_of_another_model_is_refused(model: Density) -> None:
