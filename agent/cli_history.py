@@ -50,16 +50,29 @@ def lookback(
     reader, inventory = RangeReader(source, step_s, load=load), Inventory(settings.cluster)
     progress = _progress(start_s, end_s, sys.stderr.isatty() and not as_json)
     try:
-        own, has_record = _own_record(reader, start_s, end_s, step_s)
+        reader.probe(end_s)
+        own, has_record = _own_record(reader, start_s, end_s)
         detectors = build_detectors(_at_pace(settings.detectors, step_s))
-        incidents, gpus, waited = look_back(
+        incidents, gpus, waited, read_s = look_back(
             reader.ticks(start_s, end_s, inventory), inventory, detectors, settings.budget, progress, own
         )
     finally:
         reader.close()
     blind = blind_signals(reader.reading.series, has_record)
     span_s, failed = (start_s, end_s), reader.reading.failed
-    told = report(incidents, own, has_record, span_s, gpus, settings.budget, blind, failed, waited)
+    told = report(
+        incidents,
+        own,
+        has_record,
+        span_s,
+        gpus,
+        settings.budget,
+        blind,
+        failed,
+        waited,
+        step_s * len(read_s),
+        read_s,
+    )
     if as_json:
         typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))
     else:
@@ -91,34 +104,29 @@ def _at_pace(entries: Any, step_s: float) -> Any:
     )
 
 
-def _own_record(reader: RangeReader, start_s: float, end_s: float, step_s: float) -> tuple[list[OwnEvent], bool]:
-    """Cordons and unready nodes by kube-state-metrics, and whether it is there at all."""
+def _own_record(reader: RangeReader, start_s: float, end_s: float) -> tuple[list[OwnEvent], bool | None]:
+    """Cordons and unready nodes by kube-state-metrics, and whether it is there; None: that could not be read."""
     import numpy as np
 
     from agent.lookback import own_events
     from agent.lookback_signals import CORDONS, READY
     from collectors.http import SourceError
-    from collectors.prometheus_range import MOST_POINTS
 
     asks = (
         ("cordoned", f"max by (node) ({CORDONS})", 0.5),
         ("not ready", f'1 - max by (node) ({READY}{{condition="Ready",status="true"}})', 0.5),
     )
     found: list[OwnEvent] = []
-    known = False
+    known: bool | None = False
     for kind, query, above in asks:
-        first_s = start_s
-        while first_s < end_s:
-            last_s = min(first_s + (MOST_POINTS - 1) * step_s, end_s)
-            try:
-                matrix = reader.matrix(query, first_s, last_s, step_s)
-            except SourceError as error:
-                reader.reading.failed.append(f"{kind} nodes: {error}")
-                break
-            known |= kind == "cordoned" and bool(np.isfinite(matrix.values).any())
-            names = [str(labels.get("node", "")) for labels in matrix.labels]
-            found += own_events(kind, names, matrix.t_s.tolist(), (matrix.values > above).tolist())
-            first_s = last_s
+        try:
+            for matrix in reader.matrices(query, start_s, end_s):
+                known = known or (kind == "cordoned" and bool(np.isfinite(matrix.values).any()))
+                names = [str(labels.get("node", "")) for labels in matrix.labels]
+                found += own_events(kind, names, matrix.t_s.tolist(), (matrix.values - above).tolist())
+        except SourceError as error:
+            reader.reading.failed.append(f"{kind} nodes: {error}")
+            known = None if kind == "cordoned" else known
     return sorted(found, key=lambda e: (e.at_s, e.node)), known
 
 
@@ -155,7 +163,8 @@ def calibrate(
     reader, inventory = RangeReader(source, step_s, load=load), Inventory(settings.cluster)
     progress = _progress(start_s, end_s, sys.stderr.isatty())
     try:
-        own, _ = _own_record(reader, start_s, end_s, step_s)
+        reader.probe(end_s)
+        own, _ = _own_record(reader, start_s, end_s)
         entries = _at_pace(settings.detectors, step_s)
         loose = loosened(ALL, {kind.plugin: getattr(entries, kind.plugin) for kind in ALL})
         ticks = _telling(reader.ticks(start_s, end_s, inventory), progress)

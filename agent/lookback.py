@@ -9,9 +9,12 @@ upper bound.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from agent.correlate import Decision, Known, Settings, Verb, correlate
 from agent.incident import IncidentState
@@ -73,7 +76,8 @@ class Report:
     gpus: int
     incidents: tuple[Seen, ...]
     warned: tuple[Warned, ...]
-    own_record: bool
+    own_record: bool | None
+    """Whether kube-state-metrics is there; None: it could not be read."""
     unexplained: tuple[Seen, ...]
     per_week: float
     interval: tuple[float, float]
@@ -82,10 +86,14 @@ class Report:
     gaps: tuple[str, ...]
     waited: int = 0
     """Alarms that did not page because the budget was not sure of them, or spent."""
+    read_days: float = math.nan
+    """Days of which telemetry was read: what a rate rests on."""
+    unseen: tuple[OwnEvent, ...] = ()
+    """Events of yours with no telemetry at all in the day before: nobody can say what would have been told."""
 
     @property
     def missed(self) -> tuple[OwnEvent, ...]:
-        return tuple(w.event for w in self.warned if w.first is None)
+        return tuple(w.event for w in self.warned if w.first is None and w.event not in self.unseen)
 
 
 class Memory:
@@ -146,13 +154,15 @@ def look_back(
     budget: BudgetSettings,
     progress: Callable[[float], None] = lambda _: None,
     own: Sequence[OwnEvent] = (),
-) -> tuple[list[Seen], int, int]:
-    """Every incident of the ticks, oldest first, the most GPUs that were seen at once, and how many alarms waited
-    because the budget did not allow them to page. `own` events confirm the alarms before them, as a person does."""
+) -> tuple[list[Seen], int, int, list[float]]:
+    """Every incident of the ticks, oldest first, the most GPUs that were seen at once, how many alarms waited
+    because the budget did not allow them to page, and the times (Unix s) of looks that read any telemetry. `own`
+    events confirm the alarms before them, as a person does."""
     memory = Memory()
     tails = load(Path(budget.calibration)) if budget.calibration else {}
     accounts = Budget(budget, promises(detectors, tails))
     events = {d.name for d in detectors if d.stated.basis is RateBasis.EVENT}
+    read_s: list[float] = []
     gpus, coming = 0, sorted(own, key=lambda event: -event.at_s)
     for tick in ticks:
         progress(tick.at_s)
@@ -165,12 +175,15 @@ def look_back(
                 and same_node(_above(findings[0].subject, SubjectKind.NODE, inventory, findings[0]), event.node)
                 for finding in findings
             )
+        if any(np.isfinite(frame.values).any() for frame in tick.frames.values()):
+            read_s.append(tick.at_s)
         frame = tick.frames.get(SubjectKind.GPU)
         gpus = max(gpus, len(frame.index) if frame is not None else 0)
         found = [finding for detector in detectors for finding in detector.update(tick, inventory)]
         memory.take(accounts.weigh(found, tick, inventory), inventory, tick.at_s)
     waited = sum(line.withheld for line in accounts.lines())
-    return [_seen(opened_s, findings, inventory, events) for opened_s, findings in memory.incidents()], gpus, waited
+    seen = [_seen(opened_s, findings, inventory, events) for opened_s, findings in memory.incidents()]
+    return seen, gpus, waited, read_s
 
 
 def _seen(opened_s: float, findings: tuple[Finding, ...], inventory: Inventory, events: set[str]) -> Seen:
@@ -200,15 +213,18 @@ def _above(subject: Subject, kind: SubjectKind, inventory: Inventory, finding: F
 def report(
     incidents: Sequence[Seen],
     own: Sequence[OwnEvent],
-    own_record: bool,
+    own_record: bool | None,
     span_s: tuple[float, float],
     gpus: int,
     budget: BudgetSettings,
     blind: Sequence[Blind],
     gaps: Sequence[str],
     waited: int = 0,
+    watched_s: float | None = None,
+    read_s: Sequence[float] | None = None,
 ) -> Report:
-    """Sets what was seen beside what you did."""
+    """Sets what was seen beside what you did. watched_s: seconds of the span of which telemetry was read, at the
+    times read_s (ascending); all of it where not given. A rate over no time is NaN."""
     warned = [_warned(event, incidents) for event in own]
     explained = {
         id(seen)
@@ -217,7 +233,12 @@ def report(
         if same_node(seen.node, event.node) and -LEAD_S <= seen.opened_s - event.at_s <= AFTER_S
     }
     unexplained = tuple(s for s in incidents if s.pages and not s.event and id(s) not in explained)
-    weeks = (span_s[1] - span_s[0]) / WEEK_S
+    weeks = (span_s[1] - span_s[0] if watched_s is None else watched_s) / WEEK_S
+    unseen = tuple(
+        event
+        for event in own
+        if read_s is not None and bisect_left(read_s, event.at_s - LEAD_S) == bisect_left(read_s, event.at_s)
+    )
     return Report(
         start_s=span_s[0],
         end_s=span_s[1],
@@ -232,6 +253,8 @@ def report(
         blind=tuple(blind),
         gaps=tuple(gaps),
         waited=waited,
+        read_days=7.0 * weeks,
+        unseen=unseen,
     )
 
 
@@ -251,12 +274,16 @@ def same_node(one: str, other: str) -> bool:
 
 
 def own_events(
-    kind: str, nodes: Sequence[str], t_s: Sequence[float], set_: Sequence[Sequence[bool]]
+    kind: str, nodes: Sequence[str], t_s: Sequence[float], above: Sequence[Sequence[float]]
 ) -> list[OwnEvent]:
-    """The moments at which a state was set; set_[time][node]. What was set at the first time began before."""
+    """The moments at which a state was set: above[time][node] > 0; NaN is not known, and what is not known between
+    two times at which it was set did not end it. What was set when it was first known began before."""
     found = []
     for column, node in enumerate(nodes):
-        for row in range(1, len(t_s)):
-            if set_[row][column] and not set_[row - 1][column]:
+        known = math.nan
+        for row in range(len(t_s)):
+            now = float(above[row][column])
+            if now > 0 and known <= 0:
                 found.append(OwnEvent(kind, node, float(t_s[row])))
+            known = known if math.isnan(now) else now
     return sorted(found, key=lambda e: (e.at_s, e.node))

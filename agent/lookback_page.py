@@ -18,25 +18,31 @@ def as_text(told: Report, reading: Reading) -> str:
     lines = [
         f"{days:.3g} days to {full_time(told.end_s)}: {told.gpus} GPUs, {len(told.incidents)} incidents",
         f"({cost}, {reading.rested_s:.0f} s rested between them)",
+        *_little(told, days),
         "",
         "INCIDENTS THAT NIGHTSHIFT WOULD HAVE OPENED",
     ]
     lines += [f"  {_seen(seen)}" for seen in told.incidents] or ["  None."]
     lines += ["", "YOUR OWN RECORD: nodes that were cordoned or not ready, and the earliest alarm before"]
-    if not told.own_record:
+    if told.own_record is None:
+        lines.append("  Not known: the queries failed (below).")
+    elif not told.own_record:
         lines.append("  Not known: this Prometheus has no kube-state-metrics.")
     elif not told.warned:
         lines.append("  No node was cordoned or not ready.")
-    lines += [f"  {_warned(w)}" for w in told.warned]
+    lines += [f"  {_warned(w, w.event in told.unseen)}" for w in told.warned]
     if told.warned:
         early = sum(w.lead_s > 0 for w in told.warned)
-        lines.append(f"  Warned before {early} of {len(told.warned)}; missed {len(told.missed)}.")
+        unseen = f"; nothing was read before {len(told.unseen)}" if told.unseen else ""
+        lines.append(f"  Warned before {early} of {len(told.warned)}; missed {len(told.missed)}{unseen}.")
     low, high = told.interval
-    rate = f"{told.per_week:.2g} per week (95 % interval {low:.2g} to {high:.2g})"
+    rate = "over no time at all"
+    if not math.isnan(told.per_week):
+        rate = f"which is {told.per_week:.2g} per week (95 % interval {low:.2g} to {high:.2g})"
     lines += [
         "",
         "FALSE ALARMS: pages by statistics that no event of yours explains; an upper bound, some may be true",
-        f"  {len(told.unexplained)}, which is {rate}; the budget is {told.budget_per_week:g}",
+        f"  {len(told.unexplained)}, {rate}; the budget is {told.budget_per_week:g}",
         f"  {told.waited} weaker alarms waited: not yet promised within the budget (docs: the alarm budget)",
         "",
         "BLIND: signals that this Prometheus does not have, and how to enable them",
@@ -57,8 +63,25 @@ def _seen(seen: Seen) -> str:
     return f"{full_time(seen.opened_s)}  {seen.cause.fault}  {where}\n      {seen.cause.summary}{quiet}"
 
 
-def _warned(w: Warned) -> str:
+def _little(told: Report, days: float) -> list[str]:
+    """What a newcomer must know before the answer: that there was little, or nothing, to look at."""
+    found = []
+    if told.gpus == 0:
+        found.append(
+            "NO GPU WAS SEEN: nothing exports DCGM_FI_DEV_FB_USED or its like. Scrape dcgm-exporter, or run "
+            "`nightshift node`; under recorded names nothing is known of the metrics behind them."
+        )
+    if told.read_days < 0.99 * days:
+        found.append(
+            f"Telemetry was read of {told.read_days:.3g} of {days:.3g} days only; what is said is of those."
+        )
+    return found
+
+
+def _warned(w: Warned, unseen: bool) -> str:
     head = f"{full_time(w.event.at_s)}  {w.event.node} {w.event.kind}: "
+    if unseen:
+        return head + "not known: no telemetry was read in the day before"
     if w.first is None:
         return head + f"MISSED: no alarm on it in the {LEAD_S / 3600:.0f} h before"
     when = f"{duration(w.lead_s)} before" if w.lead_s >= 0 else f"only {duration(-w.lead_s)} after"
@@ -79,14 +102,16 @@ def as_json_values(told: Report, reading: Reading) -> dict[str, Any]:
                 "node": w.event.node,
                 "at_s": w.event.at_s,
                 "first_alarm": None if w.first is None else _seen_json(w.first),
-                "lead_s": None if math.isnan(w.lead_s) else w.lead_s,
+                "lead_s": _null(w.lead_s),
             }
             for w in told.warned
         ],
         "missed": len(told.missed),
+        "unseen": len(told.unseen),
+        "read_days": _null(told.read_days),
         "unexplained": len(told.unexplained),
-        "false_pages_per_week": told.per_week,
-        "false_pages_per_week_interval": list(told.interval),
+        "false_pages_per_week": _null(told.per_week),
+        "false_pages_per_week_interval": [_null(end) for end in told.interval],
         "budget_per_week": told.budget_per_week,
         "alarms_that_waited": told.waited,
         "blind": [plain(blind) for blind in told.blind],
@@ -96,6 +121,10 @@ def as_json_values(told: Report, reading: Reading) -> dict[str, Any]:
         "server_busy_s": reading.busy_s,
         "rested_s": reading.rested_s,
     }
+
+
+def _null(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _seen_json(seen: Seen) -> dict[str, Any]:

@@ -62,11 +62,12 @@ class Blind:
     how: str
 
 
-def blind_signals(series: Mapping[str, int], own_record: bool) -> list[Blind]:
-    """series: how many series of each of our metrics were found."""
+def blind_signals(series: Mapping[str, int], own_record: bool | None) -> list[Blind]:
+    """series: how many series of each of our metrics were found. One of which that could not be read is not called
+    blind, and so with own_record None: it is told with what was not read."""
     found = []
     for metric in dict.fromkeys(name for needs in NEEDS.values() for name in needs):
-        if not series.get(metric):
+        if series.get(metric) == 0:
             by = tuple(detector for detector, needs in NEEDS.items() if metric in needs)
             found.append(Blind(metric, by, how_to_enable(metric)))
     by_log: dict[str, list[str]] = {}
@@ -80,7 +81,7 @@ def blind_signals(series: Mapping[str, int], own_record: bool) -> list[Blind]:
             else "name a `training_logs` source; a Prometheus does not hold it"
         )
         found.append(Blind(what, tuple(detectors), how))
-    if not own_record:
+    if own_record is False:
         how = "scrape kube-state-metrics: without it nobody can say what you cordoned, and when"
         found.append(Blind(CORDONS, ("this look-back",), how))
     return found

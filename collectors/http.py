@@ -26,6 +26,7 @@ from collectors.rotation import Renewed
 
 _PARALLEL = 64
 _KEEP_S = 60.0
+_SAID_BYTES = 200
 
 
 class SourceError(Temporary):
@@ -239,9 +240,18 @@ class Fetcher:
 
 
 async def _excerpt(response: httpx.Response) -> str:
-    async for part in response.aiter_raw():
-        return part[:200].decode(errors="replace")
-    return ""
+    """The beginning of what an error says, in one line; unpacked where it came packed."""
+    unzip = zlib.decompressobj(31) if response.headers.get("content-encoding", "").lower() == "gzip" else None
+    said = b""
+    async for raw in response.aiter_raw():
+        try:
+            said += raw if unzip is None else unzip.decompress(raw, _SAID_BYTES)
+        except zlib.error:
+            break
+        if len(said) >= _SAID_BYTES:
+            break
+    text = said[:_SAID_BYTES].decode(errors="replace")
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _date_s(header: str | None) -> float:

@@ -2,7 +2,8 @@
 
 A look-back must not disturb the server that a rota depends on: one query is under way at any time, each answer is
 bounded in samples, and after each the reader waits at least as long as the answer took. A metric that nobody
-exports is asked for once. What could not be read is a gap: its ticks say that the source was lost.
+exports is asked for once. A server that refuses an answer as too large, or does not end it in time, is asked for
+shorter stretches. What could not be read is a gap: its ticks say that the source was lost.
 """
 
 from __future__ import annotations
@@ -35,11 +36,18 @@ MOST_POINTS = 10_000
 LABELS_EVERY_S, SOONER_S = 3600.0, 600.0
 """How often who holds what is asked for; sooner where more GPUs are seen than when it was last asked."""
 TRIES = 3
+SMALLEST = 16
+"""An answer is asked for in parts down to this share of its length (or this many points)."""
+GIVE_UP = 6
+"""Stretches in a row that cannot be read: the server is gone, and the rest is one gap."""
+UNKNOWN_SERIES = 4096
+"""How many series a metric is taken to have whose count could not be read."""
 
 
 @dataclass
 class Reading:
-    """What reading the past cost and did not get. series: most series at once per metric; 0 = nobody exports it."""
+    """What reading the past cost and did not get. series: most series at once per metric; 0 = nobody exports it; a
+    metric of which that could not be read is not in it."""
 
     queries: int = 0
     samples: int = 0
@@ -76,13 +84,35 @@ class RangeReader:
     def close(self) -> None:
         self._fetcher.close()
 
+    def probe(self, at_s: float) -> None:
+        """Asks for next to nothing. Raises Permanent where not even that is answered as Prometheus does."""
+        try:
+            read_vector(self._ask(instant(self._settings.url, "vector(1)", at_s, self._timeout_s)))
+        except SourceError as error:
+            raise Permanent(f"{self._settings.url}: {error}") from error
+
     def matrix(self, query: str, start_s: float, end_s: float, step_s: float) -> Matrix:
-        """One range query of at most MOST_POINTS points. Raises SourceError after three tries, Permanent at once
-        where credentials or the address are wrong."""
+        """One range query of at most MOST_POINTS points. Raises SourceError after three tries (at once where the
+        server calls it too large), Permanent at once where credentials or the address are wrong."""
         answer = self._ask(over_range(self._settings.url, query, start_s, end_s, step_s))
         found = read_matrix(answer, start_s, end_s, step_s)
         self.reading.samples += int(np.isfinite(found.values).sum())
         return found
+
+    def matrices(self, query: str, start_s: float, end_s: float) -> Iterator[Matrix]:
+        """The range in parts, which overlap by a point, as long as the server answers them. Raises SourceError."""
+        span_s = min((MOST_POINTS - 1) * self.step_s, end_s - start_s)
+        least_s = max(span_s / SMALLEST, self.step_s)
+        while start_s < end_s:
+            try:
+                found = self.matrix(query, start_s, min(start_s + span_s, end_s), self.step_s)
+            except SourceError as error:
+                if not _too_much(error) or span_s <= least_s:
+                    raise
+                span_s = max(span_s / 4.0 // self.step_s * self.step_s, least_s)
+                continue
+            yield found
+            start_s += span_s
 
     def ticks(self, start_s: float, end_s: float, inventory: Inventory) -> Iterator[Tick]:
         """Oldest first, `step_s` apart, aligned to multiples of it."""
@@ -90,18 +120,20 @@ class RangeReader:
         wanted = [(kind, self._exported(kind, start_s, end_s)) for kind in KINDS if kind in self._settings.kinds]
         indices: dict[SubjectKind, SeriesIndex] = {}
         labelled_s, labelled, xids = -math.inf, 0, _Xids(self._source.name)
-        chunk = self._steps(wanted)
-        first_s = start_s
+        chunk = min(self._steps(wanted), math.floor((end_s - start_s) / self.step_s + 1e-9) + 1)
+        least = max(chunk // SMALLEST, min(chunk, SMALLEST))
+        first_s, lost = start_s, 0
         while first_s <= end_s:
-            last_s = min(first_s + (chunk - 1) * self.step_s, end_s)
-            blocks: dict[SubjectKind, tuple[tuple[str, ...], Floats]] = {}
-            problem = ""
-            for kind, metrics in wanted:
-                try:
-                    blocks[kind] = self._block(kind, metrics, first_s, last_s, indices)
-                except SourceError as error:
-                    problem = str(error)
-                    self.reading.failed.append(f"{kind} at {first_s:.0f}: {error}")
+            last_s = min(first_s + (chunk - 1) * self.step_s, end_s) if lost < GIVE_UP else end_s
+            blocks, failed = self._blocks(wanted if lost < GIVE_UP else (), first_s, last_s, indices)
+            if chunk > least and any(_too_much(error) for error in failed.values()):
+                chunk = max(chunk // 4, least)
+                continue
+            problem = "; ".join(map(str, failed.values())) or ("given up" if lost >= GIVE_UP else "")
+            self.reading.failed += [f"{kind} at {first_s:.0f}: {error}" for kind, error in failed.items()]
+            if lost == GIVE_UP:
+                self.reading.failed.append(f"everything from {first_s:.0f} on: {lost} stretches in a row failed")
+            lost = lost + 1 if (failed and not blocks) or lost >= GIVE_UP else 0
             for number in range(math.floor((last_s - first_s) / self.step_s + 1e-9) + 1):
                 at_s = first_s + number * self.step_s
                 frames = {
@@ -115,6 +147,23 @@ class RangeReader:
                     self._tell_labels(inventory, at_s)
                 yield self._tick(at_s, frames, problem, xids, inventory)
             first_s = last_s + self.step_s
+
+    def _blocks(
+        self,
+        wanted: Sequence[tuple[SubjectKind, list[Metric]]],
+        first_s: float,
+        last_s: float,
+        indices: dict[SubjectKind, SeriesIndex],
+    ) -> tuple[dict[SubjectKind, tuple[tuple[str, ...], Floats]], dict[SubjectKind, SourceError]]:
+        """What could be read of a stretch by kind, and why the rest could not."""
+        blocks: dict[SubjectKind, tuple[tuple[str, ...], Floats]] = {}
+        failed: dict[SubjectKind, SourceError] = {}
+        for kind, metrics in wanted:
+            try:
+                blocks[kind] = self._block(kind, metrics, first_s, last_s, indices)
+            except SourceError as error:
+                failed[kind] = error
+        return blocks, failed
 
     def _tick(
         self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, xids: _Xids, inventory: Inventory
@@ -141,8 +190,9 @@ class RangeReader:
             try:
                 counts = self.matrix(query, start_s, end_s, step_s).values
             except SourceError as error:
-                self.reading.failed.append(f"{metric.name}: {error}")
-                counts = np.zeros((0, 0))
+                self.reading.failed.append(f"how many have {metric.name}: {error}")
+                found.append(metric)  # not known is not absent: it is asked for
+                continue
             most = int(np.nanmax(counts)) if np.isfinite(counts).any() else 0
             self.reading.series[metric.name] = most
             if most:
@@ -150,7 +200,9 @@ class RangeReader:
         return found
 
     def _steps(self, wanted: Sequence[tuple[SubjectKind, list[Metric]]]) -> int:
-        cells = sum(self.reading.series[m.name] for _, metrics in wanted for m in metrics)
+        known = self.reading.series
+        guess = max(known.values(), default=0) or UNKNOWN_SERIES
+        cells = sum(known.get(m.name, guess) for _, metrics in wanted for m in metrics)
         return max(1, min(MOST_POINTS, MOST_VALUES // max(cells, 1)))
 
     def _block(
@@ -229,9 +281,23 @@ class RangeReader:
             if isinstance(answer, Answer):
                 return answer
             failed = answer
+            if _refused(answer):
+                break
             if answer.reason in (Reason.UNAUTHORISED, Reason.NOT_FOUND):
                 raise Permanent(f"{self._settings.url}: {answer}")
         raise failed
+
+
+def _refused(error: SourceError) -> bool:
+    """The server, or our own limit, calls the answer too large: Prometheus, Thanos, Mimir and VictoriaMetrics all
+    say it with a 422."""
+    return error.reason is Reason.TOO_LARGE or error.detail.startswith("HTTP 422")
+
+
+def _too_much(error: SourceError) -> bool:
+    """Whether a shorter stretch may be answered: refused, or not ended in time (Prometheus then says 503)."""
+    late = error.reason is Reason.TIMEOUT or error.detail.startswith(("HTTP 503", "HTTP 504"))
+    return late or _refused(error)
 
 
 class _Xids:

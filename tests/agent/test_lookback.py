@@ -189,8 +189,8 @@ def test_what_counts_as_false_is_what_nothing_explains() -> None:
 
 
 def test_a_state_that_was_set_before_the_range_is_no_event_of_it() -> None:
-    set_ = np.array([[True, False], [True, True], [False, True], [True, True]])
-    events = own_events("cordoned", ["a", "b"], [0.0, 60.0, 120.0, 180.0], set_.tolist())
+    above = np.where([[True, False], [True, True], [False, True], [True, True]], 0.5, -0.5)
+    events = own_events("cordoned", ["a", "b"], [0.0, 60.0, 120.0, 180.0], above.tolist())
     assert [(e.node, e.at_s) for e in events] == [("b", 60.0), ("a", 180.0)]
     assert same_node("n1", "n1.example.org")
     assert not same_node("n1", "n11")
@@ -200,10 +200,13 @@ def test_a_state_that_was_set_before_the_range_is_no_event_of_it() -> None:
 def test_every_detector_says_what_it_needs() -> None:
     """A detector without an entry would be called sighted; every signal has a way to enable it."""
     assert {kind.plugin for kind in ALL} == set(NEEDS) | set(LOGS)
-    blind = blind_signals({}, False)
+    blind = blind_signals({need: 0 for needs in NEEDS.values() for need in needs}, False)
+    assert {b.signal for b in blind_signals({}, None)} == set(LOGS.values()) - {
+        LOGS["source"]
+    }  # not read, not blind
     assert {need for needs in NEEDS.values() for need in needs} < {b.signal for b in blind}
     assert all(b.how and b.detectors for b in blind)
-    assert look_back([], Inventory(), [], BudgetSettings()) == ([], 0, 0)
+    assert look_back([], Inventory(), [], BudgetSettings()) == ([], 0, 0, [])
 
 
 def test_an_own_cordon_confirms_the_alarms_before_it_and_what_waits_is_counted() -> None:
@@ -242,5 +245,5 @@ def test_an_own_cordon_confirms_the_alarms_before_it_and_what_waits_is_counted()
         for t in np.arange(0.0, 100_000.0, 1800.0).tolist()
     ]
     for own, heard, waited in (((), 3, 9), ([OwnEvent("cordoned", "n1", 7200.0 * 6.5)], 6, 6)):
-        seen, _, late = look_back(ticks, inventory, [Rising()], BudgetSettings(), own=own)
-        assert (len(seen), late) == (heard, waited)
+        seen, _, late, read_s = look_back(ticks, inventory, [Rising()], BudgetSettings(), own=own)
+        assert (len(seen), late, len(read_s)) == (heard, waited, len(ticks))
