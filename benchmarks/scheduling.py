@@ -38,7 +38,7 @@ from controllers.scheduling.trace import Job
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 ALIKE = (0.5, 0.9, 1.2)
-"""Loads of the tables beside the main one."""
+"""Loads of drawn shapes and of the tables beside the main one."""
 PHILLY = "readonly/muri/trace3.csv"
 KEPT = ("mean_jct_s", "p99_jct_s", "p99_wait_s", "longest_wait_s")
 
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
-    parser.add_argument("--jobs", type=int, default=1000, help="of a drawn trace")
+    parser.add_argument("--jobs", type=int, default=500, help="of a drawn trace")
     parser.add_argument("--main-only", action="store_true", help="only the non-preemptive tables")
     parser.add_argument("--name", default="scheduling")
     parser.add_argument("--only", nargs="+", help="only these traces, merged into the results there are")
@@ -266,7 +266,7 @@ def main() -> None:
             results[name] = {**about, "summary": summary(found), "loads": found}
             write(given.name, results)
 
-        table(drawn, SHAPED if is_shape else STEADY, loads, World(shape), keep)
+        table(drawn, SHAPED if is_shape else STEADY, beside if is_shape else loads, World(shape), keep)
         if not given.main_only and not is_shape:
             results[name]["preemptive"] = table(drawn, PREEMPTIVE, beside, World(shape))
             pair = {key: STEADY[key] for key in (BASELINE, OURS)}
