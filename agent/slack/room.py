@@ -6,8 +6,10 @@ log, on /metrics and by `nightshift doctor`, and tried again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +128,12 @@ class Slack:
         if self._greeter.is_alive():
             self._greeter.join(self._settings.timeout_s + 1)
         if self._socket is not None:
+            client = self._socket.client
+            client.auto_reconnect_enabled = False
+            line = client.current_session.sock if client.current_session is not None else None
+            if line is not None:
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)  # else closing waits out the three seconds of its reader
             self._socket.close()  # type: ignore[no-untyped-call]
         self.courier.stop()
         self.desk.stop()

@@ -111,9 +111,9 @@ def outlet_settings(folder: Path, url: str, **more: Any) -> Settings:
             "webhook_secret_file": folder / "hook",
             "url": url,
             "api_url": url,
-            "timeout_s": 2,
+            "timeout_s": 30,
         },
-        "opsgenie": {"api_key_file": folder / "genie", "url": url, "show": True, "timeout_s": 2},
+        "opsgenie": {"api_key_file": folder / "genie", "url": url, "show": True, "timeout_s": 30},
     }
     return Settings.model_validate(values | more)
 

@@ -129,7 +129,7 @@ def slack_settings(folder: Path, stand_in: StandIn, **more: Any) -> Settings:
         "workspace": TEAM,
         "channel": CHANNEL,
         "api_url": stand_in.api_url,
-        "timeout_s": 2,
+        "timeout_s": 30,
     }
     return Settings.model_validate(values | more)
 

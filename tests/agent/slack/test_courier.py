@@ -101,10 +101,12 @@ def test_nothing_is_sent_again_when_nothing_changed(chat: Chat) -> None:
 
 @pytest.mark.parametrize("kind", ["limited", "broken", "lost_request", "lost_answer", "slow"])
 def test_whatever_befalls_a_post_the_message_is_there_once(
-    chat: Chat, wall: Callable[[float], None], kind: str
+    chat: Chat, wall: Callable[[float], None], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if kind == "slow":
+        monkeypatch.setattr(chat.slack.web.client, "timeout", 1)
     name = chat.opened()
-    chat.stand_in.faults["chat.postMessage"].append(Fault(kind, 2.5))
+    chat.stand_in.faults["chat.postMessage"].append(Fault(kind, 1.5))
     for _ in range(12):
         chat.once()
         wall(3.5)
