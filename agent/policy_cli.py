@@ -30,7 +30,8 @@ def train(
     data: Annotated[list[Path] | None, typer.Option(help="Measurements to evaluate on (repeatable)")] = None,
     seeds: Annotated[int, typer.Option(min=0, help="Seeds of the evaluation; 0: none")] = 5,
 ) -> None:
-    """Trains a policy from scratch, evaluates it and writes it, signed."""
+    """Trains a policy from scratch, writes it signed, and again with its evaluation."""
+    import os
     from dataclasses import replace
 
     from collectors.base import Permanent
@@ -43,7 +44,13 @@ def train(
         signer = Signer.from_file(key)
     except SealError as error:
         raise Permanent(str(error)) from error
+    if not os.access(output.absolute().parent, os.W_OK) or output.is_dir():  # said before half an hour of training
+        raise Permanent(f"--output: {output} cannot be written: is there such a folder, and may you write to it?")
+    for path in data or ():
+        if not path.is_file():
+            raise Permanent(f"--data: {path}: no such file")
     policy = part.train(seed, steps or None, lambda text: typer.echo(text, err=True))
+    written = write(output, policy, signer)  # before it is evaluated: measurements that are wrong lose no training
     found = part.evaluate(policy, data or (), range(seeds)) if seeds else {}
     written = write(output, replace(policy, evaluation=json.loads(json.dumps(found))), signer)
     typer.echo(f"{output}: {kind} policy {written[:16]}")

@@ -100,7 +100,8 @@ class PolicyGate:
         for found in self.standings():
             if found.kind == kind:
                 return found
-        raise Permanent(f"no policy of kind {kind!r} stands: the baseline controls")
+        others = ", ".join(each.kind for each in self.standings()) or "none of any kind"
+        raise Permanent(f"no policy of kind {kind!r} stands: the baseline controls (standing: {others})")
 
     def proposals(self) -> list[KernelProposal]:
         """Steps up, those that wait first."""

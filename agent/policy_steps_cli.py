@@ -71,8 +71,14 @@ def standing(as_json: AsJson = False, config: Config = None) -> None:
         if each.next is not None:
             words = each.evidence.words if each.evidence else "not looked at yet"
             typer.echo(f"  to {each.next}: {words}")
-            least = least_jobs(each, policies.criteria_of(each.kind)) << each.looks
-            typer.echo(f"  outcomes of {settled[each.kind]} jobs; it is looked at by itself once there are {least}")
+            criteria = policies.criteria_of(each.kind)
+            least = least_jobs(each, criteria) << each.looks
+            then = f"it is looked at by itself once there are {least}"
+            if each.evidence is not None and each.evidence.ready:
+                then = "it waits for people"
+            elif each.looks >= criteria.looks:
+                then = f"all {criteria.looks} looks are spent: it stays {each.mode}"
+            typer.echo(f"  outcomes of {settled[each.kind]} jobs; {then}")
     for plan in waiting:
         typer.echo(f"{plan.id}: {plan.state}, plan {plan.action.plan_sha256[:12]}: {plan.action.why}")
     if not found:

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Row
 
+from agent.console.words import full_time
 from agent.database import Database
 from agent.tables import decisions
 from collectors.base import Permanent
@@ -235,7 +236,8 @@ def _features(states: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
 
 def told(found: Decision, came: Came) -> Iterator[tuple[str, str]]:
     """A receipt line by line, as (what, words), for a person."""
-    yield "decision", f"{found.id} ({found.kind}, {found.mode}) at {found.at_s:.0f} on {found.unit} for {found.job}"
+    when = full_time(found.at_s)
+    yield "decision", f"{found.id} ({found.kind}, {found.mode}) at {when} on {found.unit} for {found.job}"
     yield "policy", found.policy + (f"; fell back: {found.fallback}" if found.fallback else "")
     for name, value in sorted(found.seen.items()):
         yield "seen", f"{name} = {'missing' if value is None else value}"

@@ -47,3 +47,36 @@ def test_an_unknown_kind_and_an_untrusted_file_are_refused(tmp_path: Path) -> No
     done = CliRunner().invoke(app, ["policy", "evaluate", "power", "--policy", str(file)])
     assert isinstance(done.exception, PolicyRefused)
     assert "p.json" in str(done.exception)
+
+
+def test_training_that_could_not_be_written_or_judged_is_refused_before_it_begins(
+    tmp_path: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def began(*_: object) -> None:
+        raise AssertionError("training began")
+
+    monkeypatch.setattr("controllers.power.learn.PowerLearnable.train", began)
+    good = tmp_path / "p.json"
+    for words, said in (
+        (["-o", str(tmp_path / "none/p.json")], "--output"),
+        (["-o", str(tmp_path)], "--output"),
+        (["-o", str(good), "--data", str(tmp_path / "none.csv")], "none.csv"),
+    ):
+        done = CliRunner().invoke(app, ["policy", "train", "power", "--key", str(keys[0]), *words])
+        assert isinstance(done.exception, Permanent)
+        assert said in str(done.exception)
+    assert not good.exists()
+
+
+@pytest.mark.full
+def test_measurements_that_are_wrong_lose_no_training(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("no,such\n1,2\n")
+    out = tmp_path / "p.json"
+    words = f"policy train power -o {out} --key {keys[0]} --steps 7680 --seeds 1 --data {wrong}".split()
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, Permanent)
+    assert "wrong.csv" in str(done.exception)
+    signer = Signer.from_file(keys[0])
+    kept = read(out, INTERFACE, {signer.key_id: signer.public})
+    assert set(kept.training["envelope"]) == set(INTERFACE.features)
