@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from collectors.base import Permanent
 from collectors.seal import SealError, trusted_keys
-from controllers.decision import Decision, Mode, Policy, Trust, decide
+from controllers.decision import Clip, Decision, Mode, Policy, Trust, decide
 from controllers.drift import Drift, Envelope
 from controllers.policy_file import PolicyFile, read
 from controllers.power import descent
@@ -50,13 +50,32 @@ class Decided:
     present: int = -1
     """The level that the gang is at."""
     highest_mw: Mapping[str, int] = field(default_factory=dict)
+    cap: int = TOP
+    """Level that its racks have for it, where they have too little for all."""
 
     def wishes_mw(self, level: int) -> dict[str, float]:
-        return {uuid: float(LEVELS[level]) * mw for uuid, mw in self.highest_mw.items()}
+        return {uuid: float(LEVELS[min(level, self.cap)]) * mw for uuid, mw in self.highest_mw.items()}
 
-    def through(self, around: Round, acts: bool) -> tuple[Decision, float, bool]:
+    def capped(self, cap: int, belief: Belief) -> Decided:
+        """With what its racks have for it; its prediction is of what is executed."""
+        if cap >= self.level:
+            return replace(self, cap=cap)
+        before, after = float(LEVELS[self.level]), float(LEVELS[cap])
+        clip = Clip("rack", before, after, "the rack has too little for all: its gangs share it")
+        decision = replace(
+            self.decision,
+            clips=(*self.decision.clips, clip),
+            executed=cap,
+            prediction=_expected(belief[1], cap),
+        )
+        return replace(self, cap=cap, decision=decision)
+
+    def through(
+        self, around: Round, acts: bool, instead: Callable[[str, int], Mapping[str, float]]
+    ) -> tuple[Decision, float, bool]:
         """The whole receipt after the racks' shield; the chance by design that what was executed was the policy's,
-        and whether it was. Where the other arm would have led to the same, nothing was drawn: certain."""
+        and whether it was. Where the other arm would have led to the same, nothing was drawn: certain. `instead`:
+        all wishes if this job had asked for another level, its racks shared anew."""
         orders = around.orders
         clips = tuple(dict.fromkeys(c for uuid in self.highest_mw for c in orders.clips.get(uuid, ())))
         limits = {u: orders.limits_mw[u] for u in self.highest_mw if u in orders.limits_mw}
@@ -69,7 +88,8 @@ class Decided:
             return whole, 0.0, False
         same = self.level == self.other
         if not same and acts and 0.0 < self.trust.designed < 1.0:
-            same = around.same_with(self.wishes_mw(self.other))
+            other = instead(self.decision.unit, self.other)
+            same = around.same_with(other, frozenset(self.highest_mw))
         if same:
             return replace(whole, executed_propensity=1.0), 1.0, True
         return whole, self.trust.designed, self.treated
@@ -93,9 +113,7 @@ def decide_gang(
         treated=treated, chance=trust.designed,
     )  # fmt: skip
     other = int(decision.baseline if treated else guard.decide(observation, decision.proposed).action)
-    slow, slow_sd = float(seen.slowdown[0, level]), float(seen.slowdown_sd[0, level])
-    expected = {"slowdown_executed": 1.0 + slow, "slowdown_sd": slow_sd} if math.isfinite(slow + slow_sd) else {}
-    decision = replace(decision, prediction=expected)
+    decision = replace(decision, prediction=_expected(seen, level))
     if asked is not None and network is not None and network.inputs is not None:
         asked.drift.take(job, network.inputs, now_s)
         decision = replace(decision, outside=asked.drift.envelope.outside(network.inputs))
@@ -105,6 +123,11 @@ def decide_gang(
     if not treated:
         gang.jobs.home[0] = gang.level
     return Decided(decision, level, other, trust, treated, gang.level)
+
+
+def _expected(seen: Outlook, level: int) -> dict[str, float]:
+    slow, slow_sd = float(seen.slowdown[0, level]), float(seen.slowdown_sd[0, level])
+    return {"slowdown_executed": 1.0 + slow, "slowdown_sd": slow_sd} if math.isfinite(slow + slow_sd) else {}
 
 
 def load(settings: PowerSettings) -> PolicyFile | None:

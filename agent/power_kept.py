@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,8 @@ class Kept:
     def read(cls, raw: bytes) -> Kept:
         """Raises ValueError, KeyError or TypeError where it is not of this form."""
         body = json.loads(raw)
-        sets: Mapping[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in body["memory"].items()}
+        sets: dict[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in body["memory"].items()}
+        sets["unread_mw"] = {u: tuple(orders) for u, orders in dict(sets.get("unread_mw") or {}).items()}
         gangs = {job: Gang.from_json(text) for job, text in body["gangs"].items()}
         released = {str(name): float(at_s) for name, at_s in body.get("released", {}).items()}
         return cls(Memory(**sets), gangs, released)

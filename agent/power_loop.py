@@ -1,9 +1,11 @@
 """Power control in the daemon: observe → policy proposes → shield decides → lease → read back. Off by default.
 
 One turn per window. Windows are gathered from every look (`power_windows`), each job's gang is judged
-(`controllers.power.gang`), the racks' shield has the last word, nodes get leases, and every proposal leaves a
-receipt. Where it does not act, the same happens but for the leases. The emergency stop freezes: what was ordered is
-renewed and nothing new is. A daemon that dies renews nothing, and the nodes go to their fallback by themselves.
+(`power_view`, `power_decide`), racks that have too little for all are shared (`controllers.power.division`),
+the racks' shield has the last word, nodes get leases, and every proposal leaves a receipt. What waits for
+others to be read back as lowered follows at the next look. Where it does not act, the same happens but for the
+leases. The emergency stop freezes: what was ordered is renewed and nothing new is. A daemon that dies renews
+nothing, and the nodes go to their fallback by themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
@@ -21,7 +23,10 @@ import structlog
 from agent.power_decide import Asked, Belief, Decided, decide_gang
 from agent.power_kept import Kept
 from agent.power_parts import Around, Happened, Trusts, Turn
-from agent.power_windows import GpuWindow, Windows, mean
+from agent.power_racks import Racks
+from agent.power_send import leases
+from agent.power_view import Beliefs, power_range, shield_gpu
+from agent.power_windows import GpuWindow, Windows
 from collectors.base import Permanent, Temporary
 from collectors.seal import fingerprint
 from collectors.subject import Inventory
@@ -30,17 +35,29 @@ from controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
 from controllers.decision import Decision, Trust, confirm, plain
 from controllers.outcome import Sample, Stretch
 from controllers.policy_file import PolicyFile
-from controllers.power import descent, shield
+from controllers.power import shield
 from controllers.power.arms import Round, newly_locked
-from controllers.power.belief import Bank
-from controllers.power.breaker import Breaker
+from controllers.power.belief import TOP, Bank
 from controllers.power.curves import LEVELS
-from controllers.power.gang import Gang, GangSeen, level_of
+from controllers.power.division import Division, divide_racks
+from controllers.power.rack import RANGE
 from controllers.power.settings import PowerSettings
+from controllers.power.share import Sharing
 from controllers.power.worth import reference, worth
 from controllers.promotion import Health
 
 _WAITING = 4
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a turn asked for and could not have yet."""
+
+    racks: Mapping[str, shield.Rack]
+    wishes_mw: Mapping[str, float]
+    shares_mw: Mapping[str, int]
+    told: Mapping[str, NodeStatus]
+    beliefs: Mapping[str, Belief]
 
 
 class PowerLoop:
@@ -61,15 +78,14 @@ class PowerLoop:
         self._inventory, self._windows = inventory, Windows(inventory)
         self._log = structlog.get_logger("power")
         self._rng = np.random.default_rng(seed)
-        self._bank = Bank.make()
+        self._beliefs = Beliefs(settings)
+        self._wide = Bank.make(steep=RANGE) if settings.racks else None
+        self._sharing = Sharing()
         self._file, self._asked = file, Asked.of(file)
-        self._care = descent.Care()
-        self._rack_of = {node: name for name, rack in settings.racks.items() for node in rack.nodes}
-        self._breakers = dict.fromkeys(settings.racks, Breaker())
+        self._follows: Waiting | None = None
+        self._racks = Racks(settings)
         self._memory = shield.Memory()
         self._released: dict[str, float] = {}
-        self._gangs: dict[str, Gang] = {}
-        self._before: dict[str, int] = {}
         self._granted: dict[str, bool] = {}
         self._pending: list[tuple[Decision, tuple[str, ...], float, bool]] = []
         self._owed = Health()
@@ -77,7 +93,7 @@ class PowerLoop:
         self._turned_s = math.nan
         self._jobs: frozenset[str] = frozenset()
         self._closed_s = -math.inf
-        self._queue: queue.Queue[tuple[Tick, bool] | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[float, bool] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self._looked_in = self._turned_in = -1  # the lead's term in which it last looked, and turned
 
@@ -88,7 +104,7 @@ class PowerLoop:
 
     @property
     def policy_sha256(self) -> str:
-        return fingerprint(plain(self._care)) if self._file is None else self._file.sha256
+        return fingerprint(plain(self._beliefs.care)) if self._file is None else self._file.sha256
 
     # Life
 
@@ -112,18 +128,18 @@ class PowerLoop:
             self._looked_in, self._closed_s = term, -math.inf
             self._windows = Windows(self._inventory)
         self._windows.take(tick)
-        tripped = self._watch_draw(tick)
+        tripped = self._racks.look(tick, self._windows)
         if tripped:
             self._tell(Health(budget_events=tripped))
         if self._closed_s == -math.inf:
             self._closed_s = tick.at_s
-        if not tripped and tick.at_s - self._closed_s < self.settings.window_s:
-            return
-        self._closed_s = tick.at_s
-        if self._thread is None:
+        due = bool(tripped) or tick.at_s - self._closed_s >= self.settings.window_s
+        if due:
+            self._closed_s = tick.at_s
+        if self._thread is None or not (due or (self._follows is not None and self._queue.empty())):
             return
         try:
-            self._queue.put_nowait((tick, bool(tripped)))
+            self._queue.put_nowait((tick.at_s, due))
         except queue.Full:
             self._log.warning("turn left out: the one before takes too long")
 
@@ -132,7 +148,10 @@ class PowerLoop:
             if not self._around.leads():  # it waited here while another daemon took over
                 continue
             try:
-                self.turn(item[0].at_s)
+                if item[1]:
+                    self.turn(item[0])
+                else:
+                    self.follow(item[0])
             except (Temporary, Permanent) as error:
                 self._around.count("failed")
                 self._log.error("turn failed; limits stay, leases run out", error=str(error))
@@ -147,42 +166,79 @@ class PowerLoop:
             self._turned_in = term
         told = self._nodes.status() if self._nodes is not None else {}
         seen, speeds = self._windows.close(now_s)
-        ill = self._around.ill_nodes()
+        self._follows = None
         gangs: dict[str, list[GpuWindow]] = defaultdict(list)
         for window in seen:
             if window.job:
                 gangs[window.job].append(window)
-        beliefs = {job: self._believe(job, members, speeds, told) for job, members in gangs.items()}
-        gpus = [g for w in seen if (g := self._gpu(w, told, ill, beliefs, now_s)) is not None]
+        states = self._racks.states(seen, now_s)
+        beliefs = {
+            job: self._beliefs.believe(
+                job,
+                members,
+                speeds.get(job, (math.nan, math.inf)),
+                told,
+                self._memory.ordered_mw,
+                [states[r] for r in {self._racks.of_node.get(w.node, "") for w in members} if r in states],
+                now_s,
+            )
+            for job, members in gangs.items()
+        }
+        self._beliefs.forget(now_s)
+        gpus = self._gpus(seen, told, beliefs, now_s)
         self._give_back(gpus)
         before = self._memory
         self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
         self._settle({g.uuid: g.enforced_mw for g in gpus})
-        self._look_back(beliefs, {j: {self._rack_of.get(w.node, "") for w in gangs[j]} for j in gangs}, now_s)
+        self._look_back(beliefs, {j: {self._racks.of_node.get(w.node, "") for w in gangs[j]} for j in gangs}, now_s)
         trusts = self._trusts(len(gangs), newly_locked(before, self._memory), now_s)
         found = Turn()
         if self._around.halted():
             self._around.count("halted")
             found.grants = self._send(self._memory.ordered_mw, gpus)
             return found
-        wishes: dict[str, float] = {g.uuid: float(g.fallback_mw) for g in gpus if not g.job}
-        decided: list[Decided] = []
+        racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
+        decided: dict[str, Decided] = {}
         for job, members in gangs.items():
             trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
             made = decide_gang(job, beliefs[job], trust, self._asked, self._rng, now_s)
-            made = replace(made, highest_mw={w.uuid: self._range(w, told)[1] for w in members})
-            wishes.update(made.wishes_mw(made.level))
-            decided.append(made)
-        racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
-        for gpu in gpus:
-            if gpu.rack in self._breakers and self._breakers[gpu.rack].open(now_s, s.breaker):
-                wishes[gpu.uuid] = float(min(gpu.fallback_mw, wishes.get(gpu.uuid, gpu.fallback_mw)))
+            decided[job] = replace(made, highest_mw={w.uuid: power_range(s, w, told)[1] for w in members})
+        levels = {job: made.level for job, made in decided.items()}
         observed = self._memory
-        orders = shield.decide(racks, gpus, wishes, observed, now_s, s.shield)
+
+        def divided(asked: Mapping[str, int]) -> Division:
+            if self._wide is None:
+                return Division()
+            asks = {job: (beliefs[job][0], level) for job, level in asked.items()}
+            return divide_racks(racks, gpus, asks, observed, now_s, self._wide, s.shield, self._sharing)
+
+        def wished(asked: Mapping[str, int], division: Division) -> dict[str, float]:
+            wishes = {g.uuid: float(g.fallback_mw) for g in gpus if not g.job}
+            for job, made in decided.items():
+                wishes |= replace(made, cap=division.levels.get(job, TOP)).wishes_mw(asked[job])
+            return self._racks.broken(gpus, wishes, now_s)
+
+        division = divided(levels)
+        for job, cap in division.levels.items():
+            decided[job] = decided[job].capped(cap, beliefs[job])
+        for job in division.probed:
+            beliefs[job][0].tried += 1
+        shares = {
+            uuid: int(LEVELS[cap] * mw)
+            for job, cap in division.levels.items()
+            for uuid, mw in decided[job].highest_mw.items()
+        }
+        wishes = wished(levels, division)
+        orders = shield.decide_step(racks, gpus, wishes, observed, now_s, s.shield, shares)
         found.orders = orders
-        asked = Round(racks, gpus, wishes, observed, now_s, s.shield, orders)
-        for made in decided:
-            receipt, chance, treated = made.through(asked, self._nodes is not None)
+        asked = Round(racks, gpus, wishes, observed, now_s, s.shield, orders, shares)
+
+        def instead(job: str, level: int) -> dict[str, float]:
+            other = {**levels, job: level}
+            return wished(other, divided(other))
+
+        for made in decided.values():
+            receipt, chance, treated = made.through(asked, self._nodes is not None, instead)
             found.receipts.append(receipt)
             self._pending.append((receipt, tuple(made.highest_mw), chance, treated))
             self._around.count("fallback" if receipt.fallback else "clipped" if receipt.clips else "as proposed")
@@ -190,17 +246,61 @@ class PowerLoop:
         self._around.keep([(receipt, chance, treated) for receipt, _, chance, treated in self._pending])
         if self._nodes is not None:
             self._memory = orders.memory
+            self._keep_state()  # an order is remembered before it is given
             found.grants = self._send(orders.memory.ordered_mw, gpus)
             self._granted = {node: grant.ok for node, grant in found.grants.items()}
+            self._follows = Waiting(racks, wishes, shares, told, beliefs) if orders.waiting else None
         self._around.happened(Happened(now_s, [Stretch(d.id, d.unit, d.job, now_s) for d in found.receipts]))
         if self._nodes is None:
             self._pending.clear()
         for name, rack in racks.items():
-            mine = [g for g in gpus if g.rack == name]
-            room = shield.headroom_mw(rack, mine, self._memory, s.shield)
-            self._around.gauge(name, room / 1000.0, self._breakers[name].open(now_s, s.breaker))
+            room = shield.headroom_mw(rack, [g for g in gpus if g.rack == name], self._memory, s.shield)
+            self._around.gauge(name, room / 1000.0, self._racks.open(name, now_s))
         self._keep_state()
         return found
+
+    def follow(self, now_s: float) -> bool:
+        """Raises what waited for others to be read back as lowered; whether anything was ordered. Asks nobody
+        anew: the wishes are those of the turn. Raises as `turn` does."""
+        asked, s = self._follows, self.settings
+        if asked is None or self._around.halted() or self._around.term() != self._turned_in:
+            return False
+        gpus = self._gpus(self._windows.peek(now_s), asked.told, asked.beliefs, now_s)
+        observed = shield.observe(gpus, self._memory, self._granted, now_s, s.shield)
+        wishes = self._racks.broken(gpus, dict(asked.wishes_mw), now_s)
+        orders = shield.decide_step(asked.racks, gpus, wishes, observed, now_s, s.shield, asked.shares_mw)
+        changed = {u: mw for u, mw in orders.limits_mw.items() if observed.ordered_mw.get(u) != mw}
+        self._memory = orders.memory
+        if not orders.waiting:
+            self._follows = None
+        if not changed:
+            return False
+        self._pending = [
+            (
+                replace(d, executed={**d.executed, "limits_mw": {**d.executed["limits_mw"], **mine}}),
+                uuids,
+                chance,
+                treated,
+            )
+            for d, uuids, chance, treated in self._pending
+            for mine in ({u: changed[u] for u in uuids if u in changed},)
+        ]
+        self._around.keep([(receipt, chance, treated) for receipt, _, chance, treated in self._pending])
+        self._keep_state()
+        grants = self._send(orders.memory.ordered_mw, gpus)
+        self._granted = {node: grant.ok for node, grant in grants.items()}
+        self._windows.restart(changed, now_s)
+        return True
+
+    def _gpus(
+        self, seen: list[GpuWindow], told: Mapping[str, NodeStatus], beliefs: Mapping[str, Belief], now_s: float
+    ) -> list[shield.Gpu]:
+        ill = self._around.ill_nodes()
+        return [
+            shield_gpu(self.settings, rack, w, told, w.node in ill, beliefs.get(w.job), now_s)
+            for w in seen
+            if (rack := self._racks.of_node.get(w.node)) is not None
+        ]
 
     def _give_back(self, gpus: list[shield.Gpu]) -> None:
         """Takes up what people gave back since the last turn; what is not seen now is taken up when it is."""
@@ -239,7 +339,7 @@ class PowerLoop:
     def _look_back(self, beliefs: Mapping[str, Belief], racks: Mapping[str, set[str]], now_s: float) -> None:
         """Tells what came of the window that ended now, and which jobs are gone. `racks`: of each job."""
         since_s, self._turned_s = self._turned_s, now_s
-        overdrawn = {name for name, breaker in self._breakers.items() if breaker.open(now_s, self.settings.breaker)}
+        overdrawn = {name for name in self.settings.racks if self._racks.open(name, now_s)}
         samples = []
         for job, (gang, _, seen, _) in beliefs.items() if math.isfinite(since_s) else ():
             reward, slowdown = worth(seen.speed, seen.draw, reference(gang))
@@ -248,134 +348,17 @@ class PowerLoop:
         self._jobs = frozenset(beliefs)
         self._around.happened(Happened(now_s, (), samples, gone))
 
-    def _believe(
-        self,
-        job: str,
-        members: list[GpuWindow],
-        speeds: Mapping[str, tuple[float, float]],
-        told: Mapping[str, NodeStatus],
-    ) -> Belief:
-        """The gang after this window, what is believed of it, and what a policy sees."""
-        ranges = [self._range(w, told) for w in members]
-        lowest = max(level_of(low / high) for low, high in ranges)
-        shares = [w.limit_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]
-        level = level_of(min(shares)) if all(map(math.isfinite, shares)) else -1
-        draw = float(np.mean([w.draw_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]))
-        speed, age_s = speeds.get(job, (math.nan, math.inf))
-        gang = self._gangs.get(job)
-        if gang is None or int(gang.jobs.lowest[0]) != lowest:
-            gang = self._gangs[job] = Gang.start(lowest)
-        budget = self.settings.slowdown_of.get(job.partition("/")[0], self.settings.shield.slowdown)
-        care = replace(self._care, budget=budget)
-        steady = level >= 0 and self._before.get(job) == level
-        self._before[job] = level
-        if level >= 0:
-            gang.level = level
-        seen = gang.look(speed if steady else math.nan, draw if steady else math.nan, self._bank, care)
-        home = int(gang.jobs.home[0])
-        observation = GangSeen(
-            unit=job,
-            job=job,
-            lever=gang.lever,
-            level=float(LEVELS[level]) if level >= 0 else math.nan,
-            speed=speed,
-            speed_age_s=age_s,
-            draw=draw,
-            gpus=len(members),
-            lowest=float(LEVELS[lowest]),
-            slowdown=float(seen.slowdown[0, home]),
-            slowdown_sd=float(seen.slowdown_sd[0, home]),
-            budget=budget,
-            dram_active=mean([w.dram_active for w in members]),
-            sm_active=mean([w.sm_active for w in members]),
-            temperature_c=mean([w.temperature_c for w in members]),
-            throttled=False,
-        )
-        return gang, seen, observation, care
-
-    def _range(self, window: GpuWindow, told: Mapping[str, NodeStatus]) -> tuple[int, int]:
-        node = told.get(window.node)
-        if node is not None and window.uuid in node.gpus:
-            return node.gpus[window.uuid].min_mw, node.gpus[window.uuid].max_mw
-        return int(self.settings.min_w * 1000), int(self.settings.max_w * 1000)
-
-    def _gpu(
-        self,
-        window: GpuWindow,
-        told: Mapping[str, NodeStatus],
-        ill: frozenset[str],
-        beliefs: Mapping[str, Belief],
-        now_s: float,
-    ) -> shield.Gpu | None:
-        rack = self._rack_of.get(window.node)
-        if rack is None:
-            return None
-        low, high = self._range(window, told)
-        status = told.get(window.node, NodeStatus())
-        mine = status.gpus.get(window.uuid)
-        belief = beliefs.get(window.job)
-        sure = belief is not None and belief[2].slowdown_sd < 0.01
-        return shield.Gpu(
-            window.uuid,
-            window.node,
-            rack,
-            window.job,
-            low,
-            high,
-            mine.default_mw if mine is not None else high,
-            mine.fallback_mw if mine is not None else high,
-            None if math.isnan(window.limit_w) else round(window.limit_w * 1000.0),
-            now_s - window.read_s,
-            incident=window.node in ill,
-            slowdown=belief[2].slowdown if belief is not None and sure else math.nan,
-            slowdown_budget=belief[2].budget if belief is not None else self.settings.shield.slowdown,
-        )
-
     def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, Grant]:
         """Renews every node's lease with what is ordered of its GPUs."""
         if self._nodes is None:
             return {}
-        by_node: dict[str, dict[str, int]] = defaultdict(dict)
-        for gpu in gpus:
-            if (
-                gpu.uuid in ordered_mw
-                and gpu.uuid not in self._memory.manual
-                and gpu.node not in self._memory.liars
-            ):
-                by_node[gpu.node][gpu.uuid] = ordered_mw[gpu.uuid]
-        held = {
-            g.uuid: g.enforced_mw for g in gpus if g.enforced_mw is not None and g.uuid in self._memory.confirmed
-        }
-        leases = {
-            node: {
-                "id": "power",
-                "term": self._around.term(),
-                "ttl_s": self.settings.lease_s,
-                "limits_mw": limits,
-                "held_mw": {u: held[u] for u in limits if u in held},
-            }
-            for node, limits in by_node.items()
-        }
-        grants = self._nodes.grant(leases)
+        grants = self._nodes.grant(
+            leases(ordered_mw, gpus, self._memory, self._around.term(), self.settings.lease_s)
+        )
         for node, grant in grants.items():
             if not grant.ok:
                 self._log.warning("power lease not granted", node=node, said=grant.said)
         return grants
-
-    def _watch_draw(self, tick: Tick) -> int:
-        """How many breakers tripped just now."""
-        tripped = 0
-        for name, rack in self.settings.racks.items():
-            draw_mw = self._windows.draw_mw(rack.nodes, tick) + rack.host_w * 1000.0
-            before = self._breakers[name]
-            after = before.look(draw_mw, int(rack.budget_w * 1000), tick.at_s, self.settings.breaker)
-            self._breakers[name] = after
-            if after.open(tick.at_s, self.settings.breaker) and not before.open(tick.at_s, self.settings.breaker):
-                self._log.error(
-                    "breaker open: the rack's GPUs go to their fallback", rack=name, draw_w=draw_mw / 1000
-                )
-                tripped += 1
-        return tripped
 
     # What is kept
 
@@ -391,11 +374,11 @@ class PowerLoop:
             self._around.keep(done)
 
     def _keep_state(self) -> None:
-        self._around.store(Kept(self._memory, self._gangs, self._released).write())
+        self._around.store(Kept(self._memory, self._beliefs.gangs, self._released).write())
 
     def _take_over(self) -> None:
         """Forgets this process's own past and takes up what the daemon that led before kept."""
-        self._before, self._granted, self._pending = {}, {}, []
+        self._granted, self._pending, self._follows = {}, [], None
         self._jobs, self._turned_s = frozenset(), math.nan
         kept, raw = Kept(), self._around.recall()
         if raw is not None:
@@ -403,4 +386,4 @@ class PowerLoop:
                 kept = Kept.read(raw)
             except (ValueError, KeyError, TypeError) as error:
                 self._log.warning("power state of before not readable; begins anew", error=str(error))
-        self._memory, self._gangs, self._released = kept.memory, kept.gangs, kept.released
+        self._memory, self._beliefs.gangs, self._released = kept.memory, kept.gangs, kept.released

@@ -7,6 +7,7 @@ steps has no speed (NaN), and then no policy may slow it.
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class GpuWindow:
-    """Of one GPU: means over the window, the newest enforced limit, and when it was read. NaN: not seen."""
+    """Of one GPU: means over the window, the newest enforced limit, and when it was read. NaN: not seen. `steady`:
+    every reading of the limit in the window was the same."""
 
     uuid: str
     node: str
@@ -41,6 +43,7 @@ class GpuWindow:
     sm_active: float
     dram_active: float
     temperature_c: float
+    steady: bool = True
 
 
 @dataclass
@@ -50,6 +53,12 @@ class _Sums:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     limit_w: float = math.nan
     read_s: float = -math.inf
+    low_w: float = math.inf
+    high_w: float = -math.inf
+
+    @property
+    def steady(self) -> bool:
+        return 0.0 <= self.high_w - self.low_w < 1.0
 
 
 class Windows:
@@ -60,8 +69,13 @@ class Windows:
         self._gpus: dict[Subject, _Sums] = defaultdict(_Sums)
         self._steps: dict[Subject, list[float]] = defaultdict(list)
         self._last_step_s: dict[str, float] = {}
+        self._lock = threading.RLock()  # looks are taken in one thread, windows closed in another
 
     def take(self, tick: Tick) -> None:
+        with self._lock:
+            self._take(tick)
+
+    def _take(self, tick: Tick) -> None:
         frame = tick.frames.get(SubjectKind.GPU)
         if frame is not None:
             columns = {name: frame.column(metric) for name, metric in _COLUMNS.items()}
@@ -75,6 +89,7 @@ class Windows:
                         sums.counts[name] += 1
                 if math.isfinite(columns["limit_w"][row]) and math.isfinite(read_s[row]):
                     sums.limit_w, sums.read_s = float(columns["limit_w"][row]), float(read_s[row])
+                    sums.low_w, sums.high_w = min(sums.low_w, sums.limit_w), max(sums.high_w, sums.limit_w)
         for series in tick.steps:
             self._take_steps(series)
 
@@ -98,8 +113,25 @@ class Windows:
 
     def close(self, at_s: float) -> tuple[list[GpuWindow], Mapping[str, tuple[float, float]]]:
         """(GPUs, job → (work per second, age of its last step)). Begins the next window."""
+        with self._lock:
+            return self._close(at_s)
+
+    def _close(self, at_s: float) -> tuple[list[GpuWindow], Mapping[str, tuple[float, float]]]:
+        gpus = self.peek(at_s)
+        speeds = self._speeds(at_s)
+        self._steps.clear()
+        # limits and the time of their reading are kept: an old one is old, not gone
+        self._gpus = defaultdict(
+            _Sums, {s: _Sums(limit_w=old.limit_w, read_s=old.read_s) for s, old in self._gpus.items()}
+        )
+        return gpus, speeds
+
+    def peek(self, at_s: float) -> list[GpuWindow]:
+        """GPUs as they are by now, in the middle of a window."""
         gpus = []
-        for subject, sums in self._gpus.items():
+        with self._lock:
+            now = list(self._gpus.items())
+        for subject, sums in now:
             node = self._inventory.above(subject, SubjectKind.NODE, at_s)
             job = self._inventory.above(subject, SubjectKind.JOB, at_s)
             mean = {n: sums.sums[n] / sums.counts[n] if sums.counts[n] else math.nan for n in _COLUMNS}
@@ -110,21 +142,32 @@ class Windows:
                     "" if job is None else job.name,
                     **{**mean, "limit_w": sums.limit_w},
                     read_s=sums.read_s,
+                    steady=sums.steady,
                 )
             )
-        speeds = self._speeds(at_s)
-        self._steps.clear()
-        # limits and the time of their reading are kept: an old one is old, not gone
-        self._gpus = defaultdict(
-            _Sums, {s: _Sums(limit_w=old.limit_w, read_s=old.read_s) for s, old in self._gpus.items()}
-        )
-        return gpus, speeds
+        return gpus
+
+    def restart(self, uuids: Iterable[str], at_s: float) -> None:
+        """Their limits change in the middle of a window: it counts from now, for them and their jobs."""
+        with self._lock:
+            self._restart(set(uuids), at_s)
+
+    def _restart(self, changed: set[str], at_s: float) -> None:
+        jobs = set()
+        for subject, sums in self._gpus.items():
+            if subject.name in changed:
+                self._gpus[subject] = _Sums(limit_w=sums.limit_w, read_s=sums.read_s)
+                job = self._inventory.above(subject, SubjectKind.JOB, at_s)
+                jobs.add("" if job is None else job.name)
+        for subject, times in self._steps.items():
+            if _job(subject) in jobs:
+                times[:] = [t for t in times if t >= at_s]
 
     def _speeds(self, at_s: float) -> dict[str, tuple[float, float]]:
         rates: dict[str, list[float]] = defaultdict(list)
         last: dict[str, float] = dict(self._last_step_s)
         for subject, times in self._steps.items():
-            job = subject.name.rpartition("#")[0] if subject.kind is SubjectKind.RANK else subject.name
+            job = _job(subject)
             ordered = np.unique(np.array(times))
             if len(ordered):
                 last[job] = max(last.get(job, -math.inf), float(ordered[-1]))
@@ -134,6 +177,10 @@ class Windows:
         return {
             job: (float(np.median(rates[job])) if job in rates else math.nan, at_s - t) for job, t in last.items()
         }
+
+
+def _job(subject: Subject) -> str:
+    return subject.name.rpartition("#")[0] if subject.kind is SubjectKind.RANK else subject.name
 
 
 def mean(values: Sequence[float]) -> float:

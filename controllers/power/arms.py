@@ -8,7 +8,7 @@ limits? Then nothing was drawn, and the turn says nothing about the policy. Pure
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controllers.power import shield
 
@@ -45,10 +45,14 @@ class Round:
     now_s: float
     settings: shield.Settings
     orders: shield.Orders
+    shares_mw: Mapping[str, int] = field(default_factory=dict)
 
-    def same_with(self, instead_mw: Mapping[str, float]) -> bool:
-        """Whether other wishes for some GPUs would have given just these GPUs the same limits."""
-        near = neighbours(self.gpus, frozenset(instead_mw))
+    def same_with(self, instead_mw: Mapping[str, float], uuids: frozenset[str] | None = None) -> bool:
+        """Whether other wishes for some GPUs would have given these GPUs (without: just those) the same limits."""
+        mine = frozenset(instead_mw) if uuids is None else uuids
+        near = neighbours(self.gpus, frozenset(instead_mw) | mine)
         wishes = {**self.wishes_mw, **instead_mw}
-        theirs = shield.decide(self.racks, near, wishes, self.memory, self.now_s, self.settings).limits_mw
-        return all(theirs.get(uuid) == self.orders.limits_mw.get(uuid) for uuid in instead_mw)
+        step = shield.decide_step(
+            self.racks, near, wishes, self.memory, self.now_s, self.settings, self.shares_mw
+        ).limits_mw
+        return all(step.get(uuid) == self.orders.limits_mw.get(uuid) for uuid in mine)

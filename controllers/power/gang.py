@@ -44,6 +44,9 @@ class GangSeen:
     sm_active: float
     temperature_c: float
     throttled: bool
+    slack: float = math.nan  # of the slowdown budget, what is left
+    rack_room: float = math.nan  # of the scarcest rack's budget, what is not drawn; share
+    rack_slope: float = math.nan  # change of that rack's draw, share of its budget per minute
 
     def missing(self) -> tuple[str, ...]:
         needed = {"speed": self.speed, "draw": self.draw, "level": self.level, "lowest": self.lowest}
@@ -60,6 +63,8 @@ class Gang:
     jobs: descent.Jobs
     level: int = TOP
     lever: str = POWER
+    tried: int = 0
+    """Windows in which its reference was asked for, since its last change of phase (`share.divide`)."""
 
     @classmethod
     def start(cls, lowest: int) -> Gang:
@@ -79,6 +84,7 @@ class Gang:
                 "given_up": bool(j.given_up[0]),
                 "level": self.level,
                 "lever": self.lever,
+                "tried": self.tried,
             }
         )
 
@@ -97,13 +103,17 @@ class Gang:
             gang.jobs.home[0], gang.jobs.looks[0] = int(body["home"]) % N, int(body["looks"])
             gang.jobs.given_up[0] = bool(body["given_up"])
             gang.level, gang.lever = int(body["level"]) % N, str(body["lever"])
+            gang.tried = int(body.get("tried", 0))
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"gang: {error}") from error
         return gang
 
     def look(self, speed: float, draw: float, bank: Bank, care: descent.Care) -> Outlook:
         """Takes one window in and says what is believed."""
-        return descent.look(self.jobs, np.array([self.level]), np.array([speed]), np.array([draw]), bank, care)
+        seen = descent.look(self.jobs, np.array([self.level]), np.array([speed]), np.array([draw]), bank, care)
+        if int(self.jobs.looks[0]) <= 1:  # begun anew
+            self.tried = 0
+        return seen
 
 
 def level_of(share: float) -> int:

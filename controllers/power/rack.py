@@ -90,8 +90,9 @@ class Believed:
         jobs.strange[other] = self.tried[other] = 0
         good = np.flatnonzero(~fresh & (jobs.strange == 0))
         jobs.windows.add(good, level[good], speed[good], draw[good])
-        claims = Claims(jobs.windows, level, jobs.lowest, np.full(n, TOP), np.full(n, 0.01), self.tried)
-        found, probed = divide(self.bank, claims, self.budget, self.sharing)
+        highest = np.full(n, TOP)
+        claims = Claims.of(self.bank, jobs.windows, level, jobs.lowest, highest, self.tried, self.sharing.noise)
+        found, probed = divide(claims, np.full(n, 0.01), self.budget, self.sharing)
         self.tried[probed] += 1
         return found
 

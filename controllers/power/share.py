@@ -6,13 +6,13 @@ falling (its concave majorant, by pool adjacent violators), so that taking the b
 level.
 
 A gang that was never seen at its highest limit has no reference: how slow it is now is a guess, ten per cent off,
-and that is where the slowest job loses most. So the least known ones get the highest limit for a window, a few at a
-time, before they get their share.
+and that is where the slowest job loses most. So the least known ones get the highest limit that the rack has for
+one, for a window, a few at a time, before they get their share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -35,37 +35,49 @@ class Sharing:
 
 @dataclass(frozen=True, eq=False)
 class Claims:
-    """Of n gangs: their windows; the level that each is at, its lowest and the highest that it asks for [n]; what
-    one level costs [n], in the unit of the room; windows in which its reference was asked for in vain [n]."""
+    """Of n gangs: believed time per work [n, n_levels], 1 at the highest; and [n] each: its deviation where the
+    gang is now, the highest level that it was seen at (-1: none), the level that it is at, its lowest and the
+    highest that it asks for, windows in which its reference was asked for in vain."""
 
-    windows: Windows
+    time: Floats
+    doubt: Floats
+    top: Ints
     level: Ints
     lowest: Ints
     ceiling: Ints
-    cost: Floats
     tried: Ints
 
+    @classmethod
+    def of(
+        cls, bank: Bank, windows: Windows, level: Ints, lowest: Ints, ceiling: Ints, tried: Ints, noise: Noise
+    ) -> Claims:
+        """`bank`: made with a `steep` of RANGE."""
+        seen = outlook(bank, windows, level, noise, guess=True)
+        time = np.maximum.accumulate((1.0 + seen.slowdown)[:, ::-1], axis=1)[:, ::-1]
+        doubt = seen.slowdown_sd[np.arange(len(level)), level]
+        top = np.where(windows.count > 0, np.arange(N), -1).max(1)
+        return cls(time, doubt, top, level, lowest, ceiling, tried)
 
-def divide(bank: Bank, claims: Claims, room: float, s: Sharing) -> tuple[Ints, Ints]:
-    """(level of each gang [n], rows that are asked for their reference). The sum of level times cost, counted from
-    limit nought, keeps within `room` wherever it does at the lowest levels. `bank`: made with `steep` of RANGE."""
-    n, rows = len(claims.level), np.arange(len(claims.level))
-    if n == 0:
-        return claims.lowest.copy(), rows
-    seen = outlook(bank, claims.windows, claims.level, s.noise, guess=True)
-    time = np.maximum.accumulate((1.0 + seen.slowdown)[:, ::-1], axis=1)[:, ::-1]
-    doubt = seen.slowdown_sd[rows, claims.level]
-    asks = (claims.windows.count[:, TOP] == 0) & (doubt > s.known) & (claims.tried < s.tries)
-    asks &= (claims.ceiling == TOP) & (claims.level < TOP)
-    probed = np.argsort(np.where(asks, -doubt, np.inf), kind="stable")[: s.probes]
-    probed = probed[asks[probed]]
-    lowest = claims.lowest.copy()
-    for row in probed:
-        lowest[row] = TOP
-        if _cost(lowest, claims.cost) > room:  # not even with all others at their lowest
-            lowest[row] = claims.lowest[row]
-    probed = probed[lowest[probed] == TOP]
-    return share_out(time, claims.cost, lowest, claims.ceiling, room, s), probed
+    def rows(self, rows: Ints) -> Claims:
+        return Claims(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+def divide(claims: Claims, cost: Floats, room: float, s: Sharing) -> tuple[Ints, Ints]:
+    """(level of each gang [n], rows that are asked for their reference). `cost`: of one level [n], in the unit of
+    the room. The sum of level times cost, counted from limit nought, keeps within `room` wherever it does at the
+    lowest levels."""
+    reach = _reach(claims.lowest, cost, room)
+    asks = (claims.top < reach) & (claims.level < reach) & (claims.ceiling >= reach)
+    asks &= (claims.doubt > s.known) & (claims.tried < s.tries)
+    order = np.argsort(np.where(asks, -claims.doubt, np.inf), kind="stable")[: s.probes]
+    lowest, probed = claims.lowest.copy(), []
+    for row in order[asks[order]]:
+        before, lowest[row] = lowest[row], reach[row]
+        if _cost(lowest, cost) > room * (1.0 + 1e-9):  # not beside the others that are asked
+            lowest[row] = before
+        else:
+            probed.append(int(row))
+    return share_out(claims.time, cost, lowest, claims.ceiling, room, s), np.array(probed, dtype=np.int64)
 
 
 def share_out(time: Floats, cost: Floats, lowest: Ints, ceiling: Ints, room: float, s: Sharing) -> Ints:
@@ -82,6 +94,13 @@ def share_out(time: Floats, cost: Floats, lowest: Ints, ceiling: Ints, room: flo
     spent = np.cumsum(cost[best // (N - 1)])
     taken = best[spent <= room - _cost(lowest, cost) + 1e-9 * room]
     return np.asarray(lowest + np.bincount(taken // (N - 1), minlength=len(lowest)))
+
+
+def _reach(lowest: Ints, cost: Floats, room: float) -> Ints:
+    """The highest level that each could have [n] with all others at their lowest."""
+    alone = (room - _cost(lowest, cost)) / cost + LEVELS[lowest] * 100.0
+    found = np.searchsorted(LEVELS * 100.0, alone + 1e-6, side="right") - 1
+    return np.asarray(np.clip(found, lowest, TOP))
 
 
 def _cost(level: Ints, cost: Floats) -> float:

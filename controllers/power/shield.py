@@ -31,6 +31,7 @@ __all__ = [
     "decide_step",
     "give_back",
     "headroom_mw",
+    "held",
     "observe",
     "worst_mw",
 ]
@@ -66,8 +67,10 @@ def decide(
     memory: Memory,
     now_s: float,
     s: Settings,
+    shares_mw: Mapping[str, int] | None = None,
 ) -> Orders:
-    """What of the wishes (GPU → mW) may be done now. Pure; `memory` after `observe`."""
+    """What of the wishes (GPU → mW) may be done now. Pure; `memory` after `observe`. `shares_mw`: what a GPU's job
+    may have of a rack that has too little for all (`division`); a job that is locked out gets no more than that."""
     by_rack: dict[str, list[Gpu]] = defaultdict(list)
     for gpu in gpus:
         by_rack[gpu.rack].append(gpu)
@@ -75,7 +78,8 @@ def decide(
     wanted: dict[str, int] = {}
     for members in by_rack.values():
         for gpu in members:
-            target = _alone(gpu, wishes_mw.get(gpu.uuid), memory, now_s, s, clips[gpu.uuid])
+            share_mw = (shares_mw or {}).get(gpu.uuid, gpu.max_mw)
+            target = _alone(gpu, wishes_mw.get(gpu.uuid), share_mw, memory, now_s, s, clips[gpu.uuid])
             if target is not None:
                 wanted[gpu.uuid] = target
     everyone = [gpu for members in by_rack.values() for gpu in members]
@@ -131,26 +135,27 @@ def decide_step(
     memory: Memory,
     now_s: float,
     s: Settings,
+    shares_mw: Mapping[str, int] | None = None,
 ) -> Orders:
     """`decide` in two looks where raises want what others give up just now: they wait, whole, for the next look,
     when that was read back. A part of a raise given now would keep the rest away for a dwell time."""
     seen = list(gpus)
-    orders = decide(racks, seen, wishes_mw, memory, now_s, s)
+    orders = decide(racks, seen, wishes_mw, memory, now_s, s, shares_mw)
     giving = {gpu.rack for gpu in seen if gpu.uuid in orders.lower_mw}
     short = {
         gpu.rack for gpu in seen if gpu.rack in giving and any(_for_room(c) for c in orders.clips.get(gpu.uuid, ()))
     }
     if not short:
         return orders
-    held = {gpu.job for gpu in seen if gpu.rack in short and gpu.job}
+    gangs = {gpu.job for gpu in seen if gpu.rack in short and gpu.job}
     wishes = {
         gpu.uuid: min(wishes_mw[gpu.uuid], float(_present(gpu, memory)))
-        if gpu.rack in short or gpu.job in held
+        if gpu.rack in short or gpu.job in gangs
         else wishes_mw[gpu.uuid]
         for gpu in seen
         if gpu.uuid in wishes_mw
     }
-    return replace(decide(racks, seen, wishes, memory, now_s, s), clips=orders.clips, waiting=True)
+    return replace(decide(racks, seen, wishes, memory, now_s, s, shares_mw), clips=orders.clips, waiting=True)
 
 
 def _for_room(clip: Clip) -> bool:
@@ -161,7 +166,7 @@ def _present(gpu: Gpu, memory: Memory) -> int:
     return gpu.enforced_mw if gpu.enforced_mw is not None else memory.ordered_mw.get(gpu.uuid, gpu.default_mw)
 
 
-def _held(gpu: Gpu, memory: Memory, s: Settings) -> tuple[str, str] | None:
+def held(gpu: Gpu, memory: Memory, s: Settings) -> tuple[str, str] | None:
     """The constraint that leaves a GPU as it is, and why."""
     if gpu.uuid in memory.manual:
         return "manual", "a person set this limit"
@@ -175,16 +180,16 @@ def _held(gpu: Gpu, memory: Memory, s: Settings) -> tuple[str, str] | None:
 
 
 def _alone(
-    gpu: Gpu, wish: float | None, memory: Memory, now_s: float, s: Settings, clips: list[Clip]
+    gpu: Gpu, wish: float | None, share_mw: int, memory: Memory, now_s: float, s: Settings, clips: list[Clip]
 ) -> int | None:
     """The limit that the GPU's own constraints leave of the wish; None: leave it as it is."""
-    held = _held(gpu, memory, s)
-    if held is not None:
-        clips.append(Clip(held[0], wish, gpu.enforced_mw, held[1]))
+    because = held(gpu, memory, s)
+    if because is not None:
+        clips.append(Clip(because[0], wish, gpu.enforced_mw, because[1]))
         return None
     if memory.locked_until_s.get(gpu.job, -math.inf) > now_s:
-        clips.append(Clip("slowdown", wish, gpu.max_mw, f"{gpu.job} was slowed too much: it gets what it can have"))
-        wish = gpu.max_mw
+        clips.append(Clip("slowdown", wish, share_mw, f"{gpu.job} was slowed too much: it gets what it can have"))
+        wish = share_mw
     if wish is None or not math.isfinite(wish):
         return None
     target = max(gpu.min_mw, int(min(wish, gpu.max_mw)) // _WATT * _WATT)

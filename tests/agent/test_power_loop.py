@@ -263,9 +263,9 @@ def test_what_was_learnt_outlives_the_daemon() -> None:
     w.run(25)
     again = world(recall=lambda: state[-1])
     again.loop._take_over()
-    gang = again.loop._gangs[JOB]
-    assert int(gang.jobs.looks[0]) == int(w.loop._gangs[JOB].jobs.looks[0])
-    np.testing.assert_array_equal(gang.jobs.windows.count, w.loop._gangs[JOB].jobs.windows.count)
+    gang = again.loop._beliefs.gangs[JOB]
+    assert int(gang.jobs.looks[0]) == int(w.loop._beliefs.gangs[JOB].jobs.looks[0])
+    np.testing.assert_array_equal(gang.jobs.windows.count, w.loop._beliefs.gangs[JOB].jobs.windows.count)
     broken = world(recall=lambda: b'{"memory": {"x": 1}, "gangs": {}}')
     broken.run(1)
 

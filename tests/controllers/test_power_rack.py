@@ -110,17 +110,19 @@ def test_a_job_that_was_never_seen_unlimited_is_asked_for_its_reference_and_once
     windows = Windows.empty(n)
     rows = np.arange(n)
     windows.add(rows, np.full(n, 40), np.ones(n), np.full(n, 0.7))
-    asked = Claims(
-        windows, np.full(n, 40), np.zeros(n, np.int64), np.full(n, TOP), np.full(n, 0.01), np.zeros(n, np.int64)
-    )
-    level, probed = divide(BANK, asked, 2.8, s)
+    none, cost, at = np.zeros(n, np.int64), np.full(n, 0.01), np.full(n, 40)
+
+    def asked() -> Claims:
+        return Claims.of(BANK, windows, at, none, np.full(n, TOP), none, s.noise)
+
+    level, probed = divide(asked(), cost, 2.8, s)
     assert len(probed) == 1
     assert level[probed[0]] == TOP
     windows.add(probed, np.full(1, TOP), np.ones(1) * 1.2, np.full(1, 0.9))
-    assert divide(BANK, asked, 2.8, s)[1] != probed
-    assert len(divide(BANK, asked, 1.3, s)[1]) == 0
-    assert len(divide(BANK, replace(asked, tried=np.full(n, 2)), 2.8, s)[1]) == 0
-    assert len(divide(BANK, replace(asked, ceiling=np.full(n, 60)), 2.8, s)[1]) == 0
+    assert divide(asked(), cost, 2.8, s)[1] != probed
+    assert len(divide(asked(), cost, 1.3, s)[1]) == 0
+    assert len(divide(replace(asked(), tried=np.full(n, 2)), cost, 2.8, s)[1]) == 0
+    assert len(divide(replace(asked(), ceiling=np.full(n, 60)), cost, 2.8, s)[1]) == 0
 
 
 def test_who_is_told_every_curve_is_faster_behind_the_same_shield() -> None:

@@ -1,0 +1,70 @@
+"""Racks in the daemon: which node stands in which, their breakers, and what a policy sees of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import structlog
+
+from agent.power_windows import GpuWindow, Windows
+from collectors.tick import Tick
+from controllers.power import shield
+from controllers.power.breaker import Breaker
+from controllers.power.settings import PowerSettings
+
+
+@dataclass(frozen=True)
+class RackState:
+    """What a policy sees of a rack: shares of its budget, what is not drawn of it and the draw's slope per minute.
+    NaN: not known."""
+
+    room: float = math.nan
+    slope: float = math.nan
+
+
+class Racks:
+    """One per daemon."""
+
+    def __init__(self, settings: PowerSettings) -> None:
+        self._settings = settings
+        self._breakers = dict.fromkeys(settings.racks, Breaker())
+        self._before: dict[str, tuple[float, float]] = {}
+        self._log = structlog.get_logger("power")
+        self.of_node = {node: name for name, rack in settings.racks.items() for node in rack.nodes}
+
+    def open(self, rack: str, now_s: float) -> bool:
+        """Whether its breaker is open."""
+        return self._breakers[rack].open(now_s, self._settings.breaker)
+
+    def look(self, tick: Tick, windows: Windows) -> int:
+        """How many breakers tripped just now."""
+        tripped = 0
+        for name, rack in self._settings.racks.items():
+            draw_mw = windows.draw_mw(rack.nodes, tick) + rack.host_w * 1000.0
+            before = self._breakers[name]
+            after = before.look(draw_mw, int(rack.budget_w * 1000), tick.at_s, self._settings.breaker)
+            self._breakers[name] = after
+            if after.open(tick.at_s, self._settings.breaker) and not before.open(tick.at_s, self._settings.breaker):
+                self._log.error(
+                    "breaker open: the rack's GPUs go to their fallback", rack=name, draw_w=draw_mw / 1000
+                )
+                tripped += 1
+        return tripped
+
+    def broken(self, gpus: list[shield.Gpu], wishes: dict[str, float], now_s: float) -> dict[str, float]:
+        """The wishes, where a breaker is open no more than the fallback."""
+        for gpu in gpus:
+            if gpu.rack in self._breakers and self.open(gpu.rack, now_s):
+                wishes[gpu.uuid] = float(min(gpu.fallback_mw, wishes.get(gpu.uuid, gpu.fallback_mw)))
+        return wishes
+
+    def states(self, seen: list[GpuWindow], now_s: float) -> dict[str, RackState]:
+        found = {}
+        for name, rack in self._settings.racks.items():
+            draw_w = rack.host_w + sum(w.draw_w for w in seen if self.of_node.get(w.node) == name)
+            at_s, before_w = self._before.get(name, (math.nan, math.nan))
+            slope = (draw_w - before_w) / max(now_s - at_s, 1.0) * 60.0
+            self._before[name] = (now_s, draw_w)
+            found[name] = RackState(1.0 - draw_w / rack.budget_w, slope / rack.budget_w)
+        return found

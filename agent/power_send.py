@@ -1,0 +1,32 @@
+"""Orders to nodes as leases: what each node's GPUs may have, and what the agent had ordered before."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from controllers.power import shield
+
+
+def leases(
+    ordered_mw: Mapping[str, int], gpus: Iterable[shield.Gpu], memory: shield.Memory, term: int, ttl_s: float
+) -> dict[str, Mapping[str, Any]]:
+    """Node → lease (`power_leases.Lease`). None for a limit that a person set, nor for a node that lied."""
+    by_node: dict[str, dict[str, int]] = defaultdict(dict)
+    held: dict[str, int] = {}
+    for gpu in gpus:
+        if gpu.uuid in ordered_mw and gpu.uuid not in memory.manual and gpu.node not in memory.liars:
+            by_node[gpu.node][gpu.uuid] = ordered_mw[gpu.uuid]
+        if gpu.enforced_mw is not None and gpu.uuid in memory.confirmed:
+            held[gpu.uuid] = gpu.enforced_mw
+    return {
+        node: {
+            "id": "power",
+            "term": term,
+            "ttl_s": ttl_s,
+            "limits_mw": limits,
+            "held_mw": {u: held[u] for u in limits if u in held},
+        }
+        for node, limits in by_node.items()
+    }

@@ -1,0 +1,88 @@
+"""What of its policy's level a gang may have where a rack has too little for all. Between policy and shield; pure.
+
+A rack is scarce where what its gangs' policies ask for, with what cannot be moved now, is above what its budget
+leaves. Then its gangs share it (`share`), whole: a gang in two racks gets the lesser of both. What a GPU counts for
+is what the shield will count: never less than its node's fallback. Nobody gets more than its policy asked for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controllers.power.belief import TOP, Bank, Windows
+from controllers.power.curves import LEVELS
+from controllers.power.gang import Gang, level_of
+from controllers.power.limits import Gpu, Memory, Rack, Settings
+from controllers.power.share import Claims, Sharing, divide
+from controllers.power.shield import held, worst_mw
+
+
+@dataclass(frozen=True)
+class Division:
+    """Levels of the gangs in scarce racks, and those of them that are asked for their reference in this window."""
+
+    levels: Mapping[str, int] = field(default_factory=dict)
+    probed: frozenset[str] = frozenset()
+
+
+def divide_racks(
+    racks: Mapping[str, Rack],
+    gpus: Iterable[Gpu],
+    asks: Mapping[str, tuple[Gang, int]],
+    memory: Memory,
+    now_s: float,
+    bank: Bank,
+    s: Settings,
+    sharing: Sharing,
+) -> Division:
+    """`asks`: job → (its gang, the level that its policy wants). `memory` after `observe`; `bank` with a `steep` of
+    RANGE."""
+    seen = [gpu for gpu in gpus if gpu.rack in racks]
+    stuck = {gpu.job for gpu in seen if held(gpu, memory, s) is not None}
+    lowest: dict[str, int] = {}
+    for gpu in seen:
+        if gpu.job in asks and gpu.job not in stuck:
+            least = max(int(asks[gpu.job][0].jobs.lowest[0]), level_of(gpu.fallback_mw / gpu.max_mw))
+            lowest[gpu.job] = max(lowest.get(gpu.job, 0), least)
+    locked = {job for job, until_s in memory.locked_until_s.items() if until_s > now_s}
+    ceiling = {job: max(least, TOP if job in locked else asks[job][1]) for job, least in lowest.items()}
+    scarce: dict[str, tuple[float, dict[str, float]]] = {}
+    for name, rack in racks.items():
+        room = rack.budget_mw * (1.0 - s.margin_share) - rack.host_mw
+        cost: dict[str, float] = defaultdict(float)
+        for gpu in (gpu for gpu in seen if gpu.rack == name):
+            if gpu.job in lowest:
+                cost[gpu.job] += gpu.max_mw / 100.0
+            else:
+                fixed = gpu.job or held(gpu, memory, s)  # an idle one goes to its fallback
+                room -= worst_mw(gpu, memory, s) if fixed else max(gpu.fallback_mw, gpu.min_mw)
+        if sum(LEVELS[ceiling[job]] * 100.0 * each for job, each in cost.items()) > room:
+            scarce[name] = (room, dict(cost))
+    jobs = sorted({job for _, cost in scarce.values() for job in cost})
+    if not jobs:
+        return Division()
+    gangs = [asks[job][0] for job in jobs]
+    sums = ("count", "speed", "draw")
+    claims = Claims.of(
+        bank,
+        Windows(*(np.concatenate([getattr(g.jobs.windows, name) for g in gangs]) for name in sums)),
+        np.array([g.level for g in gangs]),
+        np.array([lowest[job] for job in jobs]),
+        np.array([ceiling[job] for job in jobs]),
+        np.array([g.tried for g in gangs]),
+        sharing.noise,
+    )
+    levels: dict[str, int] = {}
+    asked: dict[str, list[bool]] = defaultdict(list)
+    row = {job: number for number, job in enumerate(jobs)}
+    for room, cost in scarce.values():
+        mine = claims.rows(np.array([row[job] for job in cost]))
+        found, probed = divide(mine, np.array(list(cost.values())), room, sharing)
+        for number, job in enumerate(cost):
+            levels[job] = min(levels.get(job, TOP), int(found[number]))
+            asked[job].append(number in probed)
+    return Division(levels, frozenset(job for job, said in asked.items() if all(said)))
