@@ -136,6 +136,8 @@ class Memory:
         for finding in decision.findings:
             known = self._findings[key].get(finding.episode)
             kept = replace(finding, pages=finding.pages or (known is not None and known.pages))
+            if known is not None and finding.state is not State.FIRING:
+                kept = replace(kept, summary=known.summary)  # what was wrong, not how it ended
             self._findings[key][finding.episode] = kept
         if all(f.state is State.CLEAR for f in self._findings[key].values()):
             self._resolved[key] = at_s

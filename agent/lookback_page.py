@@ -47,8 +47,14 @@ def as_text(told: Report, reading: Reading) -> str:
         "",
         "BLIND: signals that this Prometheus does not have, and how to enable them",
     ]
-    for blind in told.blind:
-        lines += [f"  {blind.signal}: {', '.join(blind.detectors)}", f"    {blind.how}"]
+    for how in dict.fromkeys(blind.how for blind in told.blind):
+        alike = [blind for blind in told.blind if blind.how == how]
+        wide = max(len(blind.line) for blind in alike)
+        for blind in alike:
+            head = f"    {blind.line:{wide}}  # " if blind.line else "  "
+            blinds = f"{blind.signal}: {', '.join(blind.detectors)}"
+            lines.append(head + blinds)
+        lines.append(f"  ↑ {how}" if wide else f"    {how}")
     if not told.blind:
         lines.append("  None.")
     if told.gaps:

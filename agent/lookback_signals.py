@@ -60,6 +60,8 @@ class Blind:
     signal: str
     detectors: tuple[str, ...]
     how: str
+    line: str = ""
+    """What to add, literally, where `how` is to add a line."""
 
 
 def blind_signals(series: Mapping[str, int], own_record: bool | None) -> list[Blind]:
@@ -69,7 +71,7 @@ def blind_signals(series: Mapping[str, int], own_record: bool | None) -> list[Bl
     for metric in dict.fromkeys(name for needs in NEEDS.values() for name in needs):
         if series.get(metric) == 0:
             by = tuple(detector for detector, needs in NEEDS.items() if metric in needs)
-            found.append(Blind(metric, by, how_to_enable(metric)))
+            found.append(Blind(metric, by, *how_to_enable(metric)))
     by_log: dict[str, list[str]] = {}
     for detector, what in LOGS.items():
         if detector != "source":
@@ -87,16 +89,18 @@ def blind_signals(series: Mapping[str, int], own_record: bool | None) -> list[Bl
     return found
 
 
-def how_to_enable(metric: str) -> str:
-    """One sentence for an operator."""
+def how_to_enable(metric: str) -> tuple[str, str]:
+    """One sentence for an operator, and the line that it speaks of where it speaks of one."""
     known = next(m for m in METRICS if m.name == metric)
     if known.kind is SubjectKind.GPU:
-        return (
-            f"add `{known.exported_as}, {known.type}, {known.help}` to dcgm-exporter's counters file "
+        how = (
+            "add these lines to dcgm-exporter's counters file "
             "(helm/nightshift/files/dcgm-counters.csv is a whole one), or run `nightshift node`"
         )
+        return how, f"{known.exported_as}, {known.type}, {known.help}"
     if known.kind is SubjectKind.SERVER:
-        return f"name an `inference` source with the server's metrics page, which exports `{known.exported_as}`"
+        how = f"name an `inference` source with the server's metrics page, which exports `{known.exported_as}`"
+        return how, ""
     if known.kind is SubjectKind.CONTAINER:
-        return f"scrape the kubelet's /metrics/cadvisor, which exports `{known.exported_as}`"
-    return f"scrape node-exporter, which exports `{known.exported_as}`"
+        return f"scrape the kubelet's /metrics/cadvisor, which exports `{known.exported_as}`", ""
+    return f"scrape node-exporter, which exports `{known.exported_as}`", ""

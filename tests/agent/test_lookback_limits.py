@@ -7,18 +7,21 @@ import math
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agent.lookback import OwnEvent, own_events, report
+from agent.lookback import Memory, OwnEvent, own_events, report
 from agent.lookback_page import as_json_values, as_text
-from agent.lookback_signals import blind_signals
+from agent.lookback_signals import NEEDS, blind_signals
 from collectors.base import Permanent
+from collectors.frame import Instant
 from collectors.http import SourceError
 from collectors.prometheus import PrometheusCollector
 from collectors.prometheus_range import RangeReader, Reading
-from collectors.subject import Inventory, SubjectKind
+from collectors.subject import Inventory, Subject, SubjectKind
+from detectors.base import Fault, Finding, Severity, State
 from detectors.budget import BudgetSettings
 from tests.agent.test_daemon import nightshift
 from tests.agent.test_lookback import STEP_S, server
@@ -151,6 +154,22 @@ def test_a_record_with_holes_makes_no_cordon_of_its_own_return() -> None:
     above = [[-0.5, nan, -0.5], [0.5, nan, nan], [nan, 0.5, 0.5], [0.5, -0.5, nan], [-0.5, 0.5, 0.5]]
     events = own_events("cordoned", ["a", "b", "c"], [0.0, 1.0, 2.0, 3.0, 4.0], above)
     assert [(e.node, e.at_s) for e in events] == [("a", 1.0), ("c", 2.0), ("b", 4.0)]
+
+
+def test_an_incident_is_told_by_what_was_wrong_and_what_is_blind_by_lines_to_paste() -> None:
+    """Not by how its alarm ended; the same advice stands once, under the counters that it speaks of."""
+    memory, inventory = Memory(), Inventory()
+    gpu, at = Subject(SubjectKind.GPU, "GPU-1"), Instant(1.0)
+    firing = Finding("ecc", Fault.XID, gpu, State.FIRING, at, at, Severity.WARNING, "Xid 79", 2.0, 1.0)
+    memory.take([firing], inventory, 1.0)
+    for later, state in enumerate((State.NO_DATA, State.CLEAR), 2):
+        memory.take([replace(firing, state=state, at=Instant(later), summary="Nothing more")], inventory, later)
+    ((_, (told,)),) = memory.incidents()
+    assert (told.summary, told.state) == ("Xid 79", State.CLEAR)
+    blind = blind_signals({need: 0 for needs in NEEDS.values() for need in needs}, False)
+    text = as_text(report([], [], False, (0.0, 1.0), 0, BudgetSettings(), blind, []), Reading())
+    assert text.count("counters file") == 1
+    assert "    DCGM_FI_DEV_XID_ERRORS, gauge, " in text
 
 
 def test_nothing_to_look_at_is_said_first_and_gives_no_rate() -> None:
