@@ -85,7 +85,7 @@ class PolicyWatch:
         one had seen of them is gone. Raises Temporary where the store is away; to be told again, then."""
         now_s = self.gate.clock.now_s()
         for kind, (_, join) in self._asked.items():
-            lost = self.receipts.void_open(kind, now_s, "another daemon took over")
+            lost = self.receipts.void_open(kind, now_s, "the daemon was started anew, or another took over")
             if lost:
                 self.counters.outcomes(kind, "void", lost)
             with self._mutex:

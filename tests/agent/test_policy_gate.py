@@ -15,6 +15,7 @@ from agent.keeping import Keeping
 from agent.keeping import Settings as KeepingSettings
 from agent.policy import ApprovalSettings, Person, Role, Rule
 from agent.policy_gate import PolicyGate
+from agent.policy_watch import PolicyWatch
 from agent.receipts import Receipts
 from agent.store import Store
 from collectors.base import Permanent
@@ -22,6 +23,7 @@ from controllers.action import ActionKind
 from controllers.decision import Clip, Decision, Mode
 from controllers.promotion import Criteria, Health
 from tests.agent.incidents import ManualClock
+from tests.agent.killed_policy import a_receipt
 from tests.controllers.test_promotion import world
 
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)
@@ -195,3 +197,26 @@ def test_the_command_line_stands_explains_and_takes_back(tmp_path: Path, clock: 
         assert word in told
     assert "the baseline controls" in said("undo", "scheduling", "--reason", "odd waits")
     assert "ppo@ab is shadow (odd waits)" in said("standing")
+
+
+def test_a_replica_that_stands_by_gives_up_nothing_and_one_that_takes_over_says_why(
+    policies: PolicyGate, store: Store, clock: ManualClock
+) -> None:
+    """And a policy that was stood up after a daemon's start is not trusted by it: it asks another one."""
+    receipts = Receipts(store.database)
+    leader, other = PolicyWatch(policies, receipts), PolicyWatch(policies, receipts)
+    leader.begin("scheduling", "ppo@ab", SHA)
+    climb(policies, Mode.ACTIVE)
+    assert leader.trusts("scheduling")("job", True, clock.now_s()).designed > 0
+    receipts.keep(a_receipt(1, clock.now_s()), chance=0.5, treated=True)
+    other.begin("scheduling", "ppo@ab", SHA)
+    assert receipts.came(f"{1:016x}").words == "not known yet"
+    clock.advance(30)
+    other.lead()
+    assert "another took over" in receipts.came(f"{1:016x}").words
+    policies.stand("scheduling", "new@cd", "cd" * 32)
+    climb_from = policies.standing("scheduling")
+    assert climb_from.mode is Mode.SHADOW
+    with store.database.write() as connection:
+        policies._write(connection, replace(climb_from, mode=Mode.ACTIVE), "test", "policy_promoted", {})
+    assert leader.trusts("scheduling")("job", True, clock.now_s()).designed == 0.0
