@@ -152,7 +152,7 @@ def chromium_path() -> str:
 def chromium() -> Iterator[Browser]:
     """One browser per module: Playwright's event loop runs in the test's thread as long as it lives, and code that
     brings an event loop of its own cannot run beside it. As root, Chromium has no sandbox to offer."""
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=120_000)
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
     path = chromium_path()
     with sync_playwright() as playwright:
@@ -165,6 +165,6 @@ def chromium() -> Iterator[Browser]:
 def page(chromium: Browser) -> Iterator[Page]:
     """A page in a fresh context of the system's Chromium."""
     context = chromium.new_context()
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(120_000)
     yield context.new_page()
     context.close()

@@ -105,7 +105,7 @@ def test_an_open_page_follows_the_incident(page: Page, url: str, story: Story) -
     assert action is not None
     grace = Person("grace", frozenset({Role.RESPONDER}), "cli")
     assert story.gate.reject(incident_id, action.plan_sha256, grace, "the owner will fix it").ok
-    expect(page.locator(".timeline")).to_contain_text("the owner will fix it", timeout=30_000)
+    expect(page.locator(".timeline")).to_contain_text("the owner will fix it")
     expect(page.get_by_role("button", name="Approve")).to_have_count(0)
 
 

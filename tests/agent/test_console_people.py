@@ -192,7 +192,7 @@ def test_the_focus_stays_when_the_page_renews_itself(page: Page, url: str) -> No
     page.goto(f"{url}/incidents")
     page.locator("#row-INC-2").focus()
     page.evaluate("document.querySelector('#row-INC-2').dataset.old = 'yes'")
-    expect(page.locator("#row-INC-2[data-old]")).to_have_count(0, timeout=45_000)
+    expect(page.locator("#row-INC-2[data-old]")).to_have_count(0, timeout=120_000)
     expect(page.locator("#row-INC-2")).to_be_focused()
 
 

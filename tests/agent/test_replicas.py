@@ -153,12 +153,15 @@ def _claims(leadership: Leadership) -> bool:
 
 
 def test_a_lease_is_one_holders_until_it_ends_and_each_holder_has_a_higher_term(postgres_url: str) -> None:
-    database = Database(postgres_url)
-    first = Leadership(database, "a", lease_s=3.0)
-    second = Leadership(database, "a", lease_s=3.0)  # the same name restarted: another holder
+    database, now = Database(postgres_url), [100.0]
+    first = Leadership(database, "a", lease_s=60.0, monotonic_s=lambda: now[0])
+    second = Leadership(database, "a", lease_s=60.0)  # the same name restarted: another holder
     assert (first.claim(), second.claim()) == (True, False)
     assert (first.leads, second.leads) == (True, False)
-    _until(second.claim)
+    with database.write() as connection:
+        connection.execute(sa.update(leases).values(expires_s=0.0))
+    now[0] += 60.0
+    assert second.claim()
     assert not first.leads
     assert (first.term, second.term) == (1, 2)
     assert not first.claim()
