@@ -27,7 +27,7 @@ from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import CERTAIN, Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
-from detectors.ecc_clusters import Cell, pattern, together
+from detectors.ecc_clusters import Cell, over_nodes, pattern, together
 from detectors.ecc_counters import (
     CORRECTED,
     COUNTERS,
@@ -53,7 +53,7 @@ VERSION = 2
 imminent episodes stay until they are quiet, beside a degraded one of the same onset."""
 KEEP_CELLS = 4096
 KEEP_SIGNS = 4
-_PLACES = (SubjectKind.NODE, SubjectKind.RACK)
+_PLACES = (SubjectKind.RACK, SubjectKind.NODE)  # the widest first: what explains a rack's nodes is said once
 
 
 class EccSettings(CusumSettings):
@@ -266,11 +266,8 @@ class Ecc:
         """GPU → the node or rack of which so many GPUs erred within `together_s` that it is no chance."""
         s, table = self.settings, self._counters.table
         lately = np.flatnonzero(table["last_active_s"] > at_s - s.together_s)
-        erring = {
-            subject
-            for slot in lately.tolist()
-            if (Fault.HBM_DEGRADED, subject := table.subjects[slot]) not in self._episodes  # ill by itself before
-        }
+        named = [table.subjects[slot] for slot in lately.tolist()]
+        erring = {gpu for gpu in named if (Fault.HBM_DEGRADED, gpu) not in self._episodes}  # ill by itself before
         crowds: dict[Subject, Subject] = {}
         if len(erring) < 2:
             return crowds
@@ -284,6 +281,10 @@ class Ecc:
             for place, gpus in sorted(by_place.items()):
                 total = max(len(inventory.gpus(place, at_s)), len(gpus))
                 p = together(len(gpus), total, chance)
+                if kind is SubjectKind.RACK:
+                    nodes = [inventory.above(gpu, SubjectKind.NODE, at_s) for gpu in inventory.gpus(place, at_s)]
+                    ill = {inventory.above(gpu, SubjectKind.NODE, at_s) for gpu in gpus}
+                    p = max(p, over_nodes(len(ill), max(len(set(nodes)), len(ill)), total, chance))
                 if len(gpus) >= 2 and p < s.together_p:
                     self._crowd(place, sorted(gpus), total, p, at_s)
                     crowds |= dict.fromkeys(gpus, place)

@@ -90,6 +90,11 @@ def together(erring: int, of: int, chance: float) -> float:
     return float(bdtrc(erring - 1, of, chance)) if 0 < erring <= of else 1.0
 
 
+def over_nodes(erring: int, nodes: int, gpus: int, chance: float) -> float:
+    """P(GPUs err on at least `erring` of a rack's `nodes` by chance): one node's trouble is not the rack's."""
+    return together(erring, nodes, 1.0 - (1.0 - chance) ** (gpus / nodes))
+
+
 def _number(text: str | None) -> int | None:
     try:
         return None if text is None else int(text, 0)

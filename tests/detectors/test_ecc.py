@@ -170,6 +170,44 @@ def test_gpus_of_a_node_that_err_together_have_one_cause_and_one_finding() -> No
     assert "One cause, many GPUs: 4 of 8" in one.summary
 
 
+@pytest.mark.parametrize(
+    ("on", "named"),
+    [
+        ({0: 3, 1: 3, 2: 3, 3: 3}, {"rack:r0"}),
+        ({0: 1, 1: 1, 2: 1, 3: 1}, {"rack:r0"}),
+        ({1: 5, 2: 1}, {"node:n1"}),
+        ({0: 1, 6: 1}, set()),
+    ],
+)
+def test_a_rack_is_named_once_where_its_nodes_err_together_and_a_node_where_it_errs_alone(
+    on: dict[int, int], named: set[str]
+) -> None:
+    """Eight nodes of eight GPUs in two racks; each GPU of `on` errs once within five minutes, one node after the
+    other's last: one finding of the widest place that explains it, none of a GPU."""
+    fleet, gpus = Inventory(), [Subject(SubjectKind.GPU, f"GPU-{n}-{g}") for n in range(8) for g in range(8)]
+    for number, gpu in enumerate(gpus):
+        node = Subject(SubjectKind.NODE, f"n{number // 8}")
+        fleet.observe(gpu, node, START_S)
+        fleet.observe(node, Subject(SubjectKind.RACK, f"r{number // 32}"), START_S)
+    when = {8 * n + g: 300.0 + 70.0 * g + 9.0 * n for n, count in on.items() for g in range(count)}
+    index, counts, detector, said = SeriesIndex(SubjectKind.GPU, tuple(gpus)), np.zeros((64, 2)), Ecc(), set()
+    for number in range(160):
+        at_s = START_S + 15.0 * number
+        for row, after_s in when.items():
+            counts[row, 0] += 7 * (0 <= at_s - START_S - after_s < 15.0)
+        frame = Frame(
+            at_s,
+            index,
+            (CORRECTED, UNCORRECTED),
+            counts.copy(),
+            np.full((1, 1), at_s),
+            np.zeros(64, dtype=np.int64),
+        )
+        found = detector.update(Tick(at_s, {SubjectKind.GPU: frame}), fleet)
+        said |= {str(f.subject) for f in found if f.state is State.FIRING}
+    assert said == named
+
+
 def test_a_stray_error_beside_a_gpu_that_is_ill_by_itself_accuses_no_node() -> None:
     fleet = Fleet()
     fleet.tick()
