@@ -153,17 +153,26 @@ class PowerLeases:
         return self._set.get(uuid) != now_mw
 
     def _clocks(self, clocks_mhz: Mapping[str, int]) -> None:
-        for uuid in sorted(self._locked - set(clocks_mhz)):
-            self._device.lock_clock(uuid, None)
-            self._locked.discard(uuid)
-        for uuid, clock_mhz in clocks_mhz.items():
+        failed: list[str] = []
+        for uuid in sorted(self._locked | set(clocks_mhz)):
+            wanted_mhz = clocks_mhz.get(uuid)
             self._locked.add(uuid)
-            self._device.lock_clock(uuid, clock_mhz)
+            try:
+                self._device.lock_clock(uuid, wanted_mhz)
+            except (Temporary, Permanent) as error:
+                failed.append(f"{uuid}: {error}")
+                continue
+            if wanted_mhz is None:
+                self._locked.discard(uuid)
+        if failed:
+            raise Temporary("clocks not set: " + "; ".join(failed))
 
     def _end(self) -> None:
         self._lease, self._owed = None, True
-        self._apply(self._fallback)
-        self._clocks({})
+        try:
+            self._apply(self._fallback)
+        finally:  # a GPU that does not take its limit holds no other's clock
+            self._clocks({})
         self._owed = False
 
     def _apply(self, limits_mw: Mapping[str, int]) -> None:
