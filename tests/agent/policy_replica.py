@@ -67,7 +67,7 @@ class Eyes:
 
 
 def serve(orders: Connection, calls: Connection, settings: dict[str, Any], now_s: float) -> None:
-    """Obeys ("look", Unix s) → (leads, mode), ("die",) → None, ("stop",) → None until told to stop."""
+    """Obeys ("look", Unix s) → (leads, mode), ("die",) or ("live",) → None, ("stop",) → None until told to stop."""
     fleet = Far(calls)
     nodes, eyes, clock = Nodes(fleet), Eyes(fleet), SteppedClock(now_s)
     app_module.build_collectors = lambda *_: [eyes]  # type: ignore[assignment,list-item]
@@ -88,8 +88,8 @@ def serve(orders: Connection, calls: Connection, settings: dict[str, Any], now_s
     app.start()
     orders.send("ready")
     while (order := orders.recv())[0] != "stop":
-        if order[0] == "die":
-            nodes.dies = True
+        if order[0] in ("die", "live"):
+            nodes.dies = order[0] == "die"
             orders.send(None)
             continue
         clock.wait_until(order[1])
