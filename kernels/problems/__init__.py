@@ -32,6 +32,7 @@ from kernels.problems import (
 
 ALL: tuple[Problem, ...] = (
     adamw.ADAMW,
+    adamw.ADAMW_CAST,
     backward.RMSNORM_BACKWARD,
     backward.CROSS_ENTROPY_BACKWARD,
     copies.COPY,

@@ -1,4 +1,8 @@
-"""An AdamW step (Loshchilov and Hutter, arXiv 1711.05101) in torch's order of operations, changing its inputs."""
+"""An AdamW step (Loshchilov and Hutter, arXiv 1711.05101) in torch's order of operations, changing its inputs.
+
+`adamw_cast` also leaves a 16-bit copy of the new parameter: what the next forward pass under autocast would read
+four bytes and write two for, and launch a kernel of its own for each weight.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,35 @@ def reference(
     return shrunk - (rate / (1 - beta1**step)) * (mean / root), mean, square
 
 
+def cast_reference(
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    narrow: torch.Tensor,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    step: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same on float32 tensors, and the new parameter rounded to the dtype of `narrow` (n,)."""
+    made = reference(parameter, gradient, first, second, rate, beta1, beta2, eps, decay, step)
+    return *made, made[0].to(narrow.dtype)
+
+
 def make_inputs(case: Case, draw: Draw) -> Inputs:
-    n, dtype = case["n"], case.torch_dtype
+    return _inputs(case, draw, case.torch_dtype)
+
+
+def make_cast(case: Case, draw: Draw) -> Inputs:
+    parameter, gradient, first, second, *numbers = _inputs(case, draw, torch.float32)
+    return parameter, gradient, first, second, draw.normal((case["n"],), case.torch_dtype), *numbers
+
+
+def _inputs(case: Case, draw: Draw, dtype: torch.dtype) -> Inputs:
+    n = case["n"]
     parameter, gradient = draw.normal((n,), dtype, 0.1), draw.values((n,), dtype)
     first, second = draw.normal((n,), dtype, 0.1), draw.uniform((n,), dtype, 0.0, 0.5)
     step = 1 + mix(n) % 2000
@@ -51,5 +82,21 @@ ADAMW = Problem(
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zeros", "nan"),
     layouts=("contiguous", "offset"),
     mutates=(0, 2, 3),
+    numbers=True,
+)
+
+ADAMW_CAST = Problem(
+    name="adamw_cast",
+    family="optimiser",
+    reference=cast_reference,
+    make_inputs=make_cast,
+    cases=(Case.of("bfloat16", n=84 << 20),),
+    axes=(Axis("n", (0, 1, 7, 1021, 65537), 1, 1 << 22),),
+    compulsory_bytes=lambda case: (7 * 4 + case.element_bytes) * case["n"],
+    flops=lambda case: 14 * case["n"],
+    dtypes=("float16", "bfloat16"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zeros", "nan"),
+    layouts=("contiguous", "offset"),
+    mutates=(0, 2, 3, 4),
     numbers=True,
 )

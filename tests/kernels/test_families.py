@@ -20,6 +20,7 @@ from kernels.problems import named
 
 TINY = {
     "adamw": {"n": 700},
+    "adamw_cast": {"n": 700},
     "copy": {"m": 3, "n": 40},
     "permute": {"b": 2, "m": 9, "n": 35},
     "cross_entropy": {"m": 3, "v": 300},

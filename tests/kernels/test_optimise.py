@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,22 @@ def test_the_recorded_trace_gives_its_norm_loss_and_table_to_search(tmp_path: Pa
     backward = [work.task.problem.name for work in works if work.task.problem.name.endswith("_backward")]
     searched = [work.task.problem.name for work in works]
     assert ("rmsnorm_backward" in backward) == ("rmsnorm" in searched)
+
+
+def test_a_step_that_casts_its_weights_has_an_optimiser_searched_that_writes_them_narrowly_too(
+    tmp_path: Path,
+) -> None:
+    """The recorded step multiplies in bfloat16 and keeps float32 weights; one that multiplies widely casts none."""
+    peaks = Peaks(4.16e12, {"bfloat16": 7.5e14, "float32": 5.3e13}, "probe")
+    found = profile(RECORDED, peaks)
+    works, decisions = from_profile(found, tmp_path, peaks, most=20)
+    asked = {work.task.problem.name: str(work.task.case) for work in works}
+    assert asked["adamw_cast"] == "n=92288000 bfloat16"
+    (why,) = (why for hotspot, why in decisions if hotspot.problem == "adamw")
+    assert "searched" in why
+    wide = tuple(replace(h, dtype="float32") if h.problem == "matmul" else h for h in found.hotspots)
+    works, _ = from_profile(replace(found, hotspots=wide), tmp_path, peaks, most=20)
+    assert "adamw_cast" not in {work.task.problem.name for work in works}
 
 
 def test_a_model_is_traced_on_this_machine(tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ SMALL: dict[str, dict[str, int]] = {
     "swiglu": {"m": 8, "n": 16},
 }
 OTHERWISE = {
-    "adamw": "a mark that the optimiser leaves", "embedding_gradient": "time of its backward pass",
+    "adamw": "a mark that the optimiser leaves", "adamw_cast": "searched with adamw where products have 16 bits",
+    "embedding_gradient": "time of its backward pass",
     "copy": "a bare copy is no operation of a model", "permute": "a bare copy is no operation of a model",
 }  # fmt: skip
 """Found by other means than a run of forward operators, or not meant to be found."""

@@ -1,4 +1,4 @@
-"""Long vectors: an AdamW step in place, and dropout with a residual addition."""
+"""Long vectors: an AdamW step in place (with a 16-bit copy, or without), and dropout with a residual addition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import triton.language as tl
 
 @triton.jit
 def step_kernel(
-    parameter, gradient, first, second, n, rest1, beta2, rest2, eps, shrink, scale, root, BLOCK: tl.constexpr
+    parameter, gradient, first, second,$narrow n, rest1, beta2, rest2, eps, shrink, scale, root,
+    BLOCK: tl.constexpr,
 ):
     start = tl.program_id(0).to(tl.int64) * (BLOCK * $steps)
     for turn in tl.static_range($steps):
@@ -30,19 +31,22 @@ def step_kernel(
         p = p * shrink - scale * mean / (tl.sqrt(square) / root + eps)
         tl.store(parameter + i, p.to(parameter.dtype.element_ty), mask=inside$store)
         tl.store(first + i, mean.to(first.dtype.element_ty), mask=inside$store)
-        tl.store(second + i, square.to(second.dtype.element_ty), mask=inside$store)
+        tl.store(second + i, square.to(second.dtype.element_ty), mask=inside$store)$copy
 
 
-def entry(parameter, gradient, first, second, rate, beta1, beta2, eps, decay, step):
+def entry(parameter, gradient, first, second,$narrow rate, beta1, beta2, eps, decay, step):
     n = parameter.numel()
     if n:
         shrink, scale, root = 1.0 - rate * decay, rate / (1.0 - beta1**step), (1.0 - beta2**step) ** 0.5
         rest1, rest2 = 1.0 - beta1, 1.0 - beta2  # in double precision: 1 - 0.9 in float32 is off by 2 ULP
         step_kernel[(triton.cdiv(n, $block * $steps),)](
-            parameter, gradient, first, second, n, rest1, beta2, rest2, eps, shrink, scale, root, BLOCK=$block,
-            num_warps=$warps,
+            parameter, gradient, first, second,$narrow n, rest1, beta2, rest2, eps, shrink, scale, root,
+            BLOCK=$block, num_warps=$warps,
         )
 """
+
+COPY = "\n        tl.store(narrow + i, p.to(narrow.dtype.element_ty), mask=inside)"
+"""Kept in L2 where it fits: the next forward pass reads it."""
 
 DROPOUT = """
 import torch
@@ -75,7 +79,7 @@ def entry(x, residual, p, seed):
 
 class Flat:
     name = "flat"
-    problems = ("adamw", "dropout_add")
+    problems = ("adamw", "adamw_cast", "dropout_add")
 
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
@@ -92,10 +96,12 @@ class Flat:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        if problem == "adamw":
-            keys = {"mutates": "0 2 3"}
+        if problem != "dropout_add":
+            copies = problem == "adamw_cast"
+            keys = {"mutates": "0 2 3 4" if copies else "0 2 3"}
+            values = {**config, "narrow": " narrow," if copies else "", "copy": COPY if copies else ""}
             return render(
-                problem, ADAMW, config, kind="in_place", layouts="contiguous offset", keys=keys, like=case
+                problem, ADAMW, values, kind="in_place", layouts="contiguous offset", keys=keys, like=case
             )
         keys = {"bounds": "m 0..131072, n 1..8192"}
         return render(problem, DROPOUT, config, layouts="contiguous offset", keys=keys, like=case)
