@@ -103,7 +103,14 @@ class Job:
         self.kernels, self.report, self.launches = kernels, "", launches
         self.state: dict[str, Any] = {}
         if kernels is not None:
-            told = kernels.apply(self.model, shadow_every=0, log_every=0, only=only, compiler_launches=launches)
+            told = kernels.apply(
+                self.model,
+                shadow_every=0,
+                log_every=0,
+                only=only,
+                compiler_launches=launches,
+                weight_copies=True,
+            )
             self.report = str(told)
         self.forward: Callable[..., Any] = torch.compile(self._loss) if compiled else self._loss
 

@@ -325,9 +325,13 @@ def opchecked(kernels: Any) -> dict[str, Any]:
         "embedding_gradient": (rows, index, 48),
         "flash_attention": tuple(x.half() for x in heads),
         "adamw": (*vectors, 1e-3, 0.9, 0.999, 1e-8, 0.1, 3),
+        "adamw_cast": (*vectors, vectors[0].bfloat16(), 1e-3, 0.9, 0.999, 1e-8, 0.1, 3),
     }
     model = made()
-    skipped = kernels.apply(model, log=lambda _: None, shadow_every=0).skipped
+    kernels.SMALLEST = 64
+    skipped = kernels.apply(
+        nn.Sequential(model, nn.Linear(8, 8)), log=lambda _: None, shadow_every=0, weight_copies=True
+    ).skipped
     found: dict[str, Any] = {}
     for problem, given in inputs.items():
         differentiable = problem in kernels.GRADIENTS
@@ -337,8 +341,10 @@ def opchecked(kernels: Any) -> dict[str, Any]:
         )
         told = torch.library.opcheck(kernels.operator_of(problem), drawn, raise_exception=False)
         found[problem] = {k: str(v)[:300] for k, v in told.items() if v != "SUCCESS"}
+    fenced = torch.library.opcheck(kernels.fence(), (rows.requires_grad_(True), 0), raise_exception=False)
+    fence = {k: str(v)[:300] for k, v in fenced.items() if v != "SUCCESS"}
     calls = {k.problem: k.calls for k in kernels.STATE.kernels.values()}
-    return {"found": found, "calls": calls, "specs": sorted(kernels.SPECS), "skipped": skipped}
+    return {"found": found, "calls": calls, "fence": fence, "specs": sorted(kernels.SPECS), "skipped": skipped}
 
 
 def attended(kernels: Any) -> dict[str, Any]:

@@ -155,6 +155,7 @@ def every_record() -> list[dict[str, Any]]:
         made_of(EmbeddingGradient(), "embedding_gradient", Case.of("float32", t=6, d=64, v=48)),
         attention_record(),
         adamw_record(),
+        made_of(Flat(), "adamw_cast", Case.of("bfloat16", n=40)),
     ]
 
 

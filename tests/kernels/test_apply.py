@@ -30,7 +30,9 @@ from tests.kernels.applied_records import (
 SCRIPT = Path(__file__).parent / "applied.py"
 
 
-def run(what: str, folder: Path, listed: list[dict[str, Any]], interpret: str = "1") -> dict[str, Any]:
+def run(
+    what: str, folder: Path, listed: list[dict[str, Any]], interpret: str = "1", script: Path = SCRIPT
+) -> dict[str, Any]:
     file = folder / "nightshift_kernels.py"
     write_bundle(file, listed)
     registry = folder / "registry"
@@ -41,7 +43,7 @@ def run(what: str, folder: Path, listed: list[dict[str, Any]], interpret: str = 
         "NIGHTSHIFT_KERNEL_REGISTRY": str(registry),
         "RANK": "3",
     }
-    command = [sys.executable, "-I", str(SCRIPT), str(file), what]
+    command = [sys.executable, "-I", str(script), str(file), what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -95,6 +97,7 @@ def test_every_operator_passes_torch_s_own_check_with_a_certified_kernel_behind_
     assert sorted(seen["found"]) == seen["specs"]
     assert seen["found"] == {problem: {} for problem in seen["specs"]}
     assert seen["skipped"] == []
+    assert seen["fence"] == {}  # the operator that compiled regions ask for fresh copies
     assert set(seen["calls"]) == set(seen["specs"])
     assert all(seen["calls"].values()), "torch's formula stood in for a kernel"
 

@@ -17,6 +17,7 @@ PARTS = (
     "guards",
     "modules",
     "functions",
+    "copies",
     "optimizer",
     "start",
     "canary",

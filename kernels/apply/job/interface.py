@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
 from kernels.apply.job.demotion import read_demotions
 from kernels.apply.job.functions import fold_casts, give_functions_back, swap_functions, unfold_casts
 from kernels.apply.job.launch import load_entry
 from kernels.apply.job.modules import swap_module
 from kernels.apply.job.operators import open_all
-from kernels.apply.job.optimizer import swap_optimizer
+from kernels.apply.job.optimizer import SMALLEST, swap_optimizer
 from kernels.apply.job.start import objections
 from kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line
 
@@ -44,14 +45,17 @@ def apply(
     log: Callable[[str], None] = print,
     only: Sequence[str] = (),
     compiler_launches: bool = False,
+    weight_copies: bool = False,
 ) -> Report:
     """Uses every certified kernel that fits; a second call changes nothing. `only`: certificates or problems.
 
     shadow_every: every so many calls of a kernel its output is held against torch's (0: never). optimizer: its
     steps mark the step boundaries; without one, call `step_boundary()` yourself. compiler_launches: compiled
     regions launch the kernels in their own code instead of calling Python; one step in `shadow_every` does not, so
-    that it can be checked. `canary` finds out which is faster. With several ranks: call it on all of them, after
-    init_process_group.
+    that it can be checked. `canary` finds out which is faster. weight_copies: linear layers under autocast read
+    16-bit copies that the optimiser's kernel writes along; ask for it only where nobody writes weights through
+    `.data` between two optimiser steps (it is looked for, but found late). With several ranks: call it on all of
+    them, after init_process_group.
     """
     report = Report(kernels_sha256=kernels_sha256())
     STATE.shadow_every, STATE.log_every, STATE.log, STATE.open = shadow_every, log_every, log, compiler_launches
@@ -61,11 +65,17 @@ def apply(
     open_all()
     for name, module in model.named_modules():
         swap_module(name or type(model).__name__, module, report)
+    if weight_copies:
+        copy_weights(model, report, SMALLEST)
+    elif COPIED in STATE.kernels and not len(COPIES):
+        STATE.kernels.pop(COPIED)
+        report.skipped.append((COPIED, "weight_copies was not asked for"))
     if functions:
         swap_functions(report)
         swap_optimizer(report)
     fold_casts()
-    if optimizer is not None and not STATE.hooks and STATE.kernels:
+    if optimizer is not None and not STATE.stepping and STATE.kernels:
+        STATE.stepping = True
         STATE.hooks.append(optimizer.register_step_post_hook(_after_step))
     return report
 
@@ -98,6 +108,9 @@ def unapply(model: nn.Module) -> int:
         hook.remove()
     unfold_casts()
     STATE.hooks.clear()
+    STATE.stepping = False
+    COPIES.clear()
+    MODELS.clear()
     STATE.kernels.clear()
     STATE.fallbacks.clear()
     return count

@@ -21,7 +21,7 @@ def operator_of(problem: str) -> Any:
         operator = torch.library.custom_op(
             f"nightshift::{problem}",
             lambda *inputs: run_once(problem, inputs),
-            mutates_args=[("parameter", "", "first", "second")[place] for place in spec.mutates],
+            mutates_args=[("parameter", "", "first", "second", "narrow")[place] for place in spec.mutates],
             schema=spec.schema,
         )
         operator.register_fake(spec.fake)

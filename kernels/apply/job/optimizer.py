@@ -2,7 +2,8 @@
 
 What is replaced is the function that torch.optim.Adam.step hands its lists to, so parameter groups, schedulers,
 hooks and state_dict do not notice. The kernel wants the step's number on the host, where torch's fused optimiser
-keeps it on the GPU: it is read once, then counted along, and read again only if somebody else wrote to it.
+keeps it on the GPU: it is read once, then counted along, and read again only if somebody else wrote to it. A weight
+that has a 16-bit copy is the business of the kernel that writes both (see `copies`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch.optim.adam  # torch.optim itself hides its modules
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernels.apply.job.checks import agrees, capturing
+from kernels.apply.job.copies import COPIED, COPIES
 from kernels.apply.job.functions import swap_function
 from kernels.apply.job.guards import interpreted, outside
 from kernels.apply.job.operators import run_once
-from kernels.apply.job.problems import adamw_reference
+from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import DTYPES, STATE, Kernel, Report, fell_back, in_use
 
 SMALLEST = 1 << 18
@@ -52,16 +54,17 @@ _STEPS = Steps()
 
 def swap_optimizer(report: Report) -> None:
     """Puts the guarded step in the place of torch.optim's."""
-    if "adamw" in STATE.kernels:
-        swap_function("torch.optim.adam.adam", _adam)
-        report.applied.append(("torch.optim.AdamW", "adamw", STATE.kernels["adamw"].certificate))
+    for problem in ("adamw", COPIED):
+        if problem in STATE.kernels and (problem == "adamw" or len(COPIES)):
+            swap_function("torch.optim.adam.adam", _adam)
+            report.applied.append(("torch.optim.AdamW", problem, STATE.kernels[problem].certificate))
 
 
 def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
     def adam(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, *rest: Any, **named: Any) -> Any:
         every = (params, grads, exp_avgs, exp_avg_sqs)
-        kernel, why = in_use("adamw"), ""
-        if kernel is None or torch.compiler.is_compiling() or capturing():
+        why, idle = "", in_use("adamw") is None and in_use(COPIED) is None
+        if idle or torch.compiler.is_compiling() or capturing():
             return original(*every, *rest, **named)
         steps: Any = rest[1] if len(rest) == 2 else named.get("state_steps")
         listed = {**named, "max_exp_avg_sqs": rest[0] if rest else named.get("max_exp_avg_sqs")}
@@ -78,25 +81,49 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
             fell_back("adamw", why)
             return original(*every, *rest, **named)
         rows: list[Row] = list(zip(*every, strict=True))
-        ours = [number for number, row in enumerate(rows) if _fits(kernel, row)]
-        if ours and _due(kernel, len(ours)):
-            which = min(ours, key=lambda number: rows[number][0].numel())
-            kernel.calls += len(ours)
-            return _checked(kernel, lambda: original(*every, *rest, **named), rows[which], steps[which], numbers)
+        chosen = [_problem_of(row) for row in rows]
+        ours = [number for number, problem in enumerate(chosen) if problem]
+        for problem in sorted({*chosen} - {""}):
+            kernel, mine = STATE.kernels[problem], [n for n in ours if chosen[n] == problem]
+            if _due(kernel, len(mine)):
+                which = min(mine, key=lambda number: rows[number][0].numel())
+                kernel.calls += len(mine)
+                call = lambda: original(*every, *rest, **named)  # noqa: E731
+                return _checked(kernel, call, _with_copy(problem, rows[which]), steps[which], numbers)
         left = sorted(set(range(len(rows))) - set(ours))
         if left:
             part = [[column[number] for number in left] for column in every]
             original(*part, **{**named, "max_exp_avg_sqs": [], "state_steps": [steps[n] for n in left]})
         with torch.no_grad():
             for number, step in zip(ours, _STEPS.next([steps[n] for n in ours]), strict=True):
-                run_once("adamw", (*rows[number], *numbers, step))
+                _stepped(chosen[number], rows[number], numbers, step)
         return None
 
     return adam
 
 
+def _problem_of(row: Row) -> str:
+    """The kernel that takes a parameter: the one that writes its copy too, where it has one; "" for torch's."""
+    for problem in (COPIED, "adamw"):
+        kernel = in_use(problem)
+        if kernel is not None and (problem == "adamw" or row[0] in COPIES) and _fits(kernel, row):
+            return problem
+    return ""
+
+
+def _with_copy(problem: str, row: Row) -> tuple[torch.Tensor, ...]:
+    return (*row, COPIES[row[0]].narrow) if problem == COPIED else row
+
+
+def _stepped(problem: str, row: Row, numbers: Sequence[Any], step: int) -> None:
+    run_once(problem, (*_with_copy(problem, row), *numbers, step))
+    torch.autograd.graph.increment_version((row[0], row[2], row[3]))
+    if problem == COPIED and in_use(problem) is not None:
+        COPIES[row[0]].made(row[0])
+
+
 def _fits(kernel: Kernel, row: Row) -> bool:
-    kind = DTYPES[kernel.record["dtype"]]
+    kind = torch.float32 if kernel.problem == COPIED else DTYPES[kernel.record["dtype"]]
     first = row[0]
     return (
         first.numel() >= SMALLEST
@@ -115,11 +142,16 @@ def _due(kernel: Kernel, count: int) -> bool:
 
 @torch.no_grad()
 def _checked(
-    kernel: Kernel, by_torch: Callable[[], Any], row: Row, step: torch.Tensor, numbers: Sequence[Any]
+    kernel: Kernel,
+    by_torch: Callable[[], Any],
+    row: tuple[torch.Tensor, ...],
+    step: torch.Tensor,
+    numbers: Sequence[Any],
 ) -> None:
     """torch's step on everything, and the kernel's on a copy of one parameter: a wrong one changes nothing."""
     try:
-        mine, exact = ([x.detach().to(kind, copy=True) for x in row] for kind in (row[0].dtype, torch.double))
+        mine = [x.detach().clone() for x in row]
+        exact = [x.detach().to(torch.double, copy=True) for x in row]
     except torch.OutOfMemoryError:
         STATE.fallbacks["shadow: no memory"] = STATE.fallbacks.get("shadow: no memory", 0) + 1
         by_torch()
@@ -127,5 +159,7 @@ def _checked(
     by_torch()
     rest = (*numbers, int(step.item()))
     kernel.entry(*mine, *rest)
-    adamw_reference(*(*exact, *rest))
-    agrees(kernel, *(tuple(x[place] for place in (0, 2, 3)) for x in (mine, row, exact)))
+    spec = SPECS[kernel.problem]
+    spec.reference(*exact, *rest)
+    theirs = (*row[:4], *(row[0].to(x.dtype) for x in row[4:]))  # torch writes no copy: what it would be
+    agrees(kernel, *(tuple(x[place] for place in spec.mutates) for x in (mine, theirs, exact)))

@@ -82,6 +82,19 @@ def adamw_reference(
     second.copy_(square)
 
 
+def adamw_cast_reference(
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    narrow: torch.Tensor,
+    *numbers: Any,
+) -> None:
+    """The same, and the new parameter in `narrow`."""
+    adamw_reference(parameter, gradient, first, second, *numbers)
+    narrow.copy_(parameter)
+
+
 def _new(x: torch.Tensor, *rest: Any) -> torch.Tensor:
     return x.new_empty(x.shape)
 
@@ -164,5 +177,13 @@ SPECS: dict[str, Spec] = {
         lambda *inputs: None,
         lambda parameter, *rest: {"n": parameter.numel()},
         (0, 2, 3),
+    ),
+    "adamw_cast": Spec(
+        "(Tensor(a!) parameter, Tensor gradient, Tensor(b!) first, Tensor(c!) second, Tensor(d!) narrow, "
+        "float rate, float beta1, float beta2, float eps, float decay, int step) -> ()",
+        adamw_cast_reference,
+        lambda *inputs: None,
+        lambda parameter, *rest: {"n": parameter.numel()},
+        (0, 2, 3, 4),
     ),
 }

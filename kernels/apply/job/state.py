@@ -65,10 +65,13 @@ class Kernel:
 
 @dataclass
 class State:
-    """fallbacks: reason → calls that torch computed. functions: torch's own, by "module.name", while swapped.
+    """stepping: an optimiser's steps mark the step boundaries.
 
+    fallbacks: reason → calls that torch computed. functions: torch's own, by "module.name", while swapped.
     open: compiled regions see through the operators and launch kernels themselves; opened: problem → name of the
     operator for that. watching: for this one step they do not, so that shadow checks can look.
+    copying: compiled layers may read weights' copies; copied_steps: optimiser steps since there are some;
+    wide_products: matrix products give their gradients in float32.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -76,6 +79,7 @@ class State:
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     fold: Any = None
     hooks: list[Any] = field(default_factory=list)
+    stepping: bool = False
     folder: Any = None
     shadow_every: int = 0
     step: int = 0
@@ -85,6 +89,9 @@ class State:
     open: bool = False
     opened: dict[str, str] = field(default_factory=dict)
     watching: bool = False
+    copying: bool = False
+    copied_steps: int = 0
+    wide_products: bool = False
 
 
 STATE = State()

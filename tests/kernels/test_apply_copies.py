@@ -1,0 +1,29 @@
+"""Weights' copies in the job's file: the same training to the bit, and who writes a weight is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels.generate.families.flat import Flat
+from kernels.problem import Case
+from tests.kernels.applied_records import made_of
+from tests.kernels.test_apply import run
+
+
+@pytest.mark.full
+def test_layers_that_read_the_optimiser_s_copies_train_as_torch_does(tmp_path: Path) -> None:
+    """The course is torch's to the bit, eager and compiled, and where weights are written; hidden writes end it."""
+    record = made_of(Flat(), "adamw_cast", Case.of("float16", n=1024))
+    seen = run("copied", tmp_path, [record], script=Path(__file__).parent / "applied_copies.py")
+    for name in ("plain", "compiled", "scaled", "scaled compiled"):
+        assert seen[name]["gap"] == 0.0, name
+        assert (seen[name]["disabled"], seen[name]["fallbacks"]) == ("", {})
+        assert seen[name]["calls"] == 20  # two weights, ten steps
+    assert all(seen[name]["keys"] and seen[name]["back"] for name in ("plain", "compiled", "hidden"))
+    assert (seen["plain"]["reads"], seen["scaled"]["reads"]) == (18, 17)  # not in the first step, nor when scaled
+    assert (seen["compiled"]["reads"], seen["scaled compiled"]["reads"]) == (1, 1)  # one region, with its fence
+    assert seen["else"] == {"zero": 0.0, "reads": 0, "again": 4}  # other weights, and no autocast: torch's
+    assert "nobody counts" in seen["hidden"]["disabled"]
+    assert (seen["checks"], seen["wrong"]) == (5, 0)
