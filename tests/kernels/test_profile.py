@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,25 @@ def test_a_hotspot_becomes_a_problem_file_that_the_judge_can_plan_for(recorded: 
         assert "kernels.problems" not in written  # it stands alone
         probes = inputs.plan(problem, Candidate("x", "entry", "triton", "own_kernel", "bitwise"), b"s", inputs.CPU)
         assert probes
+
+
+def test_a_problem_file_written_again_at_once_is_read_as_it_is(
+    recorded: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same size, same time to the second: what Python keeps of a module would be the one before."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    problem = next(h for h in recorded.hotspots if h.problem)
+    path = tmp_path / "again.py"
+    write_problem([problem], path, RECORDED.name)
+    first = load_problem(path).cases[0]
+    text = path.read_text()
+    name, value = first.params[0]
+    other = value + 1
+    assert len(str(other)) == len(str(value))
+    at = path.stat()
+    path.write_text(text.replace(f"{name}={value}", f"{name}={other}"))
+    os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
+    assert dict(load_problem(path).cases[0].params)[name] == other
 
 
 def test_hotspots_without_a_problem_have_no_file(recorded: Profile, tmp_path: Path) -> None:
