@@ -23,7 +23,7 @@ from pathlib import Path
 from kernels.judge.gallery import read_gallery
 
 GOOD = Path(__file__).resolve().parents[1] / "tests" / "kernels" / "good"
-MUTANTS = ("mutants_third", "mutants_later", "mutants")
+MUTANTS = ("mutants_fourth", "mutants_third", "mutants_later", "mutants")
 
 
 def agreeing() -> list[str]:

@@ -1,7 +1,8 @@
-"""Thrice ten plausible kernels with a hidden defect, written after a freeze: what the judge made of them is told.
+"""Four times ten plausible kernels with a hidden defect, each ten written after a freeze: what was said is told.
 
-`python -m benchmarks.kernels_exploits --parts mutants mutants_later mutants_third` shows them to the judge. The
-first ten were written against the judge at 9675821, the later ten against it at 8b8f0ae, the third ten at 5c0c819.
+`python -m benchmarks.kernels_exploits --parts mutants mutants_later mutants_third mutants_fourth` shows them to the
+judge. The first ten were written against the judge at 9675821, the later ten against it at 8b8f0ae, the third ten
+at 5c0c819, the fourth at 8b994f9.
 Those it missed when it was frozen were answered afterwards where that could be done, and the fixtures stay.
 """
 
@@ -28,6 +29,7 @@ from kernels.problems import ALL, named
 HERE = Path(__file__).parent / "mutants"
 LATER = Path(__file__).parent / "mutants_later"
 THIRD = Path(__file__).parent / "mutants_third"
+FOURTH = Path(__file__).parent / "mutants_fourth"
 MUTANTS = read_gallery(HERE, "cpu")
 
 
@@ -137,6 +139,12 @@ def test_a_later_mutant_that_needs_no_gpu_is_refused(interpreting_judge: Judge, 
 def test_a_mutant_of_the_third_ten_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
     shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)
     assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
+
+
+def test_the_fourth_ten_read_like_honest_kernels_and_all_run_on_the_cpu() -> None:
+    found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(FOURTH, "cpu")}
+    assert len(found) == 10
+    assert [name for name, seen in found.items() if seen] == []
 
 
 def test_the_third_ten_read_like_honest_kernels_and_all_run_on_the_cpu() -> None:
