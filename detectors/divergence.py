@@ -35,6 +35,8 @@ _SAY = {
     Why.STUCK: "stays above its baseline and no longer falls",
     Why.DRIFT: "has drifted up from its best level and still rises",
     Why.EARLY: "rose above where it began",
+    Why.LOST: "has lost nearly all that the run had learnt, and does not come back",
+    Why.CLIMBS: "climbs from step to step, and the gradient norm with it",
     Why.GRADIENT: "stays above its baseline, and the gradients changed with it",
 }
 

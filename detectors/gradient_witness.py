@@ -81,6 +81,13 @@ def testifies(
     return collapsed, exploded
 
 
+def recent(table: Table, slots: Slots) -> Floats:
+    """[n, STEPS] logarithms of the last norms, newest last; NaN where none was printed."""
+    places = (table["total"][slots][:, None] + np.arange(-STEPS, 0)[None, :]) % STEPS
+    found: Floats = table["ring_grad"][slots[:, None], places]
+    return found
+
+
 def factor(table: Table, slot: int) -> float:
     """The last STEPS gradient norms over their baseline (geometric mean); NaN where unknown."""
     shift = table["ring_grad"][slot] - table["grad"][slot]

@@ -2,8 +2,9 @@
 
 A spike alone says nothing: healthy runs spike, change data and change learning rate. What tells a divergence is
 that the loss does not come back. So a spike opens a watch against the frozen baseline, and the watch ends in one of
-three ways: the loss is back (recovered), it stays far above (diverged, soon), or it stays above and no longer falls
-(diverged, later). A second arm compares the best level of the run with the level now, for drifts without a spike.
+three ways: the loss is back (recovered), it stays far above or shows a sign of `detectors.loss_signs` (diverged,
+soon), or it stays above and no longer falls (diverged, later). A second arm compares the best level of the run with
+the level now, for drifts without a spike.
 
 "Far" is measured in three units at once, and must hold in each: the run's noise (σ), its level, and the progress it
 made since it began; a loss that went from 9.2 to 0.03 may double without meaning anything. The gradient norm, where
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.frame import Floats, Ints
-from detectors import gradient_witness
+from detectors import gradient_witness, loss_signs
 from detectors.table import Column, Table
 
 RING = 64
@@ -53,6 +54,8 @@ class Why(IntEnum):
     DRIFT = 3
     EARLY = 4
     GRADIENT = 5
+    LOST = 6
+    CLIMBS = 7
 
 
 class LossSettings(BaseModel):
@@ -268,6 +271,12 @@ class LossMachine:
         falling = fallen > 2.5 * np.sqrt(2.0 / half) * sigma
         certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.strength * s.far_level)
         diverged &= (five - base > far) & ~back & (~falling | certain)
+        gone = loss_signs.lost(recent, base, sigma, progress, s.stuck_level, s.strength)
+        gone &= (watched >= loss_signs.LOST_STEPS) & (watched <= loss_signs.LOST_BY) & ~back
+        norms = gradient_witness.recent(table, slots)
+        scatter = 1.2533 * table["grad_dev"][slots]
+        climbs = loss_signs.climbing(recent, base, sigma, progress, norms, scatter, s.strength)
+        climbs &= (watched >= loss_signs.CLIMB_STEPS) & ~back
         late = recent[:, 24:].mean(axis=1)
         much = s.strength * np.minimum(s.stuck_level * np.abs(base), ALL_LOST * progress)
         above = np.maximum.reduce([1.5 * sigma, much, 0.03 * progress])
@@ -281,9 +290,9 @@ class LossMachine:
         table["low_at"][slots] = np.where(lower, watched, table["low_at"][slots])
         still = watched - table["low_at"][slots] >= np.maximum(24, PATIENCE * watched)
         stuck = (watched >= 72) & (late - base > above) & still & ~back
-        self._settle(slots[diverged], Why.FAR)
-        self._settle(slots[broken & ~diverged], Why.GRADIENT)
-        diverged |= broken
+        for sign, why in ((diverged, Why.FAR), (gone, Why.LOST), (climbs, Why.CLIMBS), (broken, Why.GRADIENT)):
+            self._settle(slots[sign & (table["phase"][slots] == Phase.WATCHING)], why)
+        diverged |= gone | climbs | broken
         self._settle(slots[stuck & ~diverged], Why.STUCK)
         recovered = slots[back]
         long = recovered[table["watched"][recovered] >= 30]
