@@ -23,7 +23,7 @@ from detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotErro
 from detectors.episodes import Alarm, Episodes
 from detectors.promise import stated
 from detectors.snapshot import pack, unpack
-from detectors.stages import edge_block
+from detectors.stages import by_stage
 from detectors.table import Column, Table
 
 VERSION = 1
@@ -150,20 +150,23 @@ class Straggler:
         return findings
 
     def _stages(self, slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """These ranks, whose stage is not known, apart where one block of them is slower as a stage would be."""
+        """These ranks, whose stage is not known, apart where blocks of them differ in compute, or in loading, as
+        stages would."""
         names = [self._table.subjects[slot].name.rpartition("#")[2] for slot in slots.tolist()]
         if not all(name.isdecimal() for name in names):
             return [slots]
-        slots = slots[np.argsort([int(name) for name in names], kind="stable")]
+        groups = [slots[np.argsort([int(name) for name in names], kind="stable")]]
+        for name in SIGNALS:
+            groups = [part for group in groups for part in self._parted(group, name)]
+        return groups
+
+    def _parted(self, slots: NDArray[np.int64], name: str) -> list[NDArray[np.int64]]:
+        """Ranks in their order, apart where blocks of them take unlike times of this signal."""
         step = self._table["step"][slots]
-        took = np.where(step == step.max(axis=0), self._table["compute_s"][slots], np.nan)
+        took = np.where(step == step.max(axis=0), self._table[name][slots], np.nan)
         if (np.isfinite(took).sum(axis=1) < self.settings.steps).any():
             return [slots]
-        block = edge_block(np.nanmedian(took, axis=1))
-        if block is None:
-            return [slots]
-        first, end = block
-        return [slots[first:end], np.delete(slots, slice(first, end))]
+        return [slots[group] for group in by_stage(np.nanmedian(took, axis=1))]
 
     def _compare(
         self, slots: NDArray[np.int64], gpus: Frame | None, at_s: float, inventory: Inventory

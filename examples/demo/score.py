@@ -120,7 +120,7 @@ def _row(world: World, record: FaultRecord, incidents: Sequence[Incident], effec
     if not incidents:
         problems.append("missed")
     if len(incidents) > 1:
-        problems.append(f"opened {len(incidents)} times: " + ", ".join(i.id for i in incidents))
+        problems.append(f"opened {len(incidents)} times: " + ", ".join(f"{i.id} ({i.title})" for i in incidents))
     first = incidents[0] if incidents else None
     cause = first.diagnosis.cause if first is not None and first.diagnosis is not None else None
     if first is not None and cause not in EXPECTED[fault.kind]:

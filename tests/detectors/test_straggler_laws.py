@@ -11,7 +11,7 @@ from collectors.frame import StepSeries
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import State
-from detectors.stages import edge_block
+from detectors.stages import by_stage
 from detectors.straggler import STAGE, Straggler
 
 SEEDS = range(3)
@@ -138,22 +138,60 @@ def test_a_slow_worker_of_a_heavy_stage_that_nobody_told_is_named() -> None:
     assert job.named() == [12]
 
 
+@pytest.mark.parametrize(("seed", "ranks", "stages"), [(0, 8, 4), (1, 16, 4), (2, 16, 8), (0, 64, 8)])
+@pytest.mark.parametrize("told", [True, False])
+def test_first_and_last_stages_that_idle_by_design_make_nobody_else_slow(
+    seed: int, ranks: int, stages: int, told: bool
+) -> None:
+    """Both hold fewer layers and wait in the pipeline's bubble; the stages between compute half as long again."""
+    job = Job(seed, ranks)
+    job.stages, job.told = stages, told
+    job.stage = np.arange(ranks) * stages // ranks
+    job.compute[(job.stage > 0) & (job.stage < stages - 1)] *= 1.5
+    assert job.named() == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("told", [True, False])
+def test_a_first_stage_that_alone_loads_data_accuses_nobody(seed: int, told: bool) -> None:
+    """Ranks of later stages get activations: their data time is next to nothing, that of the first is not."""
+    job = Job(seed, 16)
+    job.stages, job.told, job.stage = 4, told, np.arange(16) // 4
+    job.data[:4] *= 6.0
+    job.compute[12:] *= 1.5
+    assert job.named() == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("rank", [5, 9])
+def test_a_slow_worker_between_idle_stages_is_named(told: bool, rank: int) -> None:
+    """Among the busy stages' ranks it is slower still."""
+    job = Job(2, 16)
+    job.stages, job.told, job.stage = 4, told, np.arange(16) // 4
+    job.compute[4:12] *= 1.8
+    job.compute[rank] *= 1.2
+    assert job.named() == [rank]
+
+
 @pytest.mark.parametrize(
-    ("own_s", "block"),
+    ("own_s", "blocks"),
     [
-        ([1, 1, 1, 1, 1, 1, 1.6, 1.6], (6, 8)),
-        ([1.5, 1.5, 1, 1, 1, 1, 1, 1], (0, 2)),
-        ([1, 1, 1, 1, 1.5, 1.45, 1.5, 1.5], (4, 8)),
-        ([1, 1, 1, 1.6, 1, 1, 1, 1.6], None),
-        ([1, 1, 1, 1, 1, 1, 1, 1.6], None),
-        ([1, 1, 1, 1, 1, 1, 1.2, 1.6], None),
-        ([1, 1, 1, 1, 1.02, 1.02, 1.02, 1.02], None),
-        ([1, 1.5], None),
-        ([1, 1, float("nan"), 1.5], None),
+        ([1, 1, 1, 1, 1, 1, 1.6, 1.6], [[6, 7]]),
+        ([1.5, 1.5, 1, 1, 1, 1, 1, 1], [[0, 1]]),
+        ([1, 1, 1, 1, 1.5, 1.45, 1.5, 1.5], [[4, 5, 6, 7]]),
+        ([1, 1, 1.5, 1.5, 1.5, 1.5, 1, 1], [[0, 1], [6, 7]]),
+        ([1.2, 1.2, 1.5, 1.5, 1.5, 1.5, 1, 1], [[0, 1], [6, 7]]),
+        ([1, 1, 1, 1.6, 1, 1, 1, 1.6], []),
+        ([1, 1, 1, 1, 1, 1, 1, 1.6], []),
+        ([1, 1, 1, 1, 1, 1, 1.2, 1.6], []),
+        ([1, 1, 1, 1, 1.02, 1.02, 1.02, 1.02], []),
+        ([1, 1.5], []),
+        ([1, 1, float("nan"), 1.5], []),
     ],
 )
-def test_a_stage_is_a_block_at_an_edge_whose_ranks_are_alike(
-    own_s: list[float], block: tuple[int, int] | None
-) -> None:
-    """Whatever else is slow is slow by itself."""
-    assert edge_block(np.array(own_s, dtype=float)) == block
+def test_a_stage_is_a_block_at_an_edge_whose_ranks_are_alike(own_s: list[float], blocks: list[list[int]]) -> None:
+    """Whatever else is slow is slow by itself; every rank is in exactly one group."""
+    groups = by_stage(np.array(own_s, dtype=float))
+    assert groups[: len(blocks)] == blocks
+    assert len(groups) == len(blocks) + 1
+    assert sorted(rank for group in groups for rank in group) == list(range(len(own_s)))
