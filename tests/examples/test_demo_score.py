@@ -119,10 +119,11 @@ def test_an_alarm_before_the_fault_is_no_detection(world: World) -> None:
 
 
 def test_a_fault_told_twice_fails(world: World) -> None:
-    """Two incidents for one fault are one too many."""
+    """Two incidents for one fault are one too many; a false alarm on its job counts as one, and is told as such."""
     twice = right(world)
-    twice.append(incident(98, twice[0].subjects[0], twice[0].findings[0].finding.fault, twice[0].opened_s + 60))
-    assert any(problem.startswith("opened 2 times") for problem in problems(score(world, twice, 1.0)))
+    false = incident(98, twice[0].subjects[0], Fault.LOSS_DIVERGED, twice[0].opened_s + 60)
+    (problem,) = problems(score(world, [*twice, false], 1.0))
+    assert problem == f"opened 2 times: INC-1 ({twice[0].title}), INC-98 ({false.title})"
 
 
 def test_a_wrong_cause_and_a_hidden_corruption_fail(world: World) -> None:
