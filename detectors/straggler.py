@@ -79,6 +79,8 @@ class Straggler:
         columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
         self._table = Table(columns, self.settings.forget_s)
         self._judged_s = -np.inf
+        self._limits: dict[Subject, tuple[float, float]] = {}
+        """GPU → (power limit in W, when it was seen), of ranks that were slow and of their peers."""
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
 
     @property
@@ -113,6 +115,8 @@ class Straggler:
         findings: list[Finding] = []
         if tick.at_s - self._judged_s >= self.settings.every_s or tick.at_s < self._judged_s:
             self._judged_s = tick.at_s
+            oldest = tick.at_s - self.settings.silent_after_s
+            self._limits = {gpu: known for gpu, known in self._limits.items() if known[1] >= oldest}
             findings += self._judge(tick.frames.get(SubjectKind.GPU), tick.at_s, inventory)
         said = {f.subject for f in findings}
         return findings + self._rest(tick.at_s, said)
@@ -196,7 +200,7 @@ class Straggler:
             found: Finding | None = None
             slow = self._strength(e) >= s.strength
             if slow and name == "compute_s":
-                slow = not _held_back(subject, [table.subjects[k] for k in slots], gpus, at_s, inventory)
+                slow = not self._held_back(subject, [table.subjects[k] for k in slots], gpus, at_s, inventory)
             slot = int(slots[row])
             table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
             if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
@@ -205,6 +209,29 @@ class Straggler:
                 found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
             findings += [found] if found else []
         return findings
+
+    def _held_back(
+        self, subject: Subject, ranks: list[Subject], gpus: Frame | None, at_s: float, inventory: Inventory
+    ) -> bool:
+        """Whether its GPUs may draw less power than those of its peers: who caps one GPU of a job, as we may
+        ourselves, has decided that its rank is slower. A limit that is missing now is the one that was seen within
+        `silent_after_s`: an exporter that is down makes no capped rank a slow one."""
+        theirs = [self._limit_w(rank, gpus, at_s, inventory) for rank in ranks[:PEERS_ASKED] if rank != subject]
+        known = [one for one in theirs if np.isfinite(one)]
+        own = self._limit_w(subject, gpus, at_s, inventory)
+        return bool(known) and own < CAPPED * float(np.median(known))
+
+    def _limit_w(self, rank: Subject, gpus: Frame | None, at_s: float, inventory: Inventory) -> float:
+        """The lowest power limit of a rank's GPUs (W); NaN where none is known."""
+        if gpus is not None:
+            limits = gpus.column("gpu_power_limit_w")
+            for gpu in inventory.gpus(rank, at_s):
+                row = gpus.index.rows.get(gpu)
+                if row is not None and np.isfinite(limits[row]):
+                    self._limits[gpu] = (float(limits[row]), at_s)
+        oldest = at_s - self.settings.silent_after_s
+        seen = [self._limits.get(gpu, (np.nan, -np.inf)) for gpu in inventory.gpus(rank, at_s)]
+        return min((limit_w for limit_w, seen_s in seen if seen_s >= oldest), default=np.nan)
 
     def _alarm(
         self, subject: Subject, name: str, e: Excess, typical_s: float, at_s: float, inventory: Inventory
@@ -263,6 +290,7 @@ class Straggler:
     def snapshot(self) -> bytes:
         subjects, arrays = self._table.saved()
         meta = {"subjects": subjects, "judged_s": self._judged_s, "episodes": self._episodes.saved()}
+        meta["limits"] = {str(gpu): list(known) for gpu, known in self._limits.items()}
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
@@ -272,28 +300,11 @@ class Straggler:
             fresh._table.load(meta["subjects"], arrays)
             fresh._judged_s = float(meta["judged_s"])
             fresh._episodes.load(meta["episodes"])
+            limits = {Subject.parse(gpu): (float(w), float(at)) for gpu, (w, at) in meta.get("limits", {}).items()}
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._table, self._judged_s, self._episodes = fresh._table, fresh._judged_s, fresh._episodes
-
-
-def _held_back(
-    subject: Subject, ranks: list[Subject], gpus: Frame | None, at_s: float, inventory: Inventory
-) -> bool:
-    """Whether its GPUs may draw less power than those of its peers: who caps one GPU of a job, as we may ourselves,
-    has decided that its rank is slower."""
-    if gpus is None:
-        return False
-    limits = gpus.column("gpu_power_limit_w")
-
-    def limit(rank: Subject) -> float:
-        rows = [row for gpu in inventory.gpus(rank, at_s) if (row := gpus.index.rows.get(gpu)) is not None]
-        known = limits[rows][np.isfinite(limits[rows])]
-        return float(known.min()) if len(known) else np.nan
-
-    theirs = [limit(rank) for rank in ranks[:PEERS_ASKED] if rank != subject]
-    known = [one for one in theirs if np.isfinite(one)]
-    return bool(known) and limit(subject) < CAPPED * float(np.median(known))
+        self._limits = limits
 
 
 def excesses(took: Floats, typical_s: float, steps: int) -> list[Excess | None]:

@@ -6,7 +6,7 @@ deafness.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Capped(Exporter):
         return gpu == 1 and self.look >= FROM
 
     def page(self) -> bytes:
-        figures = {
+        figures: dict[str, Callable[[int], float]] = {
             "DCGM_FI_DEV_SM_CLOCK": lambda i: 1500.0 if self.slow(i) else 1980.0,
             "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": lambda i: float(self.mask) if self.slow(i) else 0.0,
             "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": lambda i: self.limit_w if self.slow(i) else FREE_W,

@@ -55,6 +55,20 @@ def test_a_rank_whose_gpu_is_capped_below_its_peers_is_not_accused_of_slow_compu
     assert accused(signal, limit_w) == named
 
 
+@pytest.mark.parametrize(("silent_after_s", "named"), [(900.0, set()), (60.0, {"ml/train#2"})])
+def test_an_exporter_that_is_down_makes_no_capped_rank_a_slow_one(silent_after_s: float, named: set[str]) -> None:
+    """The limit of minutes ago still says why it is slow, over a restart too; one of long ago says nothing."""
+    detector, inventory = Straggler(Straggler.Settings(silent_after_s=silent_after_s)), World().inventory()
+    found: set[str] = set()
+    for number, tick in enumerate(ticks("compute_s", 500.0)):
+        if number == 20:
+            state, detector = detector.snapshot(), Straggler(detector.settings)
+            detector.restore(state)
+        seen = tick if number < 20 else replace(tick, frames={})
+        found |= {finding.subject.name for finding in detector.update(seen, inventory)}
+    assert found == named
+
+
 def test_a_cap_does_not_excuse_slow_data() -> None:
     """Loading data costs a GPU no power: what is slow there is slow whatever the cap says."""
     world = World()
