@@ -158,12 +158,23 @@ def membership(ticks: Ticks, rng: Rng) -> Ticks:
 
 
 def constant(ticks: Ticks, rng: Rng) -> Ticks:
-    """Everything stays as it was in the first tick."""
-    first = {k: f.values for k, f in ticks[0].frames.items()} if ticks else {}
+    """Everything but the counters stays as it was in the first tick: a perfectly steady load."""
+    return _held(ticks, rng, lambda metric: not metric.endswith("_total"))
+
+
+def frozen(ticks: Ticks, rng: Rng) -> Ticks:
+    """Everything stays as it was in the first tick, the counters too, as where work has stopped."""
+    return _held(ticks, rng, lambda metric: True)
+
+
+def _held(ticks: Ticks, rng: Rng, of: Callable[[str], bool]) -> Ticks:
+    first = ticks[0].frames if ticks else {}
 
     def change(frame: Frame) -> Frame:
         known = first.get(frame.kind)
-        return replace(frame, values=known) if known is not None and known.shape == frame.values.shape else frame
+        if known is None or known.metrics != frame.metrics or known.values.shape != frame.values.shape:
+            return frame
+        return replace(frame, values=np.where([of(m) for m in frame.metrics], known.values, frame.values))
 
     return _each(ticks, rng, change)
 
@@ -209,7 +220,7 @@ def _at(tick: Tick, at_s: float) -> Tick:
 
 BENIGN: tuple[Trouble, ...] = (missing, columns, lost, repeated, reordered, late, reset, swapped, constant)
 """What makes no healthy fleet ill. A device that leaves and a source that falls silent may be a fault."""
-TROUBLES: tuple[Trouble, ...] = (*BENIGN, silent, lines, membership, extremes, rewound, jumped)
+TROUBLES: tuple[Trouble, ...] = (*BENIGN, frozen, silent, lines, membership, extremes, rewound, jumped)
 CLAUSES = {
     "missing samples": ("missing", "columns", "silent", "lost"),
     "late samples": ("late", "lines"),
@@ -218,7 +229,7 @@ CLAUSES = {
     "a counter reset": ("reset",),
     "a UUID swap": ("swapped",),
     "devices that join and leave": ("membership",),
-    "all-constant input": ("constant",),
+    "all-constant input": ("constant", "frozen"),
     "float extremes": ("extremes",),
     "clocks that jump, steps that rewind": ("jumped", "rewound"),
 }

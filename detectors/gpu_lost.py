@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.frame import Frame
@@ -75,17 +76,18 @@ class GpuLost:
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         frame = tick.frames.get(SubjectKind.GPU)
         missing: list[int] = []
+        seen = np.zeros(0, dtype=np.bool_)
         if frame is not None and len(frame.index):
-            missing = self._take(frame, tick.at_s)
+            missing, seen = self._take(frame, tick.at_s)
         mig = tick.frames.get(SubjectKind.MIG)
         cut = {s.name.partition("/")[0] for s in mig.index.subjects} if mig is not None and missing else set()
         nodes: dict[Subject, tuple[int, int]] = {}
         for slot in missing:
             self._missing(slot, nodes, cut, tick.at_s, inventory)
-        return self._episodes.report(lambda fault, gpu: self._word(fault, gpu, tick.at_s, inventory))
+        return self._episodes.report(lambda fault, gpu: self._word(fault, gpu, seen, tick.at_s, inventory))
 
-    def _take(self, frame: Frame, at_s: float) -> list[int]:
-        """Takes a look; the slots of GPUs that were seen before and are not in this one."""
+    def _take(self, frame: Frame, at_s: float) -> tuple[list[int], NDArray[np.bool_]]:
+        """Takes a look: the slots of GPUs that were seen before and are not in it, and [slot] whether it is."""
         table = self._table
         rows = table.rows(frame.index, at_s)
         seen = _observed(frame)
@@ -98,7 +100,9 @@ class GpuLost:
         late = (
             away & (at_s - table["last_s"] >= self.settings.lost_s) & (table["looks"] >= self.settings.lost_looks)
         )
-        return [int(k) for k in np.flatnonzero(late)]
+        here = np.zeros(len(away), dtype=np.bool_)
+        here[rows] = seen
+        return np.flatnonzero(late).tolist(), here
 
     def _missing(
         self,
@@ -158,9 +162,11 @@ class GpuLost:
             facts={"gpus_before": float(before), "gpus_now": float(now), "out_of_service": "yes" if away else "no"},
         )
 
-    def _word(self, fault: Fault, gpu: Subject, at_s: float, inventory: Inventory) -> Finding | None:
+    def _word(
+        self, fault: Fault, gpu: Subject, seen: NDArray[np.bool_], at_s: float, inventory: Inventory
+    ) -> Finding | None:
         slot = self._table.slot(gpu)
-        if slot is not None and float(self._table["last_s"][slot]) >= at_s:
+        if slot is not None and slot < len(seen) and seen[slot]:
             return self._episodes.clear(fault, gpu, at_s, "The GPU is seen again")
         node = inventory.above(gpu, SubjectKind.NODE, at_s)
         others = inventory.children(node, at_s, SubjectKind.GPU) if node is not None else []

@@ -193,7 +193,8 @@ class Throttle:
                 clocks[key] = float(np.median(others)) if others else np.nan
             reference = clocks[key]
             if np.isfinite(reference) and reference > 0:
-                share = float(np.clip(1.0 - clock[row] / reference, 0.0, 1.0))
+                with np.errstate(over="ignore"):  # a clock of 1e308 has lost nothing
+                    share = float(np.clip(1.0 - clock[row] / reference, 0.0, 1.0))
                 table["lost"][slots[row]] += weight[row] * share
 
     def _note(self, slots: NDArray[np.int64], clock: Floats, bits: NDArray[np.int64], at_s: float) -> None:

@@ -34,6 +34,13 @@ def test_a_gpu_that_vanishes_from_a_page_that_goes_on_is_lost_and_clears_when_it
     assert 120 <= found[0].at.t_s - found[0].since.t_s <= 130
 
 
+def test_a_silent_look_that_comes_out_of_order_clears_nothing() -> None:
+    """Its time lies before the GPU was last seen; it shows nobody all the same."""
+    gone = [seen(n, [g for g in range(8) if g != 3]) for n in range(40, 90)]
+    found = told(GpuLost(), [*WELL, *gone, Tick(START_S + 5.0 * 20, {})])
+    assert State.CLEAR not in [f.state for f in found]
+
+
 def test_a_reset_a_silent_node_and_a_young_gpu_are_not_lost() -> None:
     """Away for a minute; the whole node silent, for hours; seen only twice before."""
     reset = [seen(n, [0, 1, 2, 4, 5, 6, 7]) for n in range(40, 60)] + [seen(60, list(range(8)))]
