@@ -41,7 +41,7 @@ def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
             NvmlCollector(NvmlCollector.Settings(**named)),
             LocalKernelLogCollector(LocalKernelLogCollector.Settings(**named)),
             takes=None if leases is None else ("/power-lease", lambda body: answer_lease(leases, body)),
-            tells=None if leases is None else lambda: tell_lease(leases),
+            tells=None if leases is None else lambda: tell_lease(leases, name),
             each_period=lambda: None if leases is None else end_in_time(leases, log),
         )
     except OSError as error:
@@ -80,10 +80,10 @@ def answer_lease(
     return 200, f"{lease.id} for {lease.ttl_s:g} s\n".encode()
 
 
-def tell_lease(leases: PowerLeases, now_s: Callable[[], float] = time.monotonic) -> bytes:
-    """JSON of `PowerLeases.status`, or of why it cannot be told."""
+def tell_lease(leases: PowerLeases, node: str = "", now_s: Callable[[], float] = time.monotonic) -> bytes:
+    """JSON of `PowerLeases.status` and whose it is, or of why it cannot be told."""
     try:
-        return json.dumps(leases.status(now_s())).encode()
+        return json.dumps({"node": node, **leases.status(now_s())}).encode()
     except (Temporary, Permanent) as error:
         return json.dumps({"error": str(error)}).encode()
 

@@ -1,5 +1,14 @@
 """Power leases on their way to the nodes: one request per node, over mutual TLS, all at once, each with a deadline.
 
+Agents that are pods are found anew as they move (`collectors.agent_pods`). A lease must not reach another node:
+
+- two agents that run on one node: neither is asked, neither gets a lease
+- a certificate that is not of the agent's own pod: TLS ends the connection, and none is kept from one request to
+  the next, since a kept one was checked for whoever had that address before
+- an agent that says that it is another node's, or two that tell the same GPU: no lease for any of them
+- where all share one certificate, the last line is the lease itself: it names GPUs by UUID, and a machine that has
+  not all of them refuses it whole (`power_leases`)
+
 What a node answers is not believed: whether a limit holds is read from telemetry (`controllers.power.shield`).
 """
 
@@ -8,7 +17,9 @@ from __future__ import annotations
 import json
 import math
 import ssl
-from collections.abc import Callable, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +29,8 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from collectors import agent_pods
+from collectors.agent_pods import AgentPods
 from collectors.base import Permanent
 from collectors.rotation import Renewed
 
@@ -32,6 +45,9 @@ class Settings(BaseModel):
 
     urls: dict[str, str] = Field(
         default_factory=dict, description="Address by node, such as `https://node-1:9400`; `/power-lease` is asked"
+    )
+    agents: agent_pods.Settings | None = Field(
+        None, description="Finds the agents of all other nodes by their pods; none: `urls` names every node"
     )
     ca_file: Path | None = Field(None, description="Certificate authority (PEM) of the nodes")
     certificate_file: Path | None = Field(None, description="Client certificate (PEM)")
@@ -84,21 +100,44 @@ class Nodes(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """`pod`: empty where the address was configured; else its certificate has to be `certificate_name`'s."""
+
+    url: str
+    pod: str = ""
+    certificate_name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.pod} at {self.url}" if self.pod else self.url
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        return {"sni_hostname": self.certificate_name} if self.certificate_name else {}
+
+
 class PowerNodes:
     """See `Nodes`. Certificates that are renewed in their files are taken up between two requests."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises Permanent where a certificate is missing or unreadable."""
+    def __init__(
+        self, settings: Settings, wanted: Iterable[str] = (), *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`wanted`: nodes whose agents are looked for. Raises Permanent where a certificate is missing or
+        unreadable."""
         files = (settings.ca_file, settings.certificate_file, settings.key_file)
         if any(file is None for file in files):
             raise Permanent(
                 "power.nodes: ca_file, certificate_file and key_file are needed: leases go by mutual TLS"
             )
-        self._settings = settings
+        self._settings, self._wanted = settings, frozenset(wanted)
         try:
             self._client: Renewed[httpx.Client] = Renewed([f for f in files if f is not None], self._connect)
         except (OSError, ValueError) as error:
             raise Permanent(f"power.nodes: certificate: {error}") from error
+        self._pods = None if settings.agents is None else AgentPods(settings.agents, clock=clock)
+        self._addresses = {node: _Address(url) for node, url in settings.urls.items()}
+        self._refused: dict[str, str] = {}
+        self._claims: dict[str, tuple[_Address, frozenset[str]]] = {}
         self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="power-node")
 
     def _connect(self) -> httpx.Client:
@@ -106,15 +145,22 @@ class PowerNodes:
         context = ssl.create_default_context(cafile=s.ca_file)
         assert s.certificate_file is not None
         context.load_cert_chain(s.certificate_file, s.key_file)
-        return httpx.Client(verify=context, timeout=s.timeout_s, follow_redirects=False, trust_env=False)
+        limits = httpx.Limits(max_connections=_PARALLEL, max_keepalive_connections=0)
+        return httpx.Client(
+            verify=context, timeout=s.timeout_s, limits=limits, follow_redirects=False, trust_env=False
+        )
 
     def status(self) -> Mapping[str, NodeStatus]:
-        """What every node says of its GPUs."""
+        """What every node says of its GPUs; looks for the agents first."""
+        self._find()
         client = self._client.get()
-        return self._each(self._settings.urls, lambda node: self._status(client, node))
+        told: dict[str, NodeStatus] = self._each(self._addresses, lambda node: self._status(client, node))
+        self._refused |= self._claimed_twice(told)
+        return told | {node: NodeStatus(error=why) for node, why in self._refused.items()}
 
     def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
-        """Sends node → lease (`power_leases.Lease` as JSON). A node that is not configured is refused."""
+        """Sends node → lease (`power_leases.Lease` as JSON). A node that has no address, or whose agent was refused
+        at the last `status`, gets none."""
         client = self._client.get()
         return self._each(leases, lambda node: self._grant(client, node, leases[node]))
 
@@ -122,27 +168,75 @@ class PowerNodes:
         self._pool.shutdown(wait=True)
         self._client.get().close()
 
-    def _each(self, nodes: Mapping[str, object], call: Callable[[str], Any]) -> dict[str, Any]:
-        return dict(zip(nodes, self._pool.map(call, nodes), strict=True))
+    def _each(self, nodes: Iterable[str], call: Callable[[str], Any]) -> dict[str, Any]:
+        names = list(nodes)
+        return dict(zip(names, self._pool.map(call, names), strict=True))
+
+    def _find(self) -> None:
+        """Takes up where the agents are by now. An address in `urls` goes before what is found."""
+        self._refused = {}
+        if self._pods is None or self._settings.agents is None:
+            return
+        self._pods.refresh()
+        twice = self._pods.claimed_twice()
+        found = {
+            agent.node: _Address(f"https://{agent.place}", agent.pod, agent.certificate_name)
+            for agent in self._pods.found
+            if agent.node in self._wanted and agent.node not in twice
+        }
+        self._addresses = found | {node: _Address(url) for node, url in self._settings.urls.items()}
+        for node in self._wanted - self._addresses.keys():
+            if node in twice:
+                self._refused[node] = f"{node}: more than one agent runs there, none is believed: {twice[node]}"
+            elif self._pods.fault is not None:
+                self._refused[node] = f"{node}: its agent was not found: {self._pods.fault[1]}"
+            else:
+                where = f"pods {self._settings.agents.selector} in {self._settings.agents.namespace}"
+                self._refused[node] = f"{node}: no agent runs there ({where})"
+
+    def _claimed_twice(self, told: Mapping[str, NodeStatus]) -> dict[str, str]:
+        """Node → why, of nodes that tell a GPU that another one tells too. What an agent told counts until it tells
+        something else or is gone: silence alone does not settle whose the GPU is."""
+        now = {n: (self._addresses[n], frozenset(s.gpus)) for n, s in told.items() if not s.error}
+        before = {n: claim for n, claim in self._claims.items() if self._addresses.get(n) == claim[0]}
+        self._claims = before | now
+        nodes_of: dict[str, list[str]] = defaultdict(list)
+        for node, (_, uuids) in sorted(self._claims.items()):
+            for uuid in uuids:
+                nodes_of[uuid].append(node)
+        return {
+            node: f"{node}: {uuid} is told by {' and by '.join(nodes)}: none of them is believed"
+            for uuid, nodes in sorted(nodes_of.items())
+            if len(nodes) > 1
+            for node in nodes
+        }
 
     def _status(self, client: httpx.Client, node: str) -> NodeStatus:
+        address = self._addresses[node]
         try:
-            answer = client.get(self._settings.urls[node] + "/power-lease")
+            answer = client.get(address.url + "/power-lease", extensions=address.extensions)
             body = json.loads(answer.content[:_MAX_BYTES])
             if answer.status_code != 200 or "error" in body:
-                return NodeStatus(error=f"HTTP {answer.status_code}: {answer.text[:200]}")
+                return NodeStatus(error=f"{address}: HTTP {answer.status_code}: {answer.text[:200]}")
+            if address.pod and (said := str(body.get("node") or node)) != node:
+                self._refused[node] = f"{node}: {address} says that it is the agent of {said}"
+                return NodeStatus(error=self._refused[node])
             fields = NodeGpu.__dataclass_fields__
             gpus = {str(u): NodeGpu(**{name: int(g[name]) for name in fields}) for u, g in body["gpus"].items()}
             return NodeStatus(gpus, float(body["left_s"]))
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return NodeStatus(error=f"{type(error).__name__}: {error}"[:300])
+            return NodeStatus(error=f"{address}: {type(error).__name__}: {error}"[:300])
 
     def _grant(self, client: httpx.Client, node: str, lease: Mapping[str, Any]) -> Grant:
-        url = self._settings.urls.get(node)
-        if url is None:
-            return Grant(False, f"{node}: no address under power.nodes.urls")
+        address = self._addresses.get(node)
+        if node in self._refused:
+            return Grant(False, self._refused[node])
+        if address is None:
+            return Grant(False, f"{node}: no address under power.nodes, and no agent was found there")
         try:
-            answer = client.post(url + "/power-lease", content=json.dumps(lease))
+            answer = client.post(
+                address.url + "/power-lease", content=json.dumps(lease), extensions=address.extensions
+            )
         except httpx.HTTPError as error:
-            return Grant(False, f"{type(error).__name__}: {error}"[:300])
+            return Grant(False, f"{address}: {type(error).__name__}: {error}"[:300])
         return Grant(answer.status_code == 200, answer.text.strip()[:300])
