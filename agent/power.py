@@ -16,6 +16,7 @@ from agent.power_loop import PowerLoop
 from agent.power_parts import Around
 from agent.settings import Settings
 from agent.store import Store
+from collectors.node_objects import NodeObjects
 from collectors.subject import Inventory, SubjectKind
 from controllers.actuators.power_nodes import PowerNodes
 from controllers.power.features import INTERFACE
@@ -82,10 +83,13 @@ def build_power(
         store=lambda state: store.keep({_STATE: state}),
         recall=recall,
         released=lambda: released(store),
+        standing=None if power.kubernetes is None else NodeObjects(power.kubernetes).standing,
         count=lambda outcome: metrics.power_decisions.labels(outcome).inc(),
         gauge=gauge,
     )
     file = load(power) or stood_up(store, INTERFACE, power.policy_keys)
-    loop = PowerLoop(power, inventory, PowerNodes(power.nodes) if power.act else None, around, file=file)
+    racked = {node for rack in power.racks.values() for node in rack.nodes}
+    nodes = PowerNodes(power.nodes, racked) if power.act else None
+    loop = PowerLoop(power, inventory, nodes, around, file=file)
     watch.begin("power", loop.policy, loop.policy_sha256)
     return loop

@@ -21,10 +21,11 @@ import numpy as np
 import structlog
 
 from agent.power_decide import Asked, Belief, Decided, decide_gang
+from agent.power_gone import Gone
 from agent.power_kept import Kept
 from agent.power_parts import Around, Happened, Trusts, Turn
 from agent.power_racks import Racks
-from agent.power_send import leases
+from agent.power_send import complaints, leases
 from agent.power_view import Beliefs, power_range, shield_gpu
 from agent.power_windows import GpuWindow, Windows
 from collectors.base import Permanent, Temporary
@@ -83,7 +84,9 @@ class PowerLoop:
         self._sharing = Sharing()
         self._file, self._asked = file, Asked.of(file)
         self._follows: Waiting | None = None
-        self._racks = Racks(settings)
+        self._gone = Gone(settings, around.standing)
+        self._racks = Racks(settings, self._gone)
+        self._told: Mapping[str, NodeStatus] = {}
         self._memory = shield.Memory()
         self._released: dict[str, float] = {}
         self._granted: dict[str, bool] = {}
@@ -165,7 +168,11 @@ class PowerLoop:
             self._take_over()
             self._turned_in = term
         told = self._nodes.status() if self._nodes is not None else {}
+        for node, said in complaints(told, self._told):
+            self._log.warning("node agent not usable", node=node, said=said)
+        self._told = told
         seen, speeds = self._windows.close(now_s)
+        seen = self._gone.left(seen, now_s)
         self._follows = None
         gangs: dict[str, list[GpuWindow]] = defaultdict(list)
         for window in seen:
@@ -189,6 +196,7 @@ class PowerLoop:
         self._give_back(gpus)
         before = self._memory
         self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
+        self._gone.look(self._racks.silent, gpus, self._memory, now_s)
         self._settle({g.uuid: g.enforced_mw for g in gpus})
         self._look_back(beliefs, {j: {self._racks.of_node.get(w.node, "") for w in gangs[j]} for j in gangs}, now_s)
         trusts = self._trusts(len(gangs), newly_locked(before, self._memory), now_s)
@@ -265,8 +273,8 @@ class PowerLoop:
         asked, s = self._follows, self.settings
         if asked is None or self._around.halted() or self._around.term() != self._turned_in:
             return False
-        gpus = self._gpus(self._windows.peek(now_s), asked.told, asked.beliefs, now_s)
-        observed = shield.observe(gpus, self._memory, self._granted, now_s, s.shield)
+        gpus = self._gpus(self._gone.left(self._windows.peek(now_s), now_s), asked.told, asked.beliefs, now_s)
+        observed = shield.observe(gpus, self._memory, {}, now_s, s.shield)  # who lies is judged by whole turns
         wishes = self._racks.broken(gpus, dict(asked.wishes_mw), now_s)
         orders = shield.decide_step(asked.racks, gpus, wishes, observed, now_s, s.shield, asked.shares_mw)
         changed = {u: mw for u, mw in orders.limits_mw.items() if observed.ordered_mw.get(u) != mw}
@@ -349,9 +357,10 @@ class PowerLoop:
         self._around.happened(Happened(now_s, (), samples, gone))
 
     def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, Grant]:
-        """Renews every node's lease with what is ordered of its GPUs."""
+        """Renews every node's lease with what is ordered of its GPUs; not of a node that is deleted."""
         if self._nodes is None:
             return {}
+        gpus = [gpu for gpu in gpus if gpu.node not in self._gone.nodes]
         grants = self._nodes.grant(
             leases(ordered_mw, gpus, self._memory, self._around.term(), self.settings.lease_s)
         )
@@ -374,7 +383,8 @@ class PowerLoop:
             self._around.keep(done)
 
     def _keep_state(self) -> None:
-        self._around.store(Kept(self._memory, self._beliefs.gangs, self._released).write())
+        gangs, gone = self._beliefs.gangs, self._gone.to_json()
+        self._around.store(Kept(self._memory, gangs, self._released, gone).write())
 
     def _take_over(self) -> None:
         """Forgets this process's own past and takes up what the daemon that led before kept."""
@@ -384,6 +394,7 @@ class PowerLoop:
         if raw is not None:
             try:
                 kept = Kept.read(raw)
-            except (ValueError, KeyError, TypeError) as error:
+                self._gone.restore(kept.gone)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._log.warning("power state of before not readable; begins anew", error=str(error))
         self._memory, self._beliefs.gangs, self._released = kept.memory, kept.gangs, kept.released

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent.power_gone import Standing
 from controllers.actuators.power_nodes import Grant
 from controllers.decision import Decision, Trust
 from controllers.outcome import Sample, Stretch
@@ -47,6 +48,8 @@ class Around:
     recall: Callable[[], bytes | None] = lambda: None
     released: Callable[[], Mapping[str, float]] = dict
     """GPUs and nodes that people gave back to power control, and when (Unix s)."""
+    standing: Standing | None = None
+    """None: nobody can say which nodes are deleted."""
     count: Callable[[str], None] = lambda _outcome: None
     gauge: Callable[[str, float, bool], None] = lambda _rack, _headroom_w, _open: None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from agent.power_gone import Gone
 from agent.power_windows import GpuWindow, Windows
 from collectors.tick import Tick
 from controllers.power import shield
@@ -26,8 +27,10 @@ class RackState:
 class Racks:
     """One per daemon."""
 
-    def __init__(self, settings: PowerSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: PowerSettings, gone: Gone) -> None:
+        self._settings, self._gone = settings, gone
+        self.silent: frozenset[str] = frozenset()
+        """Nodes whose draw was not read at the last look."""
         self._breakers = dict.fromkeys(settings.racks, Breaker())
         self._before: dict[str, tuple[float, float]] = {}
         self._log = structlog.get_logger("power")
@@ -40,8 +43,11 @@ class Racks:
     def look(self, tick: Tick, windows: Windows) -> int:
         """How many breakers tripped just now."""
         tripped = 0
+        read_mw = {node: mw for node, mw in windows.draws_mw(tick).items() if math.isfinite(mw)}
+        self.silent = frozenset(self.of_node.keys() - read_mw.keys())
+        known_mw = self._gone.draws_mw(tick.at_s) | read_mw
         for name, rack in self._settings.racks.items():
-            draw_mw = windows.draw_mw(rack.nodes, tick) + rack.host_w * 1000.0
+            draw_mw = sum(known_mw.get(node, math.nan) for node in rack.nodes) + rack.host_w * 1000.0
             before = self._breakers[name]
             after = before.look(draw_mw, int(rack.budget_w * 1000), tick.at_s, self._settings.breaker)
             self._breakers[name] = after

@@ -1,4 +1,5 @@
-"""Orders to nodes as leases: what each node's GPUs may have, and what the agent had ordered before."""
+"""Orders to nodes as leases: what each node's GPUs may have, and what the agent had ordered before; and what nodes
+complain of."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from controllers.actuators.power_nodes import NodeStatus
 from controllers.power import shield
 
 
@@ -30,3 +32,10 @@ def leases(
         }
         for node, limits in by_node.items()
     }
+
+
+def complaints(told: Mapping[str, NodeStatus], before: Mapping[str, NodeStatus]) -> list[tuple[str, str]]:
+    """(node, what is wrong with it), where that is news."""
+    return [
+        (n, s.error) for n, s in sorted(told.items()) if s.error and s.error != before.get(n, NodeStatus()).error
+    ]

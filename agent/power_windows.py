@@ -97,19 +97,18 @@ class Windows:
         times = series.t_s[np.isfinite(series.t_s)]
         self._steps[series.subject].extend(times.tolist())
 
-    def draw_mw(self, nodes: Iterable[str], tick: Tick) -> float:
-        """Sum of the newest draws of all GPUs of these nodes (mW); NaN where one of them is not known."""
+    def draws_mw(self, tick: Tick) -> dict[str, float]:
+        """Node → sum of the newest draws of its GPUs (mW); NaN where one of them is not known."""
         frame = tick.frames.get(SubjectKind.GPU)
-        wanted = set(nodes)
-        if frame is None:
-            return math.nan
-        draws = frame.column("gpu_power_w")
         found: dict[str, float] = defaultdict(float)
+        if frame is None:
+            return found
+        draws = frame.column("gpu_power_w") * 1000.0
         for row, gpu in enumerate(frame.index.subjects):
             node = self._inventory.above(gpu, SubjectKind.NODE, tick.at_s)
-            if node is not None and node.name in wanted:
+            if node is not None:
                 found[node.name] += float(draws[row])
-        return sum(found.values()) * 1000.0 if found.keys() == wanted else math.nan
+        return found
 
     def close(self, at_s: float) -> tuple[list[GpuWindow], Mapping[str, tuple[float, float]]]:
         """(GPUs, job → (work per second, age of its last step)). Begins the next window."""

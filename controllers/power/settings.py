@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from collectors.node_objects import Settings as NodeObjectsSettings
 from controllers.actuators.power_nodes import Settings as NodesSettings
 from controllers.power.breaker import Settings as BreakerSettings
 from controllers.power.shield import Settings as ShieldSettings
@@ -37,6 +38,10 @@ class PowerSettings(BaseModel):
     breaker: BreakerSettings = Field(
         default_factory=BreakerSettings, description="When a rack's GPUs go to their fallback at once"
     )
+    kubernetes: NodeObjectsSettings | None = Field(
+        None,
+        description="Asks whether a silent node's Node object is deleted; none: its rack's draw is not known",
+    )
     window_s: float = Field(30.0, ge=5, le=300, description="Telemetry that one decision rests on (s)")
     lease_s: float = Field(
         90.0, ge=10, le=600, description="A node falls back this long after the last renewal (s)"
@@ -62,6 +67,6 @@ class PowerSettings(BaseModel):
                 if node in seen:
                     raise ValueError(f"racks: node {node} stands in {seen[node]} and in {name}")
                 seen[node] = name
-        if self.act and not (self.racks and self.nodes.urls):
-            raise ValueError("act: needs racks and nodes.urls")
+        if self.act and not (self.racks and (self.nodes.urls or self.nodes.agents)):
+            raise ValueError("act: needs racks, and nodes.urls or nodes.agents")
         return self
