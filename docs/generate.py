@@ -58,7 +58,7 @@ def telemetry_page() -> str:
 
 
 CHARTS_OWN = frozenset(
-    {"cluster", "state_dir", "store", "replica", "election", "sources", "actuators", "log", "scheduling"}
+    {"cluster", "state_dir", "store", "replica", "election", "sources", "actuators", "log", "scheduling", "power"}
 )
 """Settings that the chart has values of its own for."""
 
@@ -70,8 +70,12 @@ def chart_schema() -> str:
 
     own = Settings.model_json_schema()
     fields = {name: field for name, field in own["properties"].items() if name not in CHARTS_OWN}
+    power = schema["properties"]["power"]["properties"]
+    power["settings"] = {**own["properties"]["power"], "description": power["settings"]["description"]}
+    racks = own["$defs"][_named(power["settings"]).pop()]["properties"]["racks"]
+    power["racks"] = {**racks, "description": power["racks"]["description"]}
     used: set[str] = set()
-    left = _named(fields)
+    left = _named([fields, power])
     while left:
         used |= left
         left = _named([own["$defs"][name] for name in left]) - used

@@ -73,6 +73,28 @@ SETS: dict[str, Object] = {
         "mode": "act",
         "scheduling": {"enabled": True, "act": True, "kinds": ["Job", "JobSet"], "settings": {"every_s": 30}},
     },
+    "power in shadow": {
+        "power": {
+            "enabled": True,
+            "racks": {"row-3": {"nodes": ["node-1", "node-2"], "budget_w": 14000, "host_w": 1800}},
+            "settings": {"shield": {"slowdown": 0.03}},
+        }
+    },
+    "power acts": {
+        "mode": "act",
+        "actions": ["suggest_scaling"],
+        "node": {"enabled": True, "powerLeases": {"enabled": True, "fallbackWatts": 350}, "tls": {"mode": "own"}},
+        "power": {"enabled": True, "act": True, "racks": {"row-3": {"nodes": ["node-1"], "budget_w": 7000}}},
+    },
+    "power acts, cert-manager": {
+        "mode": "act",
+        "node": {
+            "enabled": True,
+            "powerLeases": {"enabled": True, "fallbackWatts": 350},
+            "tls": {"mode": "certManager", "clientSecret": "client-tls", "certManager": {"issuer": "nightshift"}},
+        },
+        "power": {"enabled": True, "act": True, "racks": {"row-3": {"nodes": ["node-1"], "budget_w": 7000}}},
+    },
     "act in two namespaces": {"mode": "act", "rbac": {"namespaces": ["train", "serve"]}},
     "three replicas": {"replicas": 3, **PG},
     "two replicas by a Lease": {"replicas": 2, "election": {"by": "kubernetes"}, **PG},

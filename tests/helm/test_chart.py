@@ -119,6 +119,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "cert-manager without an issuer": ({"node": {"enabled": True, "tls": {"mode": "certManager"}}}, "issuer"),
     "power leases without TLS": ({"node": {"enabled": True, "powerLeases": {"enabled": True}}}, "mutual TLS"),
+    "power that acts while observing": ({"power": {"enabled": True, "act": True}}, r"power\.act.*mode: act"),
+    "power that acts switched off": ({"mode": "act", "power": {"act": True}}, r"power\.act: needs power\.enabled"),
+    "power without a rack": ({"mode": "act", "power": {"enabled": True, "act": True}}, r"power\.racks"),
+    "power that nobody takes": (
+        {"mode": "act", "power": {"enabled": True, "act": True, "racks": {"r": {"nodes": ["n"], "budget_w": 1}}}},
+        r"node\.powerLeases\.enabled",
+    ),
+    "a rack without nodes": ({"power": {"racks": {"r": {"nodes": [], "budget_w": 1}}}}, "/power/racks/r/nodes"),
+    "a wrong setting of power": ({"power": {"settings": {"shield": {"slow": 1}}}}, "/power/settings/shield"),
+    "power said twice": ({"power": {"settings": {"act": True}}}, r"power\.settings\.act: say it in power\.act"),
+    "power in the rest": ({"config": {"power": {"enabled": True}}}, "/config"),
     "an ingress without a host": ({"console": {"ingress": {"enabled": True}}}, "console.ingress.host"),
 }
 
@@ -313,8 +324,10 @@ def test_two_releases_do_not_meet() -> None:
         (SETS["prometheus"], "--set mode=act"),
         (SETS["act"], "nightshift halt"),
         (SETS["no volume"], "end with the pod"),
+        (SETS["power in shadow"], "watches power limits and orders none"),
+        (SETS["power acts"], "lends power limits to the nodes of row-3; without a lease each GPU goes to 350 W"),
     ],
-    ids=["no telemetry", "observing", "acting", "no volume"],
+    ids=["no telemetry", "observing", "acting", "no volume", "power in shadow", "power"],
 )
 def test_the_notes_tell_the_next_step(values: dict[str, Any], said: str) -> None:
     assert said in render(values)["NOTES.txt"]
@@ -339,6 +352,22 @@ def test_the_node_agent_keeps_away_from_a_node_whose_gpu_is_reset() -> None:
     affinity = agent["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": AGENT_PAUSED, "operator": "DoesNotExist"}]
+
+
+@pytest.mark.parametrize("values", ["power acts", "power acts, cert-manager"])
+def test_power_finds_the_same_agents_as_the_kernel_log_and_believes_the_same_certificates(values: str) -> None:
+    """Namespace, selector, port, name and files are those of the source; the pods take leases, and
+    power asks which nodes are deleted."""
+    (config,) = (c for c in objects(SETS[values], "ConfigMap") if c["metadata"]["name"] == "nightshift")
+    made = yaml.safe_load(config["data"]["nightshift.yaml"])
+    (source,) = (s for s in made["sources"] if s["type"] == "node_agents")
+    nodes = made["power"]["nodes"]
+    assert nodes["agents"] == {k: source[k] for k in ("namespace", "selector", "port", "certificate_name")}
+    assert {k: v for k, v in nodes.items() if k != "agents"} == source["http"]
+    assert made["power"]["kubernetes"] == {}
+    (daemon,) = objects(SETS[values], "DaemonSet")
+    (container,) = daemon["spec"]["template"]["spec"]["containers"]
+    assert {"--power-leases", "--power-fallback-w=350"} <= set(container["args"])
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,16 @@ def test_scheduling_is_granted_what_it_asks_for_and_no_more(act: bool, kueue: bo
     assert {r for r in wide if r.verb == "patch"} == {Right("patch", "", "nodes")}
 
 
+@pytest.mark.parametrize("act", [False, True], ids=["watches", "acts"])
+def test_power_asks_the_api_server_for_nodes_and_pods_and_writes_nothing(act: bool) -> None:
+    """Where agents are and which nodes are deleted is listed; leases go to the agents, not to the API server."""
+    chosen = SETS["power acts" if act else "power in shadow"]
+    others = RIGHTS[ActionKind.SUGGEST_SCALING] if act else frozenset()
+    assert granted(objects({**chosen, "sources": QUIET}, "ClusterRole")) == OBSERVE | others
+    alone = {**SETS["power in shadow"], "sources": {"kubernetes": {"enabled": False, "events": False}}}
+    assert {Right("list", "", "nodes"), Right("list", "", "pods")} <= granted(objects(alone, "ClusterRole"))
+
+
 def test_scheduling_that_acts_needs_the_mode_that_acts() -> None:
     with pytest.raises(Exception, match=r"scheduling\.act"):
         objects({"scheduling": {"enabled": True, "act": True}}, "ClusterRole")

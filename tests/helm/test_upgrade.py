@@ -13,7 +13,11 @@ import yaml
 from tests.helm.chart import CHART, helm_python, kubernetes_validate, objects, render
 
 PREVIOUS = sorted((Path(__file__).parent / "previous").glob("*.yaml"))
-NEW_SINCE = {"first": ("repair", "powerLeases", "publicUrl"), "before-scheduling": ("scheduling",)}
+NEW_SINCE = {
+    "first": ("repair", "powerLeases", "publicUrl"),
+    "before-scheduling": ("scheduling",),
+    "before-power": ("power",),
+}
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -65,23 +65,25 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "nightshift.acts" -}}{{ if eq .Values.mode "act" }}true{{ end }}{{- end }}
 
-{{- define "nightshift.readsCluster" -}}{{ if or .Values.sources.kubernetes.enabled .Values.sources.kubernetes.events .Values.node.enabled .Values.scheduling.enabled (eq .Values.mode "act") }}true{{ end }}{{- end }}
+{{- define "nightshift.readsCluster" -}}{{ if or .Values.sources.kubernetes.enabled .Values.sources.kubernetes.events .Values.node.enabled .Values.scheduling.enabled .Values.power.enabled (eq .Values.mode "act") }}true{{ end }}{{- end }}
 
 {{- define "nightshift.asksServer" -}}{{ if or (include "nightshift.readsCluster" .) (eq .Values.election.by "kubernetes") }}true{{ end }}{{- end }}
 
 {{- define "nightshift.config" -}}
-{{- $sources := list -}}
+{{- $sources := list }}{{ $nodes := dict -}}
 {{- if .Values.sources.kubernetes.enabled }}{{ $sources = append $sources (mergeOverwrite (dict "type" "kubernetes") .Values.sources.kubernetes.settings) }}{{ end -}}
 {{- if .Values.sources.kubernetes.events }}{{ $sources = append $sources (dict "type" "kubernetes_events") }}{{ end -}}
 {{- with .Values.node }}{{ if .enabled -}}
 {{- $selector := printf "app.kubernetes.io/instance=%s,app.kubernetes.io/component=node" $.Release.Name -}}
-{{- $agents := dict "type" "node_agents" "namespace" $.Release.Namespace "selector" $selector "port" (int .port) -}}
+{{- $agents := dict "namespace" $.Release.Namespace "selector" $selector "port" (int .port) -}}
 {{- if ne .tls.mode "none" -}}
 {{- $name := ternary "{pod}.{namespace}.pod" (printf "%s-node.%s.svc" (include "nightshift.name" $) $.Release.Namespace) (eq .tls.mode "certManager") -}}
 {{- $http := dict "ca_file" "/etc/nightshift/node-client/ca.crt" "certificate_file" "/etc/nightshift/node-client/tls.crt" "key_file" "/etc/nightshift/node-client/tls.key" -}}
-{{- $agents = merge $agents (dict "tls" true "certificate_name" $name "http" $http) -}}
+{{- $_ := set $agents "certificate_name" $name -}}
+{{- if .powerLeases.enabled }}{{ $nodes = merge (dict "agents" (deepCopy $agents)) $http }}{{ end -}}
+{{- $agents = merge $agents (dict "tls" true "http" $http) -}}
 {{- end -}}
-{{- $sources = append $sources $agents -}}
+{{- $sources = append $sources (set $agents "type" "node_agents") -}}
 {{- end }}{{ end -}}
 {{- with .Values.sources.prometheus }}{{ if .url }}{{ $sources = append $sources (mergeOverwrite (dict "type" "prometheus" "url" .url) .settings) }}{{ end }}{{ end -}}
 {{- $sources = concat $sources .Values.sources.extra -}}
@@ -98,6 +100,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if $sources }}{{ $_ := set $config "sources" $sources }}{{ end -}}
 {{- if eq .Values.election.by "kubernetes" }}{{ $_ := set $config "election" (dict "by" "kubernetes" "name" (include "nightshift.name" .) "namespace" .Release.Namespace) }}{{ end -}}
 {{- with .Values.scheduling }}{{ if .enabled }}{{ $_ := set $config "scheduling" (mergeOverwrite (dict "enabled" true "act" .act "kueue" .kueue "kinds" .kinds) .settings) }}{{ end }}{{ end -}}
+{{- with .Values.power }}{{ if .enabled }}{{ $_ := set $config "power" (mergeOverwrite (dict "enabled" true "act" .act "racks" .racks "kubernetes" (dict) "nodes" $nodes) .settings) }}{{ end }}{{ end -}}
 {{- if include "nightshift.acts" . }}
 {{- $repairs := list }}{{ $others := list -}}
 {{- range .Values.actions }}{{ if has . (list "reset_gpu" "reboot_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
@@ -142,7 +145,24 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .Values.scheduling.act (not (include "nightshift.acts" .)) -}}
 {{- fail "scheduling.act: opens gates and writes holds: it needs mode: act" -}}
 {{- end -}}
-{{- range $name := list "state_dir" "store" "replica" "election" "cluster" "sources" "actuators" "log" "scheduling" -}}
+{{- with .Values.power -}}
+{{- range $name := list "enabled" "act" "racks" }}{{ if hasKey $.Values.power.settings $name -}}
+{{- fail (printf "power.settings.%s: say it in power.%s" $name $name) -}}
+{{- end }}{{ end -}}
+{{- if and .act (not .enabled) -}}
+{{- fail "power.act: needs power.enabled" -}}
+{{- end -}}
+{{- if and .act (not (include "nightshift.acts" $)) -}}
+{{- fail "power.act: lends power limits: it needs mode: act" -}}
+{{- end -}}
+{{- if and .act (not .racks) -}}
+{{- fail "power.racks: power.act needs racks, each with its nodes and its budget" -}}
+{{- end -}}
+{{- if and .act (not (and $.Values.node.enabled $.Values.node.powerLeases.enabled)) (not (dig "nodes" "urls" (dict) .settings)) -}}
+{{- fail "power.act: nobody takes power limits: switch on node.enabled and node.powerLeases.enabled, or name agents in power.settings.nodes.urls" -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "state_dir" "store" "replica" "election" "cluster" "sources" "actuators" "log" "scheduling" "power" -}}
 {{- if hasKey $.Values.config $name -}}
 {{- fail (printf "config.%s: has a value of its own in this chart (see values.yaml)" $name) -}}
 {{- end -}}
