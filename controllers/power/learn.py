@@ -22,7 +22,7 @@ from controllers.power.features import FEATURES, INTERFACE
 STEPS = 600_000
 JOBS = 128
 TRAIN_BANK = 256
-_SOURCES = ("environment.py", "features.py", "descent.py", "belief.py", "curves.py")
+_SOURCES = ("learn.py", "environment.py", "features.py", "descent.py", "belief.py", "curves.py")
 
 
 class PowerLearnable:
@@ -84,12 +84,16 @@ class PowerLearnable:
 
 
 def _normaliser(env: Any) -> Normaliser:
-    """Mean and spread of each feature under random actions."""
-    rng = np.random.default_rng(0)
-    rows = [env.reset()]
-    for _ in range(60):
-        rows.append(env.step(rng.integers(0, env.action_space.n, env.num_envs))[0])
-    return normaliser(np.concatenate(rows[5:]), robust=True)
+    """Middle and spread of each feature under random actions, over every budget of training: of one alone the
+    budget has no spread, and every other is clipped to the same number."""
+    from controllers.power.environment import BUDGETS
+
+    rng, rows = np.random.default_rng(0), []
+    for budget in BUDGETS:
+        env.reset(budget)
+        seen = [env.step(rng.integers(0, env.action_space.n, env.num_envs))[0] for _ in range(60)]
+        rows += seen[4:]
+    return normaliser(np.concatenate(rows), robust=True)
 
 
 LEARNABLE = PowerLearnable()

@@ -9,8 +9,9 @@ gymnasium = pytest.importorskip("gymnasium", reason="the extra rl is not install
 pytest.importorskip("stable_baselines3", reason="the extra rl is not installed")
 
 from controllers.power.belief import TOP, Bank  # noqa: E402
-from controllers.power.environment import OneJob, PowerEnv  # noqa: E402
+from controllers.power.environment import BUDGETS, OneJob, PowerEnv  # noqa: E402
 from controllers.power.features import ACTIONS, FEATURES, PROBE  # noqa: E402
+from controllers.power.learn import _normaliser  # noqa: E402
 
 
 def test_it_passes_the_check_that_every_environment_must() -> None:
@@ -42,3 +43,13 @@ def test_staying_at_the_reference_earns_nothing_and_costs_nothing() -> None:
         _, reward, _, _ = env.step(np.full(4, PROBE))
         np.testing.assert_allclose(reward, 0.0, atol=1e-6)
     assert (env.level == TOP).all()
+
+
+def test_every_budget_of_training_is_another_number_to_the_policy() -> None:
+    """The normaliser saw all of them: none is clipped, and each lies apart from the next."""
+    scale = _normaliser(PowerEnv(8, 3, curves=50, bank=Bank.make(64)))
+    rows = np.zeros((len(BUDGETS), len(FEATURES)))
+    rows[:, FEATURES.index("budget")] = BUDGETS
+    seen = scale(rows)[:, FEATURES.index("budget")]
+    assert (np.abs(seen) < scale.clip).all()
+    assert (np.diff(seen) > 0.5).all()
