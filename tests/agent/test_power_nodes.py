@@ -18,6 +18,8 @@ from collectors.exporter import NodeExporter
 from collectors.exporter import Settings as ExporterSettings
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.nvml import NvmlCollector
+from collectors.subject import Inventory
+from collectors.tick import Batch
 from controllers.actuators.power_leases import PowerLeases, Range
 from controllers.actuators.power_nodes import PowerNodes, Settings
 from controllers.power.settings import PowerSettings
@@ -43,6 +45,13 @@ class Gpus:
         self.limits_mw[uuid] = limit_mw
 
     def lock_clock(self, uuid: str, clock_mhz: int | None) -> None: ...
+
+
+class NoGpus(NvmlCollector):
+    """Loads no library: what this machine has is not asked."""
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        return Batch([])
 
 
 class World:
@@ -81,7 +90,7 @@ class World:
         )
         exporter = NodeExporter(
             settings,
-            NvmlCollector(NvmlCollector.Settings()),
+            NoGpus(NvmlCollector.Settings()),
             LocalKernelLogCollector(LocalKernelLogCollector.Settings()),
             takes=("/power-lease", lambda body: answer_lease(leases, body)),
             tells=lambda: tell_lease(leases, says),
