@@ -110,7 +110,7 @@ def test_silence_alone_never_makes_a_node_gone(why: str) -> None:
     elif why == "no such Node":
         rack.loop._gone._stood = frozenset({"n0"})
         rack.deleted.add("n1")
-    rack.run(30)
+    rack.run(8)
     assert rack.loop._gone.nodes == frozenset()
     assert rack.open
 
