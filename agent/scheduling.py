@@ -59,6 +59,7 @@ def build_scheduling(
     around = Surroundings(
         keep=watch.receipts.keep,
         trusts=lambda: watch.trusts("scheduling"),
+        happened=lambda now_s, told: watch.happened("scheduling", now_s, told.stretches, told.samples, ()),
         halted=lambda: gate.halted().halted,
         ill=ill,
         count=lambda outcome, n: metrics.scheduling_decisions.labels(outcome).inc(n),

@@ -21,8 +21,9 @@ from collectors.base import Permanent, Temporary
 from collectors.seal import fingerprint
 from collectors.tick import Tick
 from controllers.actuators.kube_queue_follow import GangDoors, QueueView
-from controllers.decision import Decision, Trust, plain
+from controllers.decision import Decision, Mode, Trust, plain
 from controllers.scheduling.controller import Keep, SchedulingController
+from controllers.scheduling.epochs import GAP_S, Epochs, Told, epoch_of
 from controllers.scheduling.settings import SchedulingSettings
 from controllers.scheduling.steer import InOrder
 
@@ -35,7 +36,9 @@ class Surroundings:
 
     keep: Keep
     trusts: Callable[[], Callable[[str, bool, float], Trust]] = lambda: lambda _job, _opted, _now_s: Trust()
-    """(job, its owner opted in, now) → trust; read once a turn."""
+    """(whom the coin is drawn for, its owner opted in, now) → trust; read once a turn, and drawn for the epoch."""
+    happened: Callable[[float, Told], None] = lambda _now_s, _told: None
+    """Takes in epochs that began and what came of those that ended."""
     halted: Callable[[], bool] = lambda: False
     ill: Callable[[], Mapping[str, int]] = dict
     """GPUs of a node on which an incident is open, -1 for all of them."""
@@ -60,9 +63,7 @@ class SchedulingLoop:
         self.doors = self.doors if self.settings.act else None
         self._log = structlog.get_logger("scheduling")
         self._due_s = -float("inf")
-        self._trusts = self.around.trusts
-        self._trust: Callable[[str, bool, float], Trust] = lambda _job, _opted, _now_s: Trust()
-        self._now_s = 0.0
+        self._trust = Trust()
         self._queue: queue.Queue[float | None] = queue.Queue(1)
         self._thread: threading.Thread | None = None
         self.controller = SchedulingController(
@@ -72,6 +73,8 @@ class SchedulingLoop:
             standing=self._standing,
             bound_s=self.settings.queue.longest_hold_s,
         )
+        overdue_s = self.controller.bound_s + self.controller.shield.limits.ramp_grace_s + GAP_S
+        self.epochs = Epochs(self.around.keep, self.policy, self.controller.baseline.name, overdue_s)
 
     @property
     def policy(self) -> str:
@@ -119,14 +122,16 @@ class SchedulingLoop:
 
     def turn(self, now_s: float) -> list[Decision]:
         """Raises Temporary where the view is stale or the store is away; what is past its time is opened first."""
-        self._now_s = now_s
         if self.doors is not None:
             self.doors.release_overdue()
         halted = self.around.halted()
-        self._trust = self._trusts() if not halted else lambda _job, _opted, _now_s: Trust()
+        self._trust = Trust() if halted else self.around.trusts()(epoch_of(now_s), True, now_s)
         evicts = self.doors.evicts if self.doors is not None else lambda _namespace, _queue: True
         snapshot = self.view.snapshot(now_s, self.around.ill(), self.loads.of, evicts)
         receipts = self.controller.turn(snapshot)
+        controller = self.controller
+        told = self.epochs.turn(snapshot, self._trust, controller.durations, controller.differed)
+        self.around.happened(now_s, told)
         waiting = [job for job in snapshot.jobs if not job.nodes]
         self._said = {job.name: said for job in waiting if (said := self._said.get(job.name)) is not None}
         self.around.gauge(len(waiting), len(self.view.gates()))
@@ -139,8 +144,9 @@ class SchedulingLoop:
         return receipts
 
     def _standing(self, job: str) -> Trust:
+        """The epoch's, for every job alike; in a trial only those whose owners opted in have part in it."""
         opted_in = job.partition("/")[0] in self.settings.opted_in
-        return self._trust(job, opted_in, self._now_s)
+        return self._trust if opted_in or self._trust.mode is not Mode.TRIAL else Trust(Mode.TRIAL)
 
     def _keep(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
         """In shadow a receipt is kept when what is proposed changes, not at every turn."""

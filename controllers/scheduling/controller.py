@@ -16,13 +16,14 @@ from typing import Protocol
 import numpy as np
 
 from collectors.base import Permanent, Temporary
-from controllers.decision import Decision, Policy, Trust, confirm, decide, plain
-from controllers.scheduling.cluster import Cluster, Shape
+from controllers.decision import Decision, Mode, Policy, Trust, confirm, decide, plain
+from controllers.scheduling.cluster import Shape
 from controllers.scheduling.interference import Load, columns
 from controllers.scheduling.policies import Steering, backfill
 from controllers.scheduling.predict import Durations
 from controllers.scheduling.state import State
 from controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, Verb, Waiting
+from controllers.scheduling.whatif import occupied
 
 UNKNOWN = Load("unknown", *[math.nan] * 6)
 
@@ -96,6 +97,8 @@ class SchedulingController:
     durations: Durations = field(default_factory=Durations)
     failures: dict[str, str] = field(default_factory=dict, init=False)
     """Gates that could not be written in the last turn, and why."""
+    differed: list[str] = field(default_factory=list, init=False)
+    """Jobs for which policy and baseline would have done different things in the last turn, within the shield."""
     _running: dict[str, JobSeen] = field(default_factory=dict, init=False)
     _risen: list[tuple[float, float]] = field(default_factory=list, init=False)
     _first: set[str] = field(default_factory=set, init=False)
@@ -104,7 +107,7 @@ class SchedulingController:
 
     def turn(self, snapshot: Snapshot) -> list[Decision]:
         """Every gated job once, in our order. Never raises for one job's sake."""
-        self.failures = {}
+        self.failures, self.differed = {}, []
         try:
             if self.doors is not None:
                 self.doors.release_overdue()
@@ -131,7 +134,11 @@ class SchedulingController:
         )  # fmt: skip
         proposed = self.shield.decide(seen, Steer(**{**receipt.proposed, "verb": Verb(receipt.proposed["verb"])}))
         same = plain(proposed.action) == receipt.baseline
-        chance, counts = (1.0, True) if same else (trust.designed, treated)
+        if not same and (trust.designed > 0 or trust.mode is Mode.SHADOW):
+            self.differed.append(job.name)
+        # the coin is the epoch's (`epochs`), and so is its receipt: within one, nothing is drawn of a single job
+        counts = same or treated
+        chance = float(counts)
         self.keep(receipt, chance=chance, treated=counts)
         done = self._carry_out(job, action, receipt)
         if done is not None:
@@ -209,20 +216,8 @@ class SchedulingController:
         return found
 
     def _state(self, snapshot: Snapshot, jobs: Sequence[JobSeen]) -> State:
-        cluster = Cluster(snapshot.shape)
-        per_node = snapshot.shape.per_node
-        for number, job in enumerate(jobs):
-            if job.nodes:
-                seats = [
-                    gpu
-                    for node, count in job.nodes.items()
-                    for gpu in (node * per_node + np.flatnonzero(cluster.free()[node])[:count]).tolist()
-                ]
-                if seats:
-                    cluster.put(number, np.asarray(seats))
-        for node, count in snapshot.closed.items():
-            free = np.flatnonzero(cluster.free()[node])
-            cluster.close(node * per_node + free[len(free) - min(count, len(free)) :])
+        running = {number: job.nodes for number, job in enumerate(jobs) if job.nodes}
+        cluster = occupied(snapshot.shape, running, snapshot.closed)
         ran_s = [snapshot.at_s - job.started_s if math.isfinite(job.started_s) else 0.0 for job in jobs]
         return State(
             cluster,

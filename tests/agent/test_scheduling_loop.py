@@ -28,6 +28,7 @@ from controllers.actuators.kube_queue import BOOST, CONTROLLER, HOLD_UNTIL, Kube
 from controllers.actuators.kube_queue_follow import GangDoors, QueueView, StaleView
 from controllers.actuators.kube_rights import Right, scheduling_rights
 from controllers.decision import Decision, Mode, Trust
+from controllers.scheduling.epochs import UNIT
 from controllers.scheduling.settings import SchedulingSettings
 from tests.controllers.kube_scenes import client_with, rules_of
 from tests.controllers.test_kube_queue import kueue, read, workload  # noqa: F401  a fixture
@@ -86,7 +87,8 @@ def loop_on(
     kept: list[Decision] = []
 
     def keep(decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
-        kept.append(decision)
+        if decision.unit != UNIT:  # the hour's own receipt: tests/controllers/test_scheduling_epochs.py
+            kept.append(decision)
 
     settings = SchedulingSettings(enabled=True, act=act, kueue=with_kueue, gpu_resource=resource)
     kube = kube or KubeClient(cluster.api)

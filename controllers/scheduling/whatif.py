@@ -1,0 +1,118 @@
+"""What an order would do from here on, played out: when each job that waits would start.
+
+For receipts and for what a policy is worth, not for decisions: lengths are given, so nothing of the play depends on
+what is learned while it is compared. No neighbours and no faults; a gang's pace does not depend on where it sits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controllers.scheduling.cluster import Cluster, Shape
+from controllers.scheduling.interference import Load, columns
+from controllers.scheduling.policies import backfill
+from controllers.scheduling.predict import Durations
+from controllers.scheduling.state import Start, State
+
+_UNKNOWN = Load("unknown", *[math.nan] * 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A job in a play. `lasts_s`: how long it runs, from the beginning of the play where it runs already (then
+    `nodes` says where, GPUs by node's place); `comes_s`: when it is first seen (Unix s)."""
+
+    name: str
+    gpus: int
+    comes_s: float
+    submitted_s: float
+    lasts_s: float
+    priority: int = 0
+    nodes: Mapping[int, int] = field(default_factory=dict)
+
+
+class _Given(Durations):
+    """Lengths as given; who runs past its own has a second left."""
+
+    def __init__(self, lasts_s: Mapping[str, float]) -> None:
+        super().__init__()
+        self._lasts_s = lasts_s
+
+    def quantile(
+        self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0, name: str = ""
+    ) -> float:
+        return max(self._lasts_s[name], age_s + 1.0)
+
+
+def occupied(shape: Shape, nodes: Mapping[int, Mapping[int, int]], closed: Mapping[int, int]) -> Cluster:
+    """A cluster with jobs (by number) on so many GPUs of each node, and so many GPUs a node that take nobody."""
+    cluster, per_node = Cluster(shape), shape.per_node
+    for number, held in nodes.items():
+        seats = [
+            gpu
+            for node, count in held.items()
+            for gpu in (node * per_node + np.flatnonzero(cluster.free()[node])[:count]).tolist()
+        ]
+        if seats:
+            cluster.put(number, np.asarray(seats))
+    for node, count in closed.items():
+        free = np.flatnonzero(cluster.free()[node])
+        cluster.close(node * per_node + free[len(free) - min(count, len(free)) :])
+    return cluster
+
+
+def starts_s(
+    shape: Shape,
+    closed: Mapping[int, int],
+    parts: Sequence[Part],
+    from_s: float,
+    order: Callable[[State], None] = backfill,
+) -> dict[str, float]:
+    """When each job that does not run yet starts (Unix s); infinite for those that never do. `order`: plain
+    backfill by priority and submission, or another that starts what it would start now."""
+    jobs = sorted(parts, key=lambda part: (-part.priority, part.submitted_s, part.name))
+    running = {number: job.nodes for number, job in enumerate(jobs) if job.nodes}
+    cluster = occupied(shape, running, closed)
+    lasts_s = {job.name: job.lasts_s for job in jobs}
+    found = {job.name: math.inf for job in jobs if not job.nodes}
+    ends = [(from_s + jobs[number].lasts_s, number) for number in cluster.held]
+    heapq.heapify(ends)
+    began_s = dict.fromkeys(cluster.held, from_s)
+
+    def begin(start: Start) -> None:
+        job = jobs[start.job]
+        found[job.name] = began_s[start.job] = state.now_s
+        heapq.heappush(ends, (state.now_s + job.lasts_s, start.job))
+
+    state = State(
+        cluster,
+        np.asarray([job.submitted_s for job in jobs], float),
+        np.asarray([job.gpus for job in jobs], np.int64),
+        [""] * len(jobs),
+        columns([_UNKNOWN] * len(jobs)),
+        from_s,
+        done_s=np.zeros(len(jobs)),
+        rate=np.ones(len(jobs)),
+        durations=_Given(lasts_s),
+        begin=begin,
+        name=[job.name for job in jobs],
+        priority=[job.priority for job in jobs],
+    )
+    coming = sorted((max(jobs[n].comes_s, from_s), n) for n in range(len(jobs)) if n not in running)
+    while coming or (state.queue and ends):
+        state.now_s = min(coming[0][0] if coming else math.inf, ends[0][0] if ends else math.inf)
+        while ends and ends[0][0] <= state.now_s:
+            cluster.take(heapq.heappop(ends)[1])
+        arrived = [number for at_s, number in coming if at_s <= state.now_s]
+        del coming[: len(arrived)]
+        state.queue = sorted([*state.queue, *arrived])
+        for number in cluster.held:
+            state.done_s[number] = state.now_s - began_s[number]
+        if state.queue:
+            order(state)
+    return found
