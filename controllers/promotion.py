@@ -63,8 +63,8 @@ class Criteria:
 CRITERIA: Mapping[str, Criteria] = {
     # a power policy slows jobs on purpose, within their slowdown budget: the tail is held to that, not to nothing
     "power": Criteria(p95_margin=0.05, p99_margin=0.06),
-    # what counts as a job is an hour of the queue, named by itself: one coin each (`controllers.scheduling.epochs`).
-    # Its slowdown is a mean over jobs against a play that goes by predictions, and off by 0.1 to 0.15 (measured)
+    # what counts as a job is an hour of the queue, with a name and a coin of its own (`scheduling.epochs`).
+    # Its slowdown is a mean over jobs against a play that goes by predictions, and off by 0.1 to 0.3 (simulated)
     "scheduling": Criteria(block_s=math.inf, p95_margin=0.05, p99_margin=0.1, calibration=0.05),
 }
 

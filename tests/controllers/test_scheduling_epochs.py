@@ -67,7 +67,7 @@ class Town:
     jobs: Sequence[tuple[str, int, float, float]]
     trust: Callable[[float], Trust]
     shape: Shape = field(default_factory=lambda: Shape(1, 8, 1))
-    now_s: float = 0.0
+    now_s: float = -60.0
     opened: set[str] = field(default_factory=set)
     began_s: dict[str, float] = field(default_factory=dict)
     kept: dict[str, tuple[Decision, float, bool]] = field(default_factory=dict)
@@ -176,6 +176,18 @@ def test_where_both_would_do_the_same_there_is_no_receipt_and_no_outcome() -> No
     assert not any(told.stretches or told.samples for told in town.told)
 
 
+def test_a_queue_too_long_to_play_has_no_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controllers.scheduling.epochs.MOST_JOBS", 2)
+    town = Town(CROWD, lambda _at_s: TRIAL[True]).run(1200.0)
+    assert town.kept == {}
+
+
+def test_an_hour_in_which_the_daemon_began_has_no_receipt_since_its_arms_have_parted_before() -> None:
+    town = Town(CROWD, lambda _at_s: TRIAL[True], now_s=1200.0).run(1.5 * EPOCH_S)
+    assert {decision.job for decision, _, _ in town.kept.values()} <= {"epoch/1"}
+    assert town.kept
+
+
 def test_in_shadow_the_baseline_is_settled_and_its_slowdown_was_predicted() -> None:
     town = Town(CROWD, lambda _at_s: SHADOW).run(2.2 * EPOCH_S)
     (decision, chance, treated), *_ = town.kept.values()
@@ -274,7 +286,7 @@ def test_with_coins_by_epoch_a_policy_that_only_takes_from_others_is_seen_and_wi
 
 
 def lasting_world(seed: int, epochs: int, carry: float) -> tuple[list[Turn], float]:
-    """Hours of one cluster whose load wanders (autocorrelation 0.9), with an effect that depends on it, and in which
+    """Hours of one cluster whose load wanders (autocorrelation 0.9), with an effect that depends on it, and where
     an arm adds `carry` to the next hour. Returns the truth: mean effect of the hours' own arms."""
     random = np.random.default_rng((seed, 29))
     load, before, turns, effects = 0.0, False, [], []
