@@ -179,6 +179,8 @@ def faulty(request: pytest.FixtureRequest, page_server: PageServer) -> tuple[Pag
 
 
 _STUB = Path(__file__).parent / "nvml_stub" / "stub.c"
+_loaded: list[ctypes.CDLL] = []
+"""The stub, once this process has it: a fixture that another file imports is a second one to pytest."""
 
 
 @pytest.fixture(scope="session")
@@ -189,9 +191,12 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         if os.environ.get("CI"):
             pytest.fail("a C compiler is not installed")
         pytest.skip("a C compiler is not installed")
+    if _loaded:
+        return _loaded[0]
     if pynvml.nvmlLib is not None:
         pytest.skip("NVIDIA's own library is already loaded in this process")
     path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(path), str(_STUB), "-Wl,-soname,libnvidia-ml.so.1"]
     subprocess.run(command, check=True)
-    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    _loaded.append(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL))
+    return _loaded[0]
