@@ -40,7 +40,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_best import best
-from benchmarks.kernels_rows import ANCHORS, OUT, resummarise, rows, summary
+from benchmarks.kernels_rows import ANCHORS, OUT, own_gpu, resummarise, rows, summary
 from kernels.generate import known
 from kernels.generate.base import GeneratorError
 from kernels.generate.families import ALL, interprets
@@ -180,7 +180,7 @@ def dry(only: list[str], out: Path) -> None:
 
 def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float) -> None:
     """One GPU's judge: rows from a queue until it gets None."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    own_gpu(gpu)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/inductor-{os.getpid()}")
     with Judge("cuda") as judge:
         told.put(("environment", judge.environment.to_json()))

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_compile import compile_all, load
+from benchmarks.kernels_rows import own_gpu
 from kernels.candidate import Candidate
 from kernels.generate.base import Config
 from kernels.generate.families import ALL, families_of
@@ -126,7 +127,7 @@ class Bench:
 
 def measure(gpu: int, todo: Any, told: Any, folder: str) -> None:
     """A timing process: takes tables from a queue until it gets None, and tells every figure as it comes."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    own_gpu(gpu)
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.empty(1, device="cuda")
     record.replace_launcher()
