@@ -19,6 +19,12 @@ from kernels.problem import Case, Inputs, Problem
 from kernels.problems import named
 
 
+def own_gpu(gpu: int) -> None:
+    """Leave this process the `gpu`-th of the GPUs that its parent may use, before CUDA begins."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    os.environ["CUDA_VISIBLE_DEVICES"] = allowed.split(",")[gpu] if allowed else str(gpu)
+
+
 def load(made: Candidate, folder: str) -> Callable[..., Any]:
     path = Path(folder) / f"c{made.source_sha256[:24]}.py"
     if not path.exists():

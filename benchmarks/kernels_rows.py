@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,6 @@ NAMED = {
 GRADIENTS = tuple(p.name for p in PROBLEMS if p.name.endswith("_backward") or p.name == "embedding_gradient")
 """What `--only backward` stands for."""
 COMPUTE = frozenset({"flash_attention", "matmul", "fused_mlp"})
-
-
-def own_gpu(gpu: int) -> None:
-    """Leave this process the `gpu`-th of the GPUs that its parent may use, before CUDA begins."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    os.environ["CUDA_VISIBLE_DEVICES"] = allowed.split(",")[gpu] if allowed else str(gpu)
 
 
 def rows(only: list[str]) -> list[tuple[str, Case]]:

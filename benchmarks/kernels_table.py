@@ -40,7 +40,8 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_best import best
-from benchmarks.kernels_rows import ANCHORS, OUT, own_gpu, resummarise, rows, summary
+from benchmarks.kernels_compile import own_gpu
+from benchmarks.kernels_rows import ANCHORS, OUT, resummarise, rows, summary
 from kernels.generate import known
 from kernels.generate.base import GeneratorError
 from kernels.generate.families import ALL, interprets

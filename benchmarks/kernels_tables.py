@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels_compile import compile_all, load
-from benchmarks.kernels_rows import own_gpu
+from benchmarks.kernels_compile import compile_all, load, own_gpu
 from kernels.candidate import Candidate
 from kernels.generate.base import Config
 from kernels.generate.families import ALL, families_of
