@@ -118,7 +118,11 @@ class Cluster:
 
     def free(self) -> B1:
         """`[nodes, per_node]`: open GPUs with nobody on them."""
-        return np.asarray((self.tenants == NOBODY).all(2) & ~self.closed)
+        return np.asarray(self.empty() & ~self.closed)
+
+    def empty(self) -> B1:
+        """`[nodes, per_node]`: GPUs with nobody on them, open or not."""
+        return np.asarray((self.tenants[..., 0] == NOBODY) & (self.tenants[..., 1] == NOBODY))
 
     def on(self, gpu: int) -> list[int]:
         """Who sits on a GPU."""

@@ -5,7 +5,9 @@ and we have not is *late*, and goes before everything else, so that no order, ho
 wait longer for it than plain backfill would have by more than the time to free its GPUs.
 
 The twin knows a duration when the real job has ended (its work, not its time slowed by a neighbour). One that still
-runs in both worlds goes on in the twin until it ends in the real one.
+runs in both worlds goes on in the twin until it ends in the real one; what was played since it should have ended is
+then played again. So once all is known the twin is plain backfill's course itself, however much neighbours slowed
+anybody here: what it promises rests on no model of what sharing costs.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ class Twin:
     _state: State = field(init=False)
     _ends: list[tuple[float, int]] = field(default_factory=list)
     _worked_s: dict[int, float] = field(default_factory=dict)
+    _seen: list[tuple[float, int]] = field(default_factory=list)
+    _gone: list[tuple[float, int]] = field(default_factory=list)
+    """Who came and who ended there, in order of time."""
 
     def __post_init__(self) -> None:
         real = self.real
@@ -51,17 +56,59 @@ class Twin:
     def seen(self, job: int) -> None:
         """A job was submitted."""
         self._advance(self.real.now_s)
+        self._seen.append((self.real.now_s, job))
         self._state.queue.append(job)
         self._look()
 
     def ended(self, job: int, worked_s: float) -> None:
-        """A job ended in the real cluster after this much work (s of running alone)."""
+        """A job ended in the real cluster after this much work (s of running alone). Where it would have ended
+        there before now, what has been played since is played again: else a neighbour that slows a job here would
+        slow it there too, and nobody would be late however wrong the model."""
         self._advance(self.real.now_s)
         self._worked_s[job] = worked_s
-        if job in self.started_s:
-            end_s = max(self.started_s[job] + self._lasts_s(job), self.real.now_s)
+        if job not in self.started_s:
+            return
+        end_s = self.started_s[job] + self._lasts_s(job)
+        if end_s < self.real.now_s:
+            self._again(end_s)
+        else:
             heapq.heappush(self._ends, (end_s, job))
-            self._advance(self.real.now_s)
+        self._advance(self.real.now_s)
+
+    def _again(self, from_s: float) -> None:
+        """Takes back what happened there since a time, and plays it with what is known now."""
+        cluster, now_s = self._state.cluster, self._state.now_s
+        sits: list[int] = []
+        while self._gone and self._gone[-1][0] >= from_s:
+            sits.append(self._gone.pop()[1])
+        while self.started_s:
+            job, at_s = self.started_s.popitem()
+            if at_s < from_s:
+                self.started_s[job] = at_s
+                break
+            self._waited_s -= at_s - float(self._state.submit_s[job])
+            self._state.queue.append(job)
+            if job in cluster.held:
+                cluster.take(job)
+        cluster.closed[:] = False
+        for job in sits:
+            if job in self.started_s:
+                cluster.put(job, self.gpus[job])
+        self._ends = [
+            (self.started_s[job] + self._lasts_s(job), job) for job in cluster.held if job in self._worked_s
+        ]
+        heapq.heapify(self._ends)
+        came = []
+        while self._seen and self._seen[-1][0] >= from_s:
+            came.append(self._seen.pop())
+        later = {job for _, job in came}
+        self._state.queue = sorted(job for job in self._state.queue if job not in later)
+        for at_s, job in reversed(came):
+            self._advance(at_s)
+            self._seen.append((at_s, job))
+            self._state.queue.append(job)
+            self._look()
+        self._advance(now_s)
 
     def late(self) -> list[int]:
         """Who waits though the baseline would have started it, the earliest there first."""
@@ -95,13 +142,14 @@ class Twin:
         while self._ends and self._ends[0][0] <= now_s:
             self._state.now_s, job = heapq.heappop(self._ends)
             self._state.cluster.take(job)
+            self._gone.append((self._state.now_s, job))
             if self._state.queue:
                 self._look()
         self._state.now_s = now_s
 
     def _look(self) -> None:
         state = self._state
-        state.cluster.closed[:] = self.real.cluster.closed & (state.cluster.tenants == -1).all(2)
+        state.cluster.closed[:] = self.real.cluster.closed & state.cluster.empty()
         for job in state.cluster.held:
             state.done_s[job] = (state.now_s - self.started_s[job]) * state.rate[job]
         backfill(state)

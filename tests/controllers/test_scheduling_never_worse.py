@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controllers.scheduling import policies, shapes, trace
+from controllers.scheduling.predict import Durations
 from controllers.scheduling.simulate import Result, Simulation, World
 from controllers.scheduling.state import RUNS_ON, Start, State
 from controllers.scheduling.trace import Job
+from controllers.scheduling.twin import Twin
 
 LOADS = (0.5, 0.9, 1.2)
 CASES = [(name, seed, load) for name in shapes.NAMES for seed in (21, 22) for load in LOADS]
@@ -43,6 +45,33 @@ def test_the_twin_beside_us_is_plain_backfill_for_as_long_as_nobody_shares(name:
     ours = Simulation(jobs, World(), seed, twin=True)
     ours.run(policies.Steering(share=False))
     assert ours.state.twin is not None
+    started_s = [ours.state.twin.started_s[job] for job in range(len(jobs))]
+    np.testing.assert_allclose(started_s, plain.first_start_s, rtol=0, atol=1e-3)
+
+
+class _Guess(Durations):
+    """Predicts by width and age alone, so that what has ended changes no prediction."""
+
+    def quantile(
+        self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0, name: str = ""
+    ) -> float:
+        return max(2000.0 * gpus * q, 1.5 * age_s)
+
+
+@given(st.sampled_from(shapes.NAMES), st.integers(0, 10_000), st.sampled_from((0.0, 1.0)))
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_once_all_has_ended_the_twin_is_plain_backfill_however_much_guests_slowed_anybody_here(
+    name: str, seed: int, harsher: float
+) -> None:
+    jobs = jobs_of(name, 100, seed, 1.2)
+    plain, ours = Simulation(jobs, World(), seed), Simulation(jobs, World(harsher=harsher), seed, twin=True)
+    plain.state.durations = _Guess()
+    assert ours.state.twin is not None
+    ours.state.durations = _Guess()
+    ours.state.twin = Twin(ours.state)
+    plain.run(policies.backfill)
+    ours.run(policies.backfill_sharing)
+    ours.state.twin._advance(1e12)
     started_s = [ours.state.twin.started_s[job] for job in range(len(jobs))]
     np.testing.assert_allclose(started_s, plain.first_start_s, rtol=0, atol=1e-3)
 
