@@ -2,7 +2,8 @@
 
 Traces: the Philly-derived one under NIGHTSHIFT_DATA where it is there, and drawn ones of published shapes
 (`controllers/scheduling/shapes.py`). Each has its bound: the least mean completion time that anybody could reach.
-`--only NAME…` runs some of them and merges them into the committed file.
+`--only NAME…` runs some of them and merges them into the committed file. `--resume` goes on where a run was cut
+short, as long as neither the rule nor this file has changed since.
 
 Every seed leaves another part of the trace out, draws how wrong the interference model is, and scales the arrivals
 to each load. All policies run on the same jobs; ratios are paired with FIFO with backfill in the same run, with
@@ -12,10 +13,12 @@ to each load. All policies run on the same jobs; ratios are paired with FIFO wit
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,15 @@ def preemptive(order: Callable[[Simulation, int], float]) -> Run:
 
 BASELINE = "fifo_backfill"
 OURS = "steering"
+SLOPE_W = 8 * 500.0
+"""A minute, a rack of 32 GPUs: one node's start at a time."""
+
+
+def flat(jobs: list[Job], world: World, seed: int) -> Result:
+    """Ours with starts spread by the rack's slope; backfill beside it starts them all at once."""
+    return Simulation(jobs, replace(world, slope_w=SLOPE_W), seed, twin=True).run(policies.Steering())
+
+
 STEADY: dict[str, Run] = {
     BASELINE: steady(policies.backfill),
     "fifo": steady(policies.fifo),
@@ -66,6 +78,7 @@ STEADY: dict[str, Run] = {
     "backfill_sharing": steady(policies.backfill_sharing),
     "steering_without_sharing": steady(policies.Steering(share=False), twin=True),
     OURS: steady(policies.Steering(), twin=True),
+    "rack_ramp": flat,
 }
 
 
@@ -112,7 +125,6 @@ PREEMPTIVE: dict[str, Run] = {
     OURS: STEADY[OURS],
 }
 HARDER = {
-    "as_modelled": World(),
     "neighbours_1_5_times_slower": World(harsher=float(np.log(1.5))),
     "faults_every_2000_gpu_hours": World(faults=Faults(2000.0)),
 }
@@ -146,10 +158,14 @@ def table(
     loads: tuple[float, ...],
     world: World,
     done: Callable[[dict[str, Any]], None] = lambda _found: None,
+    found: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`done` is told what there is after each load, so that a run that is cut short leaves what it has."""
-    found: dict[str, Any] = {}
+    """`done` is told what there is after each load, so that a run that is cut short leaves what it has; `found`:
+    what such a run left."""
+    found = {} if found is None else found
     for load in loads:
+        if str(load) in found:
+            continue
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
         bounds: dict[str, list[float]] = {"bound": [], "bound_without_sharing": []}
         for seed, jobs in enumerate(traces):
@@ -240,6 +256,7 @@ def main() -> None:
     parser.add_argument("--main-only", action="store_true", help="only the non-preemptive tables")
     parser.add_argument("--name", default="scheduling")
     parser.add_argument("--only", nargs="+", help="only these traces, merged into the results there are")
+    parser.add_argument("--resume", action="store_true", help="leave out what a run of the same rule has measured")
     given = parser.parse_args()
     root = os.environ.get("NIGHTSHIFT_DATA")
     paths = given.trace or ([Path(root) / PHILLY] if root else [])
@@ -254,27 +271,56 @@ def main() -> None:
     if given.only and not set(given.only) <= traces.keys():
         parser.error(f"--only: {', '.join(traces)} are there")
     file = RESULTS / f"{given.name}.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if given.only and file.exists() else {}
+    kept: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    rule = rule_sha256()
+    goes_on = given.resume and kept.get("rule_sha256") == rule
+    results: dict[str, Any] = kept if goes_on or given.only else {}
+    results["rule_sha256"] = rule
     for name, drawn in traces.items():
         if given.only and name not in given.only:
             continue
         print(f"{name}: {len(drawn[0])} jobs", flush=True)
         is_shape = name.startswith("shape_")
-        about = {"jobs": len(drawn[0]), "gpus": shape.gpus}
+        if not goes_on:
+            results.pop(name, None)
+        about = results.setdefault(name, {"jobs": len(drawn[0]), "gpus": shape.gpus})
 
-        def keep(found: dict[str, Any], name: str = name, about: dict[str, Any] = about) -> None:
-            results[name] = {**about, "summary": summary(found), "loads": found}
-            write(given.name, results)
+        def measure(
+            part: str,
+            runs: dict[str, Run],
+            loads: tuple[float, ...],
+            world: World,
+            about: dict[str, Any] = about,
+            drawn: list[list[Job]] = drawn,
+        ) -> None:
+            def keep(found: dict[str, Any]) -> None:
+                about[part] = found
+                about["summary"] = summary(about["loads"])
+                write(given.name, results)
 
-        table(drawn, SHAPED if is_shape else STEADY, beside if is_shape else loads, World(shape), keep)
-        if not given.main_only and not is_shape:
-            results[name]["preemptive"] = table(drawn, PREEMPTIVE, beside, World(shape))
-            pair = {key: STEADY[key] for key in (BASELINE, OURS)}
+            table(drawn, runs, loads, world, keep, about.get(part))
+
+        if is_shape:
+            measure("loads", SHAPED, beside, World(shape))
+            continue
+        measure("loads", STEADY, loads, World(shape))
+        if not given.main_only:
+            measure("preemptive", PREEMPTIVE, beside, World(shape))
             for case, world in HARDER.items():
-                harder = World(shape, faults=world.faults, harsher=world.harsher)
-                results[name][case] = table(drawn, pair, beside, harder)
+                pair = {key: STEADY[key] for key in (BASELINE, OURS)}
+                measure(case, pair, beside, replace(world, shape=shape))
     results["decision_10000_gpus_cpu_s"] = round(decision_cpu_s(), 3)
     write(given.name, results)
+
+
+def rule_sha256() -> str:
+    """Of everything that the figures follow from: the package, and this file."""
+    package = Path(policies.__file__).parent
+    state = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(package.glob("*.py")):
+        if path.name not in ("controller.py", "epochs.py", "learn.py", "settings.py", "steer.py", "environment.py"):
+            state.update(path.read_bytes())
+    return state.hexdigest()
 
 
 if __name__ == "__main__":

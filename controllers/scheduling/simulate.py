@@ -16,6 +16,7 @@ from collectors.base import Permanent
 from controllers.scheduling.cluster import F8, Cluster, Shape, SharingRules
 from controllers.scheduling.interference import KINDS, MEASURED, Experience, Interference, columns
 from controllers.scheduling.policies import Policy
+from controllers.scheduling.ramp import Ramp
 from controllers.scheduling.state import Start, State
 from controllers.scheduling.trace import Job
 from controllers.scheduling.twin import Twin
@@ -45,6 +46,8 @@ class World:
     """A look at least this often while somebody waits (preemptive policies); 0: only when something happens."""
     harsher: float = 0.0
     """Added to every true log slowdown: how wrong the model may be before the figures turn."""
+    slope_w: float = float("inf")
+    """Rise of one rack's draw allowed within a minute: starts wait for it, on the GPUs that they have."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Result:
     busy: float
     stops: int
     shared: int
+    rises_w: F8 = field(default_factory=lambda: np.zeros(1))
+    """Of each start, by how much its rack's draw had risen within the minute up to it; 0 where it came alone."""
 
     def figures(self) -> dict[str, float]:
         """Seconds, but for shares and counts."""
@@ -73,6 +78,8 @@ class Result:
             "busy": self.busy,
             "stops": float(self.stops),
             "shared": float(self.shared),
+            "p99_rise_w": float(np.quantile(self.rises_w, 0.99)),
+            "highest_rise_w": float(self.rises_w.max()),
         }
 
 
@@ -103,6 +110,7 @@ class Simulation:
         if twin:
             self.state.twin = Twin(self.state)
         self.seed = seed
+        self.ramp = Ramp(world.shape, slope_w=world.slope_w)
         self._random = np.random.default_rng((seed, 0x51A1))
         self._by_kinds = self._random.normal(0.0, world.model.spread, (len(KINDS), len(KINDS)))
         self._kind = [max(kind, 0) for kind in kinds]
@@ -165,9 +173,9 @@ class Simulation:
 
     def _begin(self, start: Start) -> None:
         job = start.job
+        self._at_s[job] = self.ramp.begins_s(self.state.now_s, start.gpus)
         if np.isnan(self.first_start_s[job]):
-            self.first_start_s[job] = self.state.now_s
-        self._at_s[job] = self.state.now_s
+            self.first_start_s[job] = self._at_s[job]
         self.shared += start.shared
         self._changed.update((job, *self.state.cluster.neighbours(job)))
 
@@ -240,7 +248,8 @@ class Simulation:
             self.state.rate[job] = 1.0 / slower
             self._experience(job, slower)
             self._version[job] += 1
-            end_s = self.state.now_s + max(float(self._left_s[job]), 0.0) / float(self.state.rate[job])
+            from_s = max(self.state.now_s, float(self._at_s[job]))
+            end_s = from_s + max(float(self._left_s[job]), 0.0) / float(self.state.rate[job])
             heapq.heappush(self._events, (end_s, _END, job, self._version[job]))
         self._changed.clear()
 
@@ -278,4 +287,5 @@ class Simulation:
         wait_s, jct_s = self.first_start_s - submit_s, self.end_s - submit_s
         span_s = float(np.max(self.end_s) - submit_s[0])
         busy = self._busy_s / (span_s * self.world.shape.gpus)
-        return Result(wait_s, jct_s, (jct_s - wait_s) / alone_s, busy, self.stops, self.shared)
+        slowed, rises_w = (jct_s - wait_s) / alone_s, np.asarray(self.ramp.rises_w)
+        return Result(wait_s, jct_s, slowed, busy, self.stops, self.shared, rises_w)

@@ -17,6 +17,7 @@ from controllers.scheduling.cluster import Cluster, Shape, SharingRules
 from controllers.scheduling.interference import KINDS, MEASURED, QUANTILE, Experience, columns, fit, load_of
 from controllers.scheduling.predict import Durations
 from controllers.scheduling.preemptive import Preemptive, least_attained
+from controllers.scheduling.ramp import Ramp
 from controllers.scheduling.simulate import Faults, Simulation, World
 from controllers.scheduling.state import State
 from controllers.scheduling.trace import Job
@@ -284,3 +285,34 @@ def test_the_bound_of_one_queue_of_whole_machine_jobs_is_shortest_first() -> Non
     quiet = load_of("language", np.random.default_rng(0))
     jobs = [Job(str(k), 0.0, 64, 100.0 * (k + 1), quiet) for k in range(3)]
     assert least_mean_jct_s(jobs, 64) == pytest.approx((100 + 300 + 600) / 3)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 90.0), st.integers(0, 8), st.integers(1, 24)), min_size=1, max_size=25),
+    st.floats(500.0, 9000.0),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_racks_draw_rises_faster_than_its_slope_but_by_a_gang_that_starts_alone(
+    starts: list[tuple[float, int, int]], slope_w: float
+) -> None:
+    ramp, now_s = Ramp(Shape(6, 4, 3), slope_w=slope_w), 0.0
+    begun: list[tuple[float, dict[int, float]]] = []
+    for gap_s, first, count in starts:
+        now_s += gap_s
+        gpus = np.arange(first, min(first + count, 24))
+        at_s = ramp.begins_s(now_s, gpus)
+        assert at_s >= now_s
+        begun.append((at_s, {rack: 500.0 * int((gpus // 12 == rack).sum()) for rack in (0, 1)}))
+    for rack in (0, 1):
+        mine = [(at_s, added[rack]) for at_s, added in begun if added[rack]]
+        for at_s, _ in mine:
+            within = [w for t_s, w in mine if t_s <= at_s < t_s + 60.0]
+            assert len(within) == 1 or sum(within) <= slope_w + 1e-6
+
+
+def test_a_slope_flattens_the_simulated_racks_rise_and_every_job_still_ends() -> None:
+    steep = Simulation(JOBS, World(), 1).run(policies.backfill)
+    flat = Simulation(JOBS, World(slope_w=4000.0), 1).run(policies.backfill)
+    assert flat.figures()["p99_rise_w"] < steep.figures()["p99_rise_w"]
+    assert np.isfinite(flat.jct_s).all()
+    assert (flat.slowed > 0.999).all()
