@@ -18,7 +18,7 @@ from controllers.power.arms import Round
 from controllers.power.belief import TOP, Outlook
 from controllers.power.curves import LEVELS
 from controllers.power.features import INTERFACE
-from controllers.power.gang import DescentPolicy, Gang, GangSeen, Guard, Highest, NetworkPolicy
+from controllers.power.gang import CLOCK, DescentPolicy, Gang, GangSeen, Guard, Highest, NetworkPolicy
 from controllers.power.settings import PowerSettings
 
 Belief = tuple[Gang, Outlook, GangSeen, descent.Care]
@@ -53,20 +53,32 @@ class Decided:
     cap: int = TOP
     """Level that its racks have for it, where they have too little for all."""
 
+    on_clock: bool = False
+    """Its levels are of the SM clock; its power limit is the highest that it can have."""
+    clocks_mhz: Mapping[str, int | None] = field(default_factory=dict)
+    clock_clips: tuple[Clip, ...] = ()
+    clock_same: bool = True
+    """Whether the other arm would have led to the same clocks."""
+
+    def limit_level(self, level: int) -> int:
+        """The level of its power limits, where its policy asks for `level`."""
+        return TOP if self.on_clock else level
+
     def wishes_mw(self, level: int) -> dict[str, float]:
+        level = self.limit_level(level)
         return {uuid: float(LEVELS[min(level, self.cap)]) * mw for uuid, mw in self.highest_mw.items()}
 
     def capped(self, cap: int, belief: Belief) -> Decided:
         """With what its racks have for it; its prediction is of what is executed."""
-        if cap >= self.level:
+        if cap >= self.limit_level(self.level):
             return replace(self, cap=cap)
-        before, after = float(LEVELS[self.level]), float(LEVELS[cap])
+        before, after = float(LEVELS[self.limit_level(self.level)]), float(LEVELS[cap])
         clip = Clip("rack", before, after, "the rack has too little for all: its gangs share it")
         decision = replace(
             self.decision,
             clips=(*self.decision.clips, clip),
-            executed=cap,
-            prediction=_expected(belief[1], cap),
+            executed=TOP if self.on_clock else cap,  # on the clock: free
+            prediction={} if self.on_clock else _expected(belief[1], cap),
         )
         return replace(self, cap=cap, decision=decision)
 
@@ -81,15 +93,17 @@ class Decided:
         limits = {u: orders.limits_mw[u] for u in self.highest_mw if u in orders.limits_mw}
         whole = replace(
             self.decision,
-            clips=self.decision.clips + clips,
+            clips=self.decision.clips + self.clock_clips + clips,
             executed={"level": self.decision.executed, "limits_mw": limits if acts else {}},
         )
+        if self.on_clock:
+            whole.executed["clocks_mhz"] = dict(self.clocks_mhz) if acts else {}
         if not acts and self.present != self.level:  # nothing is executed, and it is not at the baseline by itself
             return whole, 0.0, False
         same = self.level == self.other
         if not same and acts and 0.0 < self.trust.designed < 1.0:
             other = instead(self.decision.unit, self.other)
-            same = around.same_with(other, frozenset(self.highest_mw))
+            same = self.clock_same and around.same_with(other, frozenset(self.highest_mw))
         if same:
             return replace(whole, executed_propensity=1.0), 1.0, True
         return whole, self.trust.designed, self.treated
@@ -122,7 +136,7 @@ def decide_gang(
         gang.jobs.home[0] = level
     if not treated:
         gang.jobs.home[0] = gang.level
-    return Decided(decision, level, other, trust, treated, gang.level)
+    return Decided(decision, level, other, trust, treated, gang.level, on_clock=gang.lever == CLOCK)
 
 
 def _expected(seen: Outlook, level: int) -> dict[str, float]:

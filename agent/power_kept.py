@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controllers.decision import plain
+from controllers.power.clocks import Memory as ClockMemory
 from controllers.power.gang import Gang
 from controllers.power.shield import Memory
 
@@ -21,6 +22,8 @@ class Kept:
     gangs: dict[str, Gang] = field(default_factory=dict)
     released: dict[str, float] = field(default_factory=dict)
     gone: Mapping[str, Any] = field(default_factory=dict)
+    clocks: ClockMemory = field(default_factory=ClockMemory)
+    on_clock: dict[str, Gang] = field(default_factory=dict)
 
     @classmethod
     def read(cls, raw: bytes) -> Kept:
@@ -30,9 +33,15 @@ class Kept:
         sets["unread_mw"] = {u: tuple(orders) for u, orders in dict(sets.get("unread_mw") or {}).items()}
         gangs = {job: Gang.from_json(text) for job, text in body["gangs"].items()}
         released = {str(name): float(at_s) for name, at_s in body.get("released", {}).items()}
-        return cls(Memory(**sets), gangs, released, dict(body.get("gone", {})))
+        clocks: dict[str, Any] = {
+            k: frozenset(v) if isinstance(v, list) else v for k, v in body.get("clocks", {}).items()
+        }
+        on_clock = {job: Gang.from_json(text) for job, text in body.get("on_clock", {}).items()}
+        gone = dict(body.get("gone", {}))
+        return cls(Memory(**sets), gangs, released, gone, ClockMemory(**clocks), on_clock)
 
     def write(self) -> bytes:
         gangs = {job: gang.to_json() for job, gang in self.gangs.items()}
         body = {"memory": plain(self.memory), "gangs": gangs, "released": self.released, "gone": self.gone}
-        return json.dumps(body).encode()
+        on_clock = {job: gang.to_json() for job, gang in self.on_clock.items()}
+        return json.dumps({**body, "clocks": plain(self.clocks), "on_clock": on_clock}).encode()

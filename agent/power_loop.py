@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import structlog
 
+from agent.power_clocks import Clocks
 from agent.power_decide import Asked, Belief, Decided, decide_gang
 from agent.power_gone import Gone
 from agent.power_kept import Kept
@@ -88,6 +89,7 @@ class PowerLoop:
         self._racks = Racks(settings, self._gone)
         self._told: Mapping[str, NodeStatus] = {}
         self._memory = shield.Memory()
+        self._clocks = Clocks(settings.clocks)
         self._released: dict[str, float] = {}
         self._granted: dict[str, bool] = {}
         self._pending: list[tuple[Decision, tuple[str, ...], float, bool]] = []
@@ -107,7 +109,10 @@ class PowerLoop:
 
     @property
     def policy_sha256(self) -> str:
-        return fingerprint(plain(self._beliefs.care)) if self._file is None else self._file.sha256
+        if self._file is not None:
+            return self._file.sha256
+        care, clocks = plain(self._beliefs.care), self.settings.clocks
+        return fingerprint({"care": care, "clocks": clocks.model_dump()} if clocks.enabled else care)
 
     # Life
 
@@ -188,11 +193,16 @@ class PowerLoop:
                 self._memory.ordered_mw,
                 [states[r] for r in {self._racks.of_node.get(w.node, "") for w in members} if r in states],
                 now_s,
+                job in self._clocks.gangs,
             )
             for job, members in gangs.items()
         }
         self._beliefs.forget(now_s)
         gpus = self._gpus(seen, told, beliefs, now_s)
+        if s.clocks.enabled:
+            self._clocks.observe(gpus, seen, beliefs, told, self._granted, s.shield)
+            beliefs = self._clocks.believe(beliefs, gangs)
+            gpus = self._gpus(seen, told, beliefs, now_s)
         self._give_back(gpus)
         before = self._memory
         self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
@@ -217,7 +227,9 @@ class PowerLoop:
         def divided(asked: Mapping[str, int]) -> Division:
             if self._wide is None:
                 return Division()
-            asks = {job: (beliefs[job][0], level) for job, level in asked.items()}
+            asks = {
+                job: (self._beliefs.gangs[job], decided[job].limit_level(level)) for job, level in asked.items()
+            }
             return divide_racks(racks, gpus, asks, observed, now_s, self._wide, s.shield, self._sharing)
 
         def wished(asked: Mapping[str, int], division: Division) -> dict[str, float]:
@@ -230,7 +242,7 @@ class PowerLoop:
         for job, cap in division.levels.items():
             decided[job] = decided[job].capped(cap, beliefs[job])
         for job in division.probed:
-            beliefs[job][0].tried += 1
+            self._beliefs.gangs[job].tried += 1
         shares = {
             uuid: int(LEVELS[cap] * mw)
             for job, cap in division.levels.items()
@@ -245,7 +257,7 @@ class PowerLoop:
             other = {**levels, job: level}
             return wished(other, divided(other))
 
-        for made in decided.values():
+        for made in self._clocks.decide(decided, orders.memory, now_s, s.shield).values():
             receipt, chance, treated = made.through(asked, self._nodes is not None, instead)
             found.receipts.append(receipt)
             self._pending.append((receipt, tuple(made.highest_mw), chance, treated))
@@ -254,6 +266,7 @@ class PowerLoop:
         self._around.keep([(receipt, chance, treated) for receipt, _, chance, treated in self._pending])
         if self._nodes is not None:
             self._memory = orders.memory
+            self._clocks.commit()
             self._keep_state()  # an order is remembered before it is given
             found.grants = self._send(orders.memory.ordered_mw, gpus)
             self._granted = {node: grant.ok for node, grant in found.grants.items()}
@@ -283,16 +296,10 @@ class PowerLoop:
             self._follows = None
         if not changed:
             return False
-        self._pending = [
-            (
-                replace(d, executed={**d.executed, "limits_mw": {**d.executed["limits_mw"], **mine}}),
-                uuids,
-                chance,
-                treated,
-            )
-            for d, uuids, chance, treated in self._pending
-            for mine in ({u: changed[u] for u in uuids if u in changed},)
-        ]
+        for number, (d, uuids, chance, treated) in enumerate(self._pending):
+            limits = {**d.executed["limits_mw"], **{u: changed[u] for u in uuids if u in changed}}
+            later = replace(d, executed={**d.executed, "limits_mw": limits})
+            self._pending[number] = (later, uuids, chance, treated)
         self._around.keep([(receipt, chance, treated) for receipt, _, chance, treated in self._pending])
         self._keep_state()
         grants = self._send(orders.memory.ordered_mw, gpus)
@@ -317,6 +324,7 @@ class PowerLoop:
         names = frozenset(n for n, at_s in asked.items() if n in seen and at_s > self._released.get(n, -math.inf))
         if names:
             self._memory = shield.give_back(self._memory, gpus, names)
+            self._clocks.give_back(gpus, names)
             self._released |= {name: asked[name] for name in names}
             self._log.info("given back to power control", names=sorted(names))
 
@@ -361,9 +369,8 @@ class PowerLoop:
         if self._nodes is None:
             return {}
         gpus = [gpu for gpu in gpus if gpu.node not in self._gone.nodes]
-        grants = self._nodes.grant(
-            leases(ordered_mw, gpus, self._memory, self._around.term(), self.settings.lease_s)
-        )
+        term, ttl_s = self._around.term(), self.settings.lease_s
+        grants = self._nodes.grant(leases(ordered_mw, gpus, self._memory, term, ttl_s, self._clocks.memory))
         for node, grant in grants.items():
             if not grant.ok:
                 self._log.warning("power lease not granted", node=node, said=grant.said)
@@ -375,16 +382,18 @@ class PowerLoop:
         """Stores the receipts of the turn before, with what was read back."""
         done = []
         for decision, uuids, chance, treated in self._pending:
-            if back := {u: enforced_mw.get(u) for u in uuids if u in decision.executed["limits_mw"]}:
-                read = confirm(decision, {"level": decision.executed["level"], "limits_mw": back})
-                done.append((read, chance, treated))
+            back = {u: enforced_mw.get(u) for u in uuids if u in decision.executed["limits_mw"]}
+            if back or decision.executed.get("clocks_mhz"):
+                read = {**decision.executed, "limits_mw": back, **self._clocks.read_back(decision.executed)}
+                done.append((confirm(decision, read), chance, treated))
         self._pending = []
         if done:
             self._around.keep(done)
 
     def _keep_state(self) -> None:
-        gangs, gone = self._beliefs.gangs, self._gone.to_json()
-        self._around.store(Kept(self._memory, gangs, self._released, gone).write())
+        gangs, gone, clocks = self._beliefs.gangs, self._gone.to_json(), self._clocks
+        kept = Kept(self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs)
+        self._around.store(kept.write())
 
     def _take_over(self) -> None:
         """Forgets this process's own past and takes up what the daemon that led before kept."""
@@ -398,3 +407,4 @@ class PowerLoop:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._log.warning("power state of before not readable; begins anew", error=str(error))
         self._memory, self._beliefs.gangs, self._released = kept.memory, kept.gangs, kept.released
+        self._clocks.memory, self._clocks.gangs = kept.clocks, kept.on_clock

@@ -8,13 +8,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from controllers.actuators.power_nodes import NodeStatus
-from controllers.power import shield
+from controllers.power import clocks, shield
 
 
 def leases(
-    ordered_mw: Mapping[str, int], gpus: Iterable[shield.Gpu], memory: shield.Memory, term: int, ttl_s: float
-) -> dict[str, Mapping[str, Any]]:
-    """Node → lease (`power_leases.Lease`). None for a limit that a person set, nor for a node that lied."""
+    ordered_mw: Mapping[str, int],
+    gpus: Iterable[shield.Gpu],
+    memory: shield.Memory,
+    term: int,
+    ttl_s: float,
+    locks: clocks.Memory,
+) -> dict[str, dict[str, Any]]:
+    """Node → lease (`power_leases.Lease`). None for a limit that a person set, nor for a node that lied. Clocks are
+    in it only where there are any: a node agent from before they were takes the rest."""
     by_node: dict[str, dict[str, int]] = defaultdict(dict)
     held: dict[str, int] = {}
     for gpu in gpus:
@@ -22,7 +28,7 @@ def leases(
             by_node[gpu.node][gpu.uuid] = ordered_mw[gpu.uuid]
         if gpu.enforced_mw is not None and gpu.uuid in memory.confirmed:
             held[gpu.uuid] = gpu.enforced_mw
-    return {
+    found: dict[str, dict[str, Any]] = {
         node: {
             "id": "power",
             "term": term,
@@ -32,6 +38,13 @@ def leases(
         }
         for node, limits in by_node.items()
     }
+    for lease in found.values():
+        mine = lease["limits_mw"]
+        if ordered := {u: mhz for u, mhz in locks.ordered_mhz.items() if u in mine}:
+            lease["clocks_mhz"] = ordered
+        if left := sorted(locks.manual & mine.keys()):
+            lease["clocks_left"] = left
+    return found
 
 
 def complaints(told: Mapping[str, NodeStatus], before: Mapping[str, NodeStatus]) -> list[tuple[str, str]]:

@@ -83,9 +83,11 @@ class Beliefs:
         ordered_mw: Mapping[str, int],
         racks: Iterable[RackState],
         now_s: float,
+        on_clock: bool = False,
     ) -> Belief:
         """The gang after this window, what is believed of it, and what a policy sees. `speed`: work per second and
-        its age. A window teaches where its limit was read as ordered, and the same all along."""
+        its age. A window teaches where its limit was read as ordered, and the same all along; not while the gang's
+        clock is what is moved."""
         self._seen_s[job] = now_s
         ranges = [power_range(self._settings, w, told) for w in members]
         lowest = max(level_of(low / high) for low, high in ranges)
@@ -97,9 +99,13 @@ class Beliefs:
             gang = self.gangs[job] = Gang.start(lowest)
         budget = self._settings.slowdown_of.get(job.partition("/")[0], self._settings.shield.slowdown)
         care = replace(self.care, budget=budget)
-        steady = level >= 0 and all(
-            w.steady and abs(w.limit_w * 1000.0 - ordered_mw.get(w.uuid, w.limit_w * 1000.0)) < 1000.0
-            for w in members
+        steady = (
+            level >= 0
+            and not on_clock
+            and all(
+                w.steady and abs(w.limit_w * 1000.0 - ordered_mw.get(w.uuid, w.limit_w * 1000.0)) < 1000.0
+                for w in members
+            )
         )
         if level >= 0:
             gang.level = level

@@ -17,6 +17,7 @@ import numpy as np
 from collectors.frame import StepSeries
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
+from detectors.throttle import POWER_CAP, REASONS
 
 _COLUMNS = {
     "draw_w": "gpu_power_w",
@@ -26,6 +27,10 @@ _COLUMNS = {
     "dram_active": "gpu_dram_active_ratio",
     "temperature_c": "gpu_temperature_c",
 }
+
+
+_THROTTLED = POWER_CAP | sum(REASONS)
+"""Bits of the throttle reasons."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,11 @@ class GpuWindow:
     dram_active: float
     temperature_c: float
     steady: bool = True
+    clock_now_mhz: float = math.nan  # the newest reading, when, and the extremes of the window
+    clock_read_s: float = -math.inf
+    clock_low_mhz: float = math.nan
+    clock_high_mhz: float = math.nan
+    throttled: bool = False  # at any reading, by heat, a power brake or the power limit
 
 
 @dataclass
@@ -55,6 +65,9 @@ class _Sums:
     read_s: float = -math.inf
     low_w: float = math.inf
     high_w: float = -math.inf
+    clock_mhz: list[float] = field(default_factory=list)
+    clock_read_s: float = -math.inf
+    reasons: int = 0
 
     @property
     def steady(self) -> bool:
@@ -80,6 +93,7 @@ class Windows:
         if frame is not None:
             columns = {name: frame.column(metric) for name, metric in _COLUMNS.items()}
             read_s = frame.times_s("gpu_power_limit_w")
+            clock_s, reasons = frame.times_s("gpu_sm_clock_mhz"), frame.column("gpu_throttle_reasons")
             for row, gpu in enumerate(frame.index.subjects):
                 sums = self._gpus[gpu]
                 for name, column in columns.items():
@@ -90,6 +104,10 @@ class Windows:
                 if math.isfinite(columns["limit_w"][row]) and math.isfinite(read_s[row]):
                     sums.limit_w, sums.read_s = float(columns["limit_w"][row]), float(read_s[row])
                     sums.low_w, sums.high_w = min(sums.low_w, sums.limit_w), max(sums.high_w, sums.limit_w)
+                if math.isfinite(columns["clock_mhz"][row]) and math.isfinite(clock_s[row]):
+                    sums.clock_mhz.append(float(columns["clock_mhz"][row]))
+                    sums.clock_read_s = float(clock_s[row])
+                    sums.reasons |= int(reasons[row]) if math.isfinite(reasons[row]) else 0
         for series in tick.steps:
             self._take_steps(series)
 
@@ -142,6 +160,11 @@ class Windows:
                     **{**mean, "limit_w": sums.limit_w},
                     read_s=sums.read_s,
                     steady=sums.steady,
+                    clock_now_mhz=sums.clock_mhz[-1] if sums.clock_mhz else math.nan,
+                    clock_read_s=sums.clock_read_s,
+                    clock_low_mhz=min(sums.clock_mhz, default=math.nan),
+                    clock_high_mhz=max(sums.clock_mhz, default=math.nan),
+                    throttled=bool(sums.reasons & _THROTTLED),
                 )
             )
         return gpus

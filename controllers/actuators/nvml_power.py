@@ -32,7 +32,8 @@ class NvmlPower:
                 default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
                 now = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)
                 clock = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                found[str(pynvml.nvmlDeviceGetUUID(handle))] = Range(low, high, default, now, clock)
+                runs = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+                found[str(pynvml.nvmlDeviceGetUUID(handle))] = Range(low, high, default, now, clock, runs)
         except pynvml.NVMLError as error:
             raise Temporary(f"NVML: {error}") from error
         return found

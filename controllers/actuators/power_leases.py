@@ -8,7 +8,8 @@ both the old and the new one.
 
 A limit that is not the one that was set here was set by a person: it is left as it is, by leases and fallback
 alike, and told. At the start, when nothing was set here yet, that is any limit below the fallback that no lease
-explains.
+explains. A clock is locked once, not at every renewal; one that runs above the lock that was set here, or that the
+agent says is a person's (`clocks_left`), is not touched, and not freed when the lease ends.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from collectors.base import Permanent, Temporary
 
 MAX_LEASE_S = 600.0
+CLOCK_STEP_MHZ = 15
+"""A clock above its lock by more is not under it: the driver rounds to supported clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Range:
     default_mw: int
     now_mw: int  # enforced
     max_clock_mhz: int
+    clock_mhz: int = 0  # as it runs; 0: not known
 
 
 class Device(Protocol):
@@ -54,6 +58,7 @@ class Lease(BaseModel):
     ttl_s: float = Field(gt=0, le=MAX_LEASE_S)
     limits_mw: dict[str, int] = Field(min_length=1)
     clocks_mhz: dict[str, int] = Field(default_factory=dict, description="SM clock at most, of GPUs that are named")
+    clocks_left: tuple[str, ...] = Field((), description="GPUs whose clock a person set: not touched")
     held_mw: dict[str, int] = Field(
         default_factory=dict, description="What the agent had ordered before; this machine may have forgotten it"
     )
@@ -74,7 +79,9 @@ class PowerLeases:
         self._term = 0
         self._owed = False
         self._set: dict[str, int] = {}
-        self._locked: set[str] = set()
+        self._locked: dict[str, int] = {}  # by us, and not freed since; 0: it is not known whether it took
+        self._clock_by_hand: set[str] = set()
+        self._left: frozenset[str] = frozenset()
         ranges = device.ranges()
         for uuid, found in ranges.items():
             if fallback_mw is not None and not found.min_mw <= fallback_mw <= found.max_mw:
@@ -116,6 +123,8 @@ class PowerLeases:
             self._term, self._lease, self._ends_s = lease.term, lease, now_s + lease.ttl_s
             try:
                 self._apply({**self._fallback, **lease.limits_mw})
+                self._clock_by_hand -= self._left - set(lease.clocks_left)  # given back
+                self._left = frozenset(lease.clocks_left)
                 self._clocks(lease.clocks_mhz)
             except (Temporary, Permanent):
                 self._end()
@@ -147,23 +156,35 @@ class PowerLeases:
             }
             by_hand = sorted(uuid for uuid, found in ranges.items() if self._by_hand(uuid, found.now_mw))
             lease = self._lease.id if self._lease else None
-            return {"lease": lease, "left_s": left_s, "term": self._term, "gpus": gpus, "by_hand": by_hand}
+            told = {"lease": lease, "left_s": left_s, "term": self._term, "gpus": gpus, "by_hand": by_hand}
+            return {**told, "clocks_by_hand": sorted(self._clock_by_hand)}
 
     def _by_hand(self, uuid: str, now_mw: int) -> bool:
         return self._set.get(uuid) != now_mw
 
     def _clocks(self, clocks_mhz: Mapping[str, int]) -> None:
         failed: list[str] = []
-        for uuid in sorted(self._locked | set(clocks_mhz)):
-            wanted_mhz = clocks_mhz.get(uuid)
-            self._locked.add(uuid)
+        ranges = self._device.ranges() if self._locked else {}
+        self._clock_by_hand |= self._left
+        for uuid in sorted(self._locked.keys() | clocks_mhz.keys()):
+            wanted_mhz, mine_mhz = clocks_mhz.get(uuid), self._locked.get(uuid, 0)
+            if mine_mhz and uuid in ranges and ranges[uuid].clock_mhz > mine_mhz + CLOCK_STEP_MHZ:
+                self._clock_by_hand.add(uuid)
+            if uuid in self._clock_by_hand:
+                self._locked.pop(uuid, None)
+                continue
+            if wanted_mhz is not None and wanted_mhz == mine_mhz:
+                continue
+            self._locked[uuid] = 0
             try:
                 self._device.lock_clock(uuid, wanted_mhz)
             except (Temporary, Permanent) as error:
                 failed.append(f"{uuid}: {error}")
                 continue
             if wanted_mhz is None:
-                self._locked.discard(uuid)
+                del self._locked[uuid]
+            else:
+                self._locked[uuid] = wanted_mhz
         if failed:
             raise Temporary("clocks not set: " + "; ".join(failed))
 

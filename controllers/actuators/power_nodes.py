@@ -82,6 +82,7 @@ class NodeStatus:
     gpus: Mapping[str, NodeGpu] = field(default_factory=dict)
     left_s: float = math.nan
     error: str = ""
+    clocks_by_hand: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,8 @@ class PowerNodes:
                 return NodeStatus(error=self._refused[node])
             fields = NodeGpu.__dataclass_fields__
             gpus = {str(u): NodeGpu(**{name: int(g[name]) for name in fields}) for u, g in body["gpus"].items()}
-            return NodeStatus(gpus, float(body["left_s"]))
+            by_hand = frozenset(map(str, body.get("clocks_by_hand", ())))
+            return NodeStatus(gpus, float(body["left_s"]), clocks_by_hand=by_hand)
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
             return NodeStatus(error=f"{address}: {type(error).__name__}: {error}"[:300])
 

@@ -15,13 +15,14 @@ after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controllers.power.curves import LEVELS, Floats, on_levels, synthetic
+from controllers.power.curves import LEVELS, Curve, Floats, on_levels, synthetic
 
 Ints = NDArray[np.int64]
 Float32s = NDArray[np.float32]
@@ -60,9 +61,12 @@ class Bank:
         return _Model(self)
 
     @classmethod
-    def make(cls, count: int = 768, seed: int = 7, steep: float = STEEP) -> Bank:
-        """`steep`: log time that a job is ever asked about; where more is, the model is finer below."""
-        time, draw = on_levels(synthetic(count, np.random.default_rng(seed)))
+    def make(
+        cls, count: int = 768, seed: int = 7, steep: float = STEEP, curves: Sequence[Curve] | None = None
+    ) -> Bank:
+        """`steep`: log time that a job is ever asked about; where more is, the model is finer below. `curves`: of
+        another lever than the power limit."""
+        time, draw = on_levels(synthetic(count, np.random.default_rng(seed)) if curves is None else curves)
         log = np.minimum(np.log(time), steep)
         mean = log.mean(0)
         parts = np.linalg.svd(log - mean, full_matrices=False)[2][:PARTS].T

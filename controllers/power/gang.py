@@ -21,7 +21,8 @@ from controllers.power.belief import TOP, Bank, N, Outlook
 from controllers.power.curves import LEVELS, Floats
 from controllers.power.features import ACTIONS, PROBE, STEPS, features
 
-POWER = "power"
+POWER, CLOCK = "power", "clock"
+"""Levers: shares of the highest power limit, of the highest SM clock."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,24 @@ class Gang:
     """Windows in which its reference was asked for, since its last change of phase (`share.divide`)."""
 
     @classmethod
-    def start(cls, lowest: int) -> Gang:
-        return cls(descent.Jobs.start(np.array([lowest])))
+    def start(cls, lowest: int, lever: str = POWER) -> Gang:
+        return cls(descent.Jobs.start(np.array([lowest])), lever=lever)
+
+    def on_clock(self, lowest: int) -> Gang:
+        """The same gang on the other lever, with what is known of its reference: highest limit, free clock."""
+        other, mine = Gang.start(lowest, CLOCK), self.jobs.windows
+        for name in ("count", "speed", "draw"):
+            getattr(other.jobs.windows, name)[0, TOP] = getattr(mine, name)[0, TOP]
+        other.jobs.looks[0] = int(mine.count[0, TOP])
+        return other
+
+    def unbound(self, care: descent.Care) -> bool:
+        """Whether its power limit was seen to save nothing, at a reference that is known."""
+        count = float(self.jobs.windows.count[0, TOP])
+        if count < care.first or int(self.jobs.home[0]) != TOP:
+            return False
+        drawn = float(self.jobs.windows.draw[0, TOP]) / count
+        return bool(self.jobs.given_up[0]) or drawn <= care.idle * float(LEVELS[int(self.jobs.lowest[0])])
 
     def to_json(self) -> str:
         w = self.jobs.windows

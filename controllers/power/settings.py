@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from collectors.node_objects import Settings as NodeObjectsSettings
 from controllers.actuators.power_nodes import Settings as NodesSettings
 from controllers.power.breaker import Settings as BreakerSettings
+from controllers.power.clocks import Settings as ClockSettings
 from controllers.power.shield import Settings as ShieldSettings
 
 
@@ -41,6 +42,9 @@ class PowerSettings(BaseModel):
     kubernetes: NodeObjectsSettings | None = Field(
         None,
         description="Asks whether a silent node's Node object is deleted; none: its rack's draw is not known",
+    )
+    clocks: ClockSettings = Field(
+        default_factory=ClockSettings, description="SM clock locks where no power limit can bind"
     )
     window_s: float = Field(30.0, ge=5, le=300, description="Telemetry that one decision rests on (s)")
     lease_s: float = Field(

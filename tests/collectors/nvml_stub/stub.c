@@ -136,7 +136,9 @@ int nvmlDeviceSetGpuLockedClocks(device_t *d, unsigned int low, unsigned int hig
 int nvmlDeviceResetGpuLockedClocks(device_t *d) { GUARD(d); if (denied) return NO_PERMISSION; clock_mhz[d->index] = 0; return OK; }
 int nvmlDeviceGetTotalEnergyConsumption(device_t *d, unsigned long long *v) { GUARD(d); *v = energy[d->index] += 612; return OK; }
 int nvmlDeviceGetTemperature(device_t *d, int s, unsigned int *v) { (void)s; GUARD(d); *v = 60 + d->index; return OK; }
-int nvmlDeviceGetClockInfo(device_t *d, int t, unsigned int *v) { GUARD(d); *v = t == 1 ? 1980 : 3201; return OK; }
+int nvmlDeviceGetClockInfo(device_t *d, int t, unsigned int *v) {
+  GUARD(d); *v = t != 1 ? 3201 : clock_mhz[d->index] ? clock_mhz[d->index] : 1980; return OK;
+}
 int nvmlGpmQueryDeviceSupport(device_t *d, gpm_support_t *s) { GUARD(d); s->supported = !unsupported[d->index]; return OK; }
 int nvmlGpmSampleAlloc(void **s) { static char memory[4096]; *s = &memory[samples++ % 4096]; return OK; }
 int nvmlGpmSampleFree(void *s) { (void)s; samples--; return OK; }

@@ -1,0 +1,228 @@
+"""What no proposal to lock SM clocks passes unchecked. Pure; beside the power limits' shield, never inside it.
+
+A power limit never binds on work that waits for memory: it draws less than any limit. A lower SM clock does. But a
+locked clock is no promise of power: the budget's proof counts enforced power limits alone (`shield.worst_mw`), and
+nothing here enters it. A lock is an upper bound of the clock, from the highest down, by bounded steps; a free clock
+has none. Freeing is always allowed and always whole.
+
+NVML tells no lock back, so it is read back by its effect, the SM clock: a GPU that works above its lock does not
+have it. One that was read within it and then works above it, or whose clock stays below it (or stays low when it is
+free) with no throttle reason, is held by a person: its clock is never touched again until it is given back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controllers.decision import Clip
+from controllers.power import shield
+from controllers.power.limits import Gpu
+
+GRID_MHZ = 15
+"""Step of the SM clocks that NVIDIA's data centre GPUs support (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
+FREE_SHARE = 0.97
+"""Of its highest clock, what a GPU whose clock nobody holds runs at."""
+TWICE = 2
+"""Turns that a clock above a lock that had held has to be seen: a node that forgot it locks it again in between."""
+
+
+class Settings(BaseModel):
+    """SM clock locks, where no power limit can bind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = Field(False, description="Also propose locked SM clocks; without `power.act` a shadow")
+    floor_share: float = Field(0.5, ge=0.3, le=1, description="No clock is locked below this share of its highest")
+    step_share: float = Field(0.05, gt=0, le=0.2, description="A lock goes down by this share at once, at most")
+    max_mhz: int = Field(1980, gt=0, description="Highest SM clock of a GPU whose node was not asked yet (MHz)")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The clock of one GPU (MHz; NaN: not known). `high_mhz`: the highest reading of the window."""
+
+    gpu: Gpu
+    max_mhz: int
+    now_mhz: float
+    high_mhz: float
+    read_s: float
+    throttled: bool = False  # heat, a power brake or the power limit holds the clock
+    busy: bool = True  # an idle GPU's clock is low by itself
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is remembered between turns; plain, so that it can be kept and restored. By GPU."""
+
+    ordered_mhz: Mapping[str, int] = field(default_factory=dict)  # not in it: free
+    changed_s: Mapping[str, float] = field(default_factory=dict)
+    confirmed: frozenset[str] = frozenset()  # whose lock was read back
+    odd: Mapping[str, int] = field(default_factory=dict)  # turns running that it was not read back
+    manual: frozenset[str] = frozenset()  # whose clock a person took over
+    liars: frozenset[str] = frozenset()  # nodes that said locked and did not
+
+
+@dataclass(frozen=True)
+class Orders:
+    """`changed_mhz`: clocks to be locked, or freed (None); what is not in it stays."""
+
+    changed_mhz: Mapping[str, int | None]
+    clips: Mapping[str, tuple[Clip, ...]]
+    memory: Memory
+
+
+def observe(
+    seen: Iterable[Seen],
+    memory: Memory,
+    granted: Mapping[str, bool],
+    s: shield.Settings,
+    by_hand: frozenset[str] = frozenset(),
+) -> Memory:
+    """Reads locks back. `granted`: node → whether it said that it had carried the last lease out; `by_hand`: GPUs
+    whose nodes saw a person change the clock."""
+    confirmed, liars, odd = set(memory.confirmed) - by_hand, set(memory.liars), dict(memory.odd)
+    manual = memory.manual | by_hand
+    for one in seen:
+        gpu, uuid = one.gpu, one.gpu.uuid
+        after = one.read_s >= memory.changed_s.get(uuid, math.inf)
+        if uuid in manual or not after or not math.isfinite(one.now_mhz) or not gpu.seen_age_s <= s.stale_s:
+            continue
+        lock_mhz = memory.ordered_mhz.get(uuid)
+        above = lock_mhz is not None and one.now_mhz > lock_mhz + GRID_MHZ
+        lower_mhz = one.max_mhz * FREE_SHARE if lock_mhz is None else lock_mhz - GRID_MHZ
+        below = not above and one.high_mhz < lower_mhz and one.busy and not one.throttled
+        if lock_mhz is not None and not above:
+            confirmed.add(uuid)
+        if not (above or below):
+            odd.pop(uuid, None)
+        elif granted.get(gpu.node, False):
+            odd[uuid] = odd.get(uuid, 0) + 1
+            if above and uuid not in confirmed:
+                if odd[uuid] >= shield.PATIENCE:
+                    liars.add(gpu.node)
+            elif odd[uuid] >= (TWICE if above else shield.PATIENCE):
+                manual |= {uuid}
+                confirmed.discard(uuid)
+    ordered = {u: mhz for u, mhz in memory.ordered_mhz.items() if u not in manual}
+    return replace(
+        memory, ordered_mhz=ordered, confirmed=frozenset(confirmed), manual=manual,
+        liars=frozenset(liars), odd=odd,
+    )  # fmt: skip
+
+
+def decide(
+    seen: Iterable[Seen],
+    wishes: Mapping[str, float],
+    memory: Memory,
+    limits: shield.Memory,
+    now_s: float,
+    s: shield.Settings,
+    own: Settings,
+) -> Orders:
+    """What of the wishes (job → share of the highest clock; none, or 1: free) may be done now. Both memories after
+    `observe`; `limits` is read, never changed."""
+    gangs: dict[str, list[Seen]] = defaultdict(list)
+    for one in seen:
+        gangs[one.gpu.job or f"\0{one.gpu.uuid}"].append(one)  # one without a job is a gang of its own
+    changed: dict[str, int | None] = {}
+    clips: dict[str, list[Clip]] = defaultdict(list)
+    for job, members in gangs.items():
+        mine = [one for one in members if one.gpu.uuid not in memory.manual]
+        wish = wishes.get(job)
+        share, clip = _gang(job, members, wish, memory, limits, now_s, s, own)
+        for one in members:
+            uuid = one.gpu.uuid
+            if clip is not None:
+                clips[uuid].append(clip)
+            if one not in mine or share is None:
+                continue
+            before = memory.ordered_mhz.get(uuid)
+            after = None if share >= 1.0 else int(share * one.max_mhz) // GRID_MHZ * GRID_MHZ
+            if after != before:
+                changed[uuid] = after
+    ordered = {**memory.ordered_mhz, **{u: mhz for u, mhz in changed.items() if mhz is not None}}
+    ordered = {u: mhz for u, mhz in ordered.items() if changed.get(u, mhz) is not None}
+    return Orders(
+        changed,
+        {uuid: tuple(found) for uuid, found in clips.items()},
+        replace(
+            memory,
+            ordered_mhz=ordered,
+            changed_s={**memory.changed_s, **dict.fromkeys(changed, now_s)},
+            confirmed=memory.confirmed - changed.keys(),
+            odd={uuid: turns for uuid, turns in memory.odd.items() if uuid not in changed},
+        ),
+    )
+
+
+def _gang(
+    job: str,
+    members: list[Seen],
+    wish: float | None,
+    memory: Memory,
+    limits: shield.Memory,
+    now_s: float,
+    s: shield.Settings,
+    own: Settings,
+) -> tuple[float | None, Clip | None]:
+    """(share of the highest clock that a gang gets as a whole, 1: free, None: it stays as it is; what clipped it).
+
+    A gang works at the pace of its slowest, so where one of it cannot be locked, none is.
+    """
+    wish = 1.0 if wish is None or not math.isfinite(wish) else wish
+    if limits.locked_until_s.get(job, -math.inf) > now_s:
+        return 1.0, Clip("slowdown", wish, 1.0, f"{job} was slowed too much: its clock is free")
+    never = _unlockable(members, memory, limits)
+    if never is not None:
+        return 1.0, None if wish >= 1.0 else Clip(never[0], wish, 1.0, never[1])
+    for one in members:
+        holds = shield.held(one.gpu, limits, s)
+        if holds is None and not now_s - one.read_s <= s.stale_s:
+            holds = "stale", f"its clock was not read for {now_s - one.read_s:.0f} s"
+        if holds is None and one.gpu.uuid in memory.odd:
+            holds = "read-back", f"{one.gpu.uuid} does not run at the clock that it was given; is it a person's?"
+        if holds is not None:
+            return None, Clip(f"clock {holds[0]}", wish, None, holds[1])
+    if wish >= 1.0:
+        return 1.0, None
+    present = min(memory.ordered_mhz.get(one.gpu.uuid, one.max_mhz) / one.max_mhz for one in members)
+    share = max(wish, own.floor_share, present - own.step_share)
+    clip = None if share <= wish else Clip("clock", wish, share, "bounded steps, and not below the floor")
+    since_s = now_s - max(memory.changed_s.get(one.gpu.uuid, -math.inf) for one in members)
+    if since_s < s.dwell_s and abs(share - present) * max(one.max_mhz for one in members) >= GRID_MHZ:
+        return None, Clip("clock dwell", wish, None, f"changed {since_s:.0f} s ago")
+    unread = [u for one in members if (u := one.gpu.uuid) in memory.ordered_mhz and u not in memory.confirmed]
+    if share < present and unread:
+        return None, Clip("clock read-back", wish, None, f"the lock of {unread[0]} was not read back yet")
+    return share, clip
+
+
+def _unlockable(members: list[Seen], memory: Memory, limits: shield.Memory) -> tuple[str, str] | None:
+    for one in members:
+        gpu = one.gpu
+        if gpu.job == "":
+            return "clock", "no job"
+        if gpu.uuid in memory.manual:
+            return "clock manual", f"a person set the clock of {gpu.uuid}"
+        if gpu.node in memory.liars or gpu.node in limits.liars:
+            return "clock lockout", f"{gpu.node} said that it had set what it had not"
+        if gpu.uuid in limits.manual or gpu.uuid not in limits.ordered_mw:
+            return "clock", f"{gpu.uuid} has no lease: its power limit is not ours"
+    return None
+
+
+def give_back(memory: Memory, gpus: Iterable[Gpu], names: frozenset[str]) -> Memory:
+    """A person gave GPUs (by UUID) or all of a node's back: their clocks are free, and ours to change."""
+    uuids = {gpu.uuid for gpu in gpus if gpu.uuid in names or gpu.node in names}
+    return replace(
+        memory,
+        manual=memory.manual - uuids,
+        liars=memory.liars - names,
+        odd={uuid: turns for uuid, turns in memory.odd.items() if uuid not in uuids},
+        changed_s={uuid: at_s for uuid, at_s in memory.changed_s.items() if uuid not in uuids},
+    )
