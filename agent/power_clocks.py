@@ -35,12 +35,16 @@ class Clocks:
     memory: clocks.Memory
     gangs: dict[str, Gang]
 
-    def __init__(self, settings: clocks.Settings) -> None:
+    def __init__(self, settings: clocks.Settings, may: bool = True) -> None:
         self.settings, self.memory, self.gangs = settings, clocks.Memory(), {}
-        self._bank = clock_bank() if settings.enabled else None
+        self._bank = clock_bank() if settings.enabled and may else None
         self._seen: list[clocks.Seen] = []
         self._next = self.memory
         self._top: dict[str, int] = {}
+
+    @property
+    def on(self) -> bool:
+        return self._bank is not None
 
     def observe(
         self,

@@ -89,7 +89,7 @@ class PowerLoop:
         self._racks = Racks(settings, self._gone)
         self._told: Mapping[str, NodeStatus] = {}
         self._memory = shield.Memory()
-        self._clocks = Clocks(settings.clocks)
+        self._clocks = Clocks(settings.clocks, file is None)  # a learned policy knows limits alone
         self._released: dict[str, float] = {}
         self._granted: dict[str, bool] = {}
         self._pending: list[tuple[Decision, tuple[str, ...], float, bool]] = []
@@ -199,7 +199,7 @@ class PowerLoop:
         }
         self._beliefs.forget(now_s)
         gpus = self._gpus(seen, told, beliefs, now_s)
-        if s.clocks.enabled:
+        if self._clocks.on:
             self._clocks.observe(gpus, seen, beliefs, told, self._granted, s.shield)
             beliefs = self._clocks.believe(beliefs, gangs)
             gpus = self._gpus(seen, told, beliefs, now_s)
