@@ -9,6 +9,8 @@ static and memory power, and dynamic power that falls with the clock to a voltag
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from controllers.power.belief import STEEP, Bank
@@ -41,6 +43,7 @@ def synthetic_clocks(count: int, rng: np.random.Generator, noise: float = 0.01) 
     return curves
 
 
+@cache
 def clock_bank(count: int = 768, seed: int = 11) -> Bank:
     """What is believed of clocks before a job is seen."""
     return Bank.make(steep=STEEP, curves=synthetic_clocks(count, np.random.default_rng(seed)))

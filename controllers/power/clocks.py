@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -61,6 +61,7 @@ class Memory:
 
     ordered_mhz: Mapping[str, int] = field(default_factory=dict)  # not in it: free
     changed_s: Mapping[str, float] = field(default_factory=dict)
+    read_s: Mapping[str, float] = field(default_factory=dict)  # the reading that was looked at last
     confirmed: frozenset[str] = frozenset()  # whose lock was read back
     odd: Mapping[str, int] = field(default_factory=dict)  # turns running that it was not read back
     manual: frozenset[str] = frozenset()  # whose clock a person took over
@@ -77,7 +78,7 @@ class Orders:
 
 
 def observe(
-    seen: Iterable[Seen],
+    seen: Sequence[Seen],
     memory: Memory,
     granted: Mapping[str, bool],
     s: shield.Settings,
@@ -89,7 +90,9 @@ def observe(
     manual = memory.manual | by_hand
     for one in seen:
         gpu, uuid = one.gpu, one.gpu.uuid
-        after = one.read_s >= memory.changed_s.get(uuid, math.inf)
+        after = one.read_s >= memory.changed_s.get(uuid, math.inf) and one.read_s > memory.read_s.get(
+            uuid, -math.inf
+        )
         if uuid in manual or not after or not math.isfinite(one.now_mhz) or not gpu.seen_age_s <= s.stale_s:
             continue
         lock_mhz = memory.ordered_mhz.get(uuid)
@@ -109,8 +112,9 @@ def observe(
                 manual |= {uuid}
                 confirmed.discard(uuid)
     ordered = {u: mhz for u, mhz in memory.ordered_mhz.items() if u not in manual}
+    read_s = {one.gpu.uuid: one.read_s for one in seen if math.isfinite(one.read_s)}
     return replace(
-        memory, ordered_mhz=ordered, confirmed=frozenset(confirmed), manual=manual,
+        memory, ordered_mhz=ordered, read_s=read_s, confirmed=frozenset(confirmed), manual=manual,
         liars=frozenset(liars), odd=odd,
     )  # fmt: skip
 

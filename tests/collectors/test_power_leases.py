@@ -172,6 +172,22 @@ def test_clocks_are_locked_with_a_lease_and_free_without(device: NvmlPower, nvml
             leases.grant(json.dumps({**body, "clocks_mhz": wrong}).encode(), 2.0)
 
 
+def test_a_persons_clock_is_left_when_it_is_seen_or_told(device: NvmlPower, nvml_library: ctypes.CDLL) -> None:
+    """Above our lock the node sees it; below, the agent says so; neither a renewal nor the end touches it."""
+    leases = PowerLeases(device, FALLBACK_MW)
+    body = {**json.loads(lease()), "clocks_mhz": {GPUS[0]: 1200, GPUS[1]: 1200, GPUS[2]: 1200}}
+    leases.grant(json.dumps(body).encode(), 0.0)
+    device.lock_clock(GPUS[0], 1500)
+    device.lock_clock(GPUS[1], 900)
+    leases.grant(json.dumps({**body, "clocks_left": [GPUS[1]]}).encode(), 1.0)
+    assert leases.status(1.0)["clocks_by_hand"] == [GPUS[0], GPUS[1]]
+    leases.turn(100.0)
+    leases.close()
+    assert [nvml_library.stub_clock(i) for i in range(3)] == [1500, 900, 0]
+    leases.grant(json.dumps(body).encode(), 101.0)
+    assert [nvml_library.stub_clock(i) for i in range(3)] == [1500, 1200, 1200], "the second was given back"
+
+
 def test_without_the_right_the_lease_is_refused_and_says_why(device: NvmlPower, nvml_library: ctypes.CDLL) -> None:
     leases = PowerLeases(device, FALLBACK_MW)
     nvml_library.stub_deny(1)

@@ -100,16 +100,15 @@ class World:
         orders = clocks.decide(seen, self.wishes, before, self.limits, self.now_s, LIMITS, OWN)
         check(orders, before, self)
         self.memory = orders.memory
+        self.granted = False
         if not silent:
             lease = {
                 "id": "p", "term": 1, "ttl_s": 90.0, "limits_mw": dict.fromkeys(GPUS, MAX),
                 "clocks_mhz": dict(self.memory.ordered_mhz), "clocks_left": sorted(self.memory.manual),
             }  # fmt: skip
-            try:
+            with suppress(Temporary):
                 self.node.grant(json.dumps(lease).encode(), self.now_s)
                 self.granted = True
-            except Temporary:
-                self.granted = False
         with suppress(Temporary):  # it is owed, and tried again
             self.node.turn(self.now_s)
         return orders
@@ -140,7 +139,7 @@ def check(orders: clocks.Orders, before: clocks.Memory, w: World) -> None:
 def test_whatever_happens_a_persons_clock_stays_and_without_an_agent_ours_are_free(
     events: list[tuple[str, object, object]],
 ) -> None:
-    w = World()
+    w, kept = World(), dict[str, int | None]()
     w.turn()
     for what, one, other in events:
         if what == "wish":
@@ -167,8 +166,12 @@ def test_whatever_happens_a_persons_clock_stays_and_without_an_agent_ours_are_fr
                 assert not any(JOB[u] == one for u in w.memory.ordered_mhz), "freed at once, whatever the dwell"
         for _ in range(int(one) if what in ("silence", "wait") else 1):  # type: ignore[call-overload]
             w.turn(silent=what == "silence")
-        for uuid in w.by_hand.keys() & w.memory.manual:
-            assert w.card.lock[uuid] is None or w.card.lock[uuid] % 2 or w.card.lock[uuid] % 15 == 0
+        kept = {**kept, str(one): w.card.lock[str(one)]} if what == "person" and one in kept else kept
+        assert all(w.card.lock[uuid] == mhz for uuid, mhz in kept.items()), (
+            "whose clock is a person's is not touched"
+        )
+        told = w.node.status(w.now_s)["clocks_by_hand"]  # what the node saw, or was told in time
+        kept |= {uuid: w.card.lock[uuid] for uuid in told}
     seized = {u: w.card.lock[u] for u in w.memory.manual | set(w.node.status(w.now_s)["clocks_by_hand"])}
     w.turn(silent=True)
     w.card.broken = False
