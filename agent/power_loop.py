@@ -24,9 +24,10 @@ from agent.power_clocks import Clocks
 from agent.power_decide import Asked, Belief, Decided, decide_gang
 from agent.power_gone import Gone
 from agent.power_kept import Kept
-from agent.power_parts import Around, Happened, Trusts, Turn
+from agent.power_parts import Around, Happened, Turn
 from agent.power_racks import Racks
 from agent.power_send import complaints, leases
+from agent.power_telling import Receipt, Telling
 from agent.power_view import Beliefs, power_range, shield_gpu
 from agent.power_windows import GpuWindow, Windows
 from collectors.base import Permanent, Temporary
@@ -34,8 +35,8 @@ from collectors.seal import fingerprint
 from collectors.subject import Inventory
 from collectors.tick import Tick
 from controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
-from controllers.decision import Decision, Trust, confirm, plain
-from controllers.outcome import Sample, Stretch
+from controllers.decision import plain
+from controllers.outcome import Stretch
 from controllers.policy_file import PolicyFile
 from controllers.power import shield
 from controllers.power.arms import Round, newly_locked
@@ -45,7 +46,6 @@ from controllers.power.division import Division, divide_racks
 from controllers.power.rack import RANGE
 from controllers.power.settings import PowerSettings
 from controllers.power.share import Sharing
-from controllers.power.worth import reference, worth
 from controllers.promotion import Health
 
 _WAITING = 4
@@ -92,11 +92,7 @@ class PowerLoop:
         self._clocks = Clocks(settings.clocks, file is None)  # a learned policy knows limits alone
         self._released: dict[str, float] = {}
         self._granted: dict[str, bool] = {}
-        self._pending: list[tuple[Decision, tuple[str, ...], float, bool]] = []
-        self._owed = Health()
-        self._mutex = threading.Lock()
-        self._turned_s = math.nan
-        self._jobs: frozenset[str] = frozenset()
+        self._telling = Telling(around)
         self._closed_s = -math.inf
         self._queue: queue.Queue[tuple[float, bool] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
@@ -126,7 +122,7 @@ class PowerLoop:
             self._queue.put(None)
             self._thread.join(30.0)
             self._thread = None
-        self._settle({})
+        self._telling.settle({}, self._clocks.read_back)
         if self._nodes is not None:
             self._nodes.close()
 
@@ -138,7 +134,7 @@ class PowerLoop:
         self._windows.take(tick)
         tripped = self._racks.look(tick, self._windows)
         if tripped:
-            self._tell(Health(budget_events=tripped))
+            self._telling.health(Health(budget_events=tripped))
         if self._closed_s == -math.inf:
             self._closed_s = tick.at_s
         due = bool(tripped) or tick.at_s - self._closed_s >= self.settings.window_s
@@ -207,9 +203,12 @@ class PowerLoop:
         before = self._memory
         self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
         self._gone.look(self._racks.silent, gpus, self._memory, now_s)
-        self._settle({g.uuid: g.enforced_mw for g in gpus})
-        self._look_back(beliefs, {j: {self._racks.of_node.get(w.node, "") for w in gangs[j]} for j in gangs}, now_s)
-        trusts = self._trusts(len(gangs), newly_locked(before, self._memory), now_s)
+        self._telling.settle({g.uuid: g.enforced_mw for g in gpus}, self._clocks.read_back)
+        racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
+        overdrawn = {name for name in s.racks if self._racks.open(name, now_s)}
+        self._telling.window(beliefs, racks_of, overdrawn, now_s)
+        drift = () if self._asked is None else self._asked.drift.found(now_s)
+        trusts = self._telling.trusts(Health(len(gangs), newly_locked(before, self._memory), drift=drift))
         found = Turn()
         if self._around.halted():
             self._around.count("halted")
@@ -260,10 +259,9 @@ class PowerLoop:
         for made in self._clocks.decide(decided, orders.memory, now_s, s.shield).values():
             receipt, chance, treated = made.through(asked, self._nodes is not None, instead)
             found.receipts.append(receipt)
-            self._pending.append((receipt, tuple(made.highest_mw), chance, treated))
+            self._telling.pending.append(Receipt(receipt, tuple(made.highest_mw), chance, treated))
             self._around.count("fallback" if receipt.fallback else "clipped" if receipt.clips else "as proposed")
-        # before anything is done, so that no crash loses one
-        self._around.keep([(receipt, chance, treated) for receipt, _, chance, treated in self._pending])
+        self._telling.keep()
         if self._nodes is not None:
             self._memory = orders.memory
             self._clocks.commit()
@@ -273,7 +271,7 @@ class PowerLoop:
             self._follows = Waiting(racks, wishes, shares, told, beliefs) if orders.waiting else None
         self._around.happened(Happened(now_s, [Stretch(d.id, d.unit, d.job, now_s) for d in found.receipts]))
         if self._nodes is None:
-            self._pending.clear()
+            self._telling.pending.clear()
         for name, rack in racks.items():
             room = shield.headroom_mw(rack, [g for g in gpus if g.rack == name], self._memory, s.shield)
             self._around.gauge(name, room / 1000.0, self._racks.open(name, now_s))
@@ -296,11 +294,7 @@ class PowerLoop:
             self._follows = None
         if not changed:
             return False
-        for number, (d, uuids, chance, treated) in enumerate(self._pending):
-            limits = {**d.executed["limits_mw"], **{u: changed[u] for u in uuids if u in changed}}
-            later = replace(d, executed={**d.executed, "limits_mw": limits})
-            self._pending[number] = (later, uuids, chance, treated)
-        self._around.keep([(receipt, chance, treated) for receipt, _, chance, treated in self._pending])
+        self._telling.ordered(changed)
         self._keep_state()
         grants = self._send(orders.memory.ordered_mw, gpus)
         self._granted = {node: grant.ok for node, grant in grants.items()}
@@ -328,42 +322,6 @@ class PowerLoop:
             self._released |= {name: asked[name] for name in names}
             self._log.info("given back to power control", names=sorted(names))
 
-    def _tell(self, what: Health) -> bool:
-        """What happened to the policy, at once; whether it was taken. What was not is owed, and told again."""
-        with self._mutex:
-            owed, self._owed = self._owed, Health()
-        what = Health(
-            what.turns + owed.turns, what.lockouts + owed.lockouts, 0, what.budget_events + owed.budget_events,
-            what.drift,
-        )  # fmt: skip
-        try:
-            self._around.note(what)
-        except (Temporary, Permanent) as error:
-            with self._mutex:
-                self._owed = what
-            self._log.error("store away: no policy is trusted until it is back", error=str(error))
-            return False
-        return True
-
-    def _trusts(self, turns: int, lockouts: int, now_s: float) -> Trusts:
-        """How far the policy is trusted in this turn, once everything that happened is told."""
-        drift = () if self._asked is None else self._asked.drift.found(now_s)
-        if not self._tell(Health(turns, lockouts, drift=drift)):
-            return lambda _job, _opted, _now_s: Trust()
-        return self._around.trusts()
-
-    def _look_back(self, beliefs: Mapping[str, Belief], racks: Mapping[str, set[str]], now_s: float) -> None:
-        """Tells what came of the window that ended now, and which jobs are gone. `racks`: of each job."""
-        since_s, self._turned_s = self._turned_s, now_s
-        overdrawn = {name for name in self.settings.racks if self._racks.open(name, now_s)}
-        samples = []
-        for job, (gang, _, seen, _) in beliefs.items() if math.isfinite(since_s) else ():
-            reward, slowdown = worth(seen.speed, seen.draw, reference(gang))
-            samples.append(Sample(job, since_s, now_s, reward, slowdown, bool(racks[job] & overdrawn)))
-        gone = sorted(self._jobs - beliefs.keys())
-        self._jobs = frozenset(beliefs)
-        self._around.happened(Happened(now_s, (), samples, gone))
-
     def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, Grant]:
         """Renews every node's lease with what is ordered of its GPUs; not of a node that is deleted."""
         if self._nodes is None:
@@ -378,18 +336,6 @@ class PowerLoop:
 
     # What is kept
 
-    def _settle(self, enforced_mw: Mapping[str, int | None]) -> None:
-        """Stores the receipts of the turn before, with what was read back."""
-        done = []
-        for decision, uuids, chance, treated in self._pending:
-            back = {u: enforced_mw.get(u) for u in uuids if u in decision.executed["limits_mw"]}
-            if back or decision.executed.get("clocks_mhz"):
-                read = {**decision.executed, "limits_mw": back, **self._clocks.read_back(decision.executed)}
-                done.append((confirm(decision, read), chance, treated))
-        self._pending = []
-        if done:
-            self._around.keep(done)
-
     def _keep_state(self) -> None:
         gangs, gone, clocks = self._beliefs.gangs, self._gone.to_json(), self._clocks
         kept = Kept(self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs)
@@ -397,8 +343,8 @@ class PowerLoop:
 
     def _take_over(self) -> None:
         """Forgets this process's own past and takes up what the daemon that led before kept."""
-        self._granted, self._pending, self._follows = {}, [], None
-        self._jobs, self._turned_s = frozenset(), math.nan
+        self._granted, self._follows = {}, None
+        self._telling.forget()
         kept, raw = Kept(), self._around.recall()
         if raw is not None:
             try:

@@ -1,8 +1,9 @@
 """What a lower SM clock does to a job: made-up curves, over the clock as a share of its highest.
 
 A kernel computes at the clock's pace and waits for memory at the memory's, as long as the SMs issue enough requests
-to keep it busy; below a knee that too goes at the clock's pace (roofline with a frequency-dependent memory roof:
-Q. Wang, X. Chu, "GPGPU performance estimation with core and memory frequency scaling", IEEE TPDS 2020). Its draw is
+to keep it busy; below a knee that too goes at the clock's pace. (That a kernel's time has a core side and a memory
+side, and that the latter feels the core's clock too: Q. Wang, X. Chu, "GPGPU Performance Estimation with Core and
+Memory Frequency Scaling", IEEE TPDS 31(12), 2020, pp. 2865-2881; the form here is a plainer one.) Its draw is
 static and memory power, and dynamic power that falls with the clock to a voltage floor's power of one. Drawn wide
 (domain randomisation): no curve of clocks is measured here.
 """
