@@ -18,7 +18,7 @@ from agent.power_windows import GpuWindow
 from controllers.actuators.power_nodes import NodeStatus
 from controllers.power import clocks, descent, shield
 from controllers.power.belief import TOP, Outlook
-from controllers.power.clock_curves import clock_bank
+from controllers.power.clock_curves import careful, clock_bank
 from controllers.power.clocks import FREE_SHARE, GRID_MHZ
 from controllers.power.curves import LEVELS
 from controllers.power.gang import Gang, level_of
@@ -96,7 +96,7 @@ class Clocks:
             return self._back(job, belief)
         locks = [self.memory.ordered_mhz.get(u, one.max_mhz) / one.max_mhz for u, one in seen.items()]
         gang.level = level_of(min(locks) - 1e-3) if min(locks) < 1.0 else TOP
-        mine = replace(care, idle=0.0)
+        mine = careful(care)
         before = int(gang.jobs.looks[0])
         speed = observation.speed if fit else math.nan
         found = gang.look(speed, observation.draw if fit else math.nan, self._bank, mine)

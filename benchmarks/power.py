@@ -1,29 +1,43 @@
 """Power control on measured sweeps: every controller on the same jobs and seeds; a decision's cost; training's
 cost.
 
-    python -m benchmarks.power SWEEP.csv … [--policy FILE --key PUBLIC]     (Zeus's format; see
-    controllers/power/curves.py)
+    python -m benchmarks.power SWEEP.csv … [--policy FILE --key PUBLIC] [--clocks CLOCKS.csv --tdp W]
 
-Without --policy one is trained first (about ten minutes of one core). Times are CPU seconds of this process.
+Sweeps are in Zeus's format (controllers/power/curves.py). Without --policy one is trained first (some minutes of
+one core). Times are CPU seconds of this process.
+
+The other lever, locked SM clocks, has a part of its own: the same controllers on jobs whose draw no limit binds, as
+the daemon would take them over (`agent/power_clocks.py`): of made-up curves that are not in the bank, and of a
+sweep over clocks where one is given (the same format, MHz in `power_limit`; its GPU's highest limit as --tdp).
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from agent.power_clocks import UNBOUND
 from benchmarks.report import write
 from collectors.seal import trusted_keys
 from controllers.policy_file import read
 from controllers.power import descent
+from controllers.power.baselines import Descent, PlainDescent, Static, Zeus
 from controllers.power.belief import TOP, Bank
-from controllers.power.evaluate import CANDIDATES, GOALS, OVER, evaluate, meets
+from controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
+from controllers.power.clocks import Settings as ClockSettings
+from controllers.power.curves import Curve, read_sweeps
+from controllers.power.evaluate import BUDGETS, CANDIDATES, GOALS, OVER, evaluate, meets, summary
 from controllers.power.features import INTERFACE
 from controllers.power.learn import LEARNABLE
+from controllers.power.simulate import Controller, run
+
+MHZ = ClockSettings().max_mhz
 
 
 def decision_cpu_s(gpus: int = 10_000, windows: int = 6) -> float:
@@ -40,12 +54,61 @@ def decision_cpu_s(gpus: int = 10_000, windows: int = 6) -> float:
     return max(took)
 
 
+def for_clocks(curves: Sequence[Curve]) -> list[Curve]:
+    """Those that no limit binds on, from the lowest clock that is ever locked up."""
+    found = []
+    for c in curves:
+        if c.draw_w[-1] <= UNBOUND * c.max_w:
+            kept = c.limit_w >= ClockSettings().floor_share * c.max_w - 1e-9
+            found.append(Curve(c.gpu, c.workload, c.limit_w[kept], c.time[kept], c.draw_w[kept]))
+    return found
+
+
+def clock_sets(sweep: Path | None, tdp_w: float) -> Iterator[tuple[str, list[Curve]]]:
+    """Curves over MHz; their draws as shares of the highest limit, times the highest clock."""
+    made_up = synthetic_clocks(200, np.random.default_rng(99))
+    yield (
+        "made up",
+        for_clocks([Curve(c.gpu, c.workload, c.limit_w * MHZ, c.time, c.draw_w * MHZ) for c in made_up]),
+    )
+    if sweep is not None:
+        read_in = read_sweeps(sweep)
+        shares = [Curve(c.gpu, c.workload, c.limit_w, c.time, c.draw_w / tdp_w * c.max_w) for c in read_in]
+        yield sweep.stem, for_clocks(shares)
+
+
+def clocks(sweep: Path | None, tdp_w: float, seeds: Sequence[int], windows: int = 240) -> dict[str, Any]:
+    """Set → budget → controller → score. The oracle knows the curve and has a grid of 25 MHz."""
+    care = careful(descent.Care())
+    contestants: dict[str, Callable[[], Controller]] = {
+        "descent (ships)": lambda: Descent(clock_bank(), care),
+        "plain descent": PlainDescent,
+        "Zeus MaxSlowdown": lambda: Zeus(True),
+        "Zeus ZeusCost": lambda: Zeus(False),
+        "static 90%": lambda: Static(0.9),
+        "static 80%": lambda: Static(0.8),
+        "static 70%": lambda: Static(0.7),
+    }
+    found: dict[str, Any] = {}
+    for name, curves in clock_sets(sweep, tdp_w):
+        found[name] = {"curves": len(curves)}
+        for budget in BUDGETS:
+            rows = found[name][f"{budget:.0%}"] = {}
+            for who, make in contestants.items():
+                scores = [run(curves, make(), budget, seed, windows) for seed in seeds]
+                rows[who] = {"budget": budget, **summary(scores)}
+                rows[who]["meets"] = meets(rows[who])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("sweeps", type=Path, nargs="+")
     parser.add_argument("--policy", type=Path)
     parser.add_argument("--key", type=Path, action="append", default=[])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--clocks", type=Path, help="A sweep over SM clocks")
+    parser.add_argument("--tdp", type=float, default=700.0, help="Highest power limit of its GPU (W)")
     given = parser.parse_args()
     results: dict[str, object] = {}
     if given.policy is not None:
@@ -64,6 +127,7 @@ def main() -> None:
                      for r in table["rows"]}  # fmt: skip
     results["without"] = {f"{r['budget']:.0%}": {x["left out"]: x for x in table["left_out"]
                           if x["budget"] == r["budget"]} for r in table["left_out"]}  # fmt: skip
+    results["clocks"] = clocks(given.clocks, given.tdp, range(given.seeds))
     write("power", results)
 
 

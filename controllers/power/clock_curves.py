@@ -10,10 +10,12 @@ static and memory power, and dynamic power that falls with the clock to a voltag
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
+from controllers.power import descent
 from controllers.power.belief import STEEP, Bank
 from controllers.power.curves import Curve, monotone
 
@@ -48,3 +50,10 @@ def synthetic_clocks(count: int, rng: np.random.Generator, noise: float = 0.01) 
 def clock_bank(count: int = 768, seed: int = 11) -> Bank:
     """What is believed of clocks before a job is seen."""
     return Bank.make(steep=STEEP, curves=synthetic_clocks(count, np.random.default_rng(seed)))
+
+
+def careful(care: descent.Care) -> descent.Care:
+    """As careful as this lever wants it. A draw far below the lowest limit is no reason to leave a job alone; and
+    these curves bend less than those of limits, so a level a little over the budget hides for longer: with the
+    limits' deviations 0.6 % of windows were over on 275 curves of other seeds, with these 0.3 %."""
+    return replace(care, idle=0.0, sure=care.sure + 0.3, stay_sure=care.stay_sure + 0.3)

@@ -93,16 +93,16 @@ def evaluate(
     for budget in BUDGETS:
         for name, make in contestants(policy, bank):
             runs = [ledger(curves, make(), budget, seed, windows) for seed in seeds]
-            rows.append({"budget": budget, "controller": name, **_summary([run.of() for run in runs])})
+            rows.append({"budget": budget, "controller": name, **summary([run.of() for run in runs])})
             if data and name == "descent (ships)":
                 groups += [
-                    {"budget": budget, kind: group, "curves": len(mine), **_summary([r.of(mine) for r in runs])}
+                    {"budget": budget, kind: group, "curves": len(mine), **summary([r.of(mine) for r in runs])}
                     for kind in ("gpu", "data set")
                     for group, mine in _grouped(keys[kind]).items()
                 ]
         if data:
             runs = [ledger(made_up, Descent(bank), budget, seed, windows) for seed in seeds]
-            unseen.append({"budget": budget, "left out": "synthetic", **_summary([run.of() for run in runs])})
+            unseen.append({"budget": budget, "left out": "synthetic", **summary([run.of() for run in runs])})
     if data and candidates:
         unseen += left_out(curves, {k: keys[k] for k in ("gpu", "workload")}, candidates, bank, seeds, windows)
     return {
@@ -135,7 +135,7 @@ def left_out(
                 others = [i for i in range(len(curves)) if i not in set(mine)]
                 if not others:
                     raise Permanent(f"{kind}: only {group} is there, so it cannot be left out")
-                scores = [_summary([run.of(others) for run in many]) for many in runs]
+                scores = [summary([run.of(others) for run in many]) for many in runs]
                 chosen[group] = max(range(len(candidates)), key=lambda k: _rank(scores[k]))
             scored = []
             for seed in range(len(seeds)):
@@ -145,7 +145,7 @@ def left_out(
                 )
             names = {g: asdict(candidates[k]) for g, k in chosen.items()}
             constants = {g: {x: c[x] for x in ("sure", "surer", "cliff")} for g, c in names.items()}
-            found.append({"budget": budget, "left out": kind, "constants": constants, **_summary(scored)})
+            found.append({"budget": budget, "left out": kind, "constants": constants, **summary(scored)})
     return found
 
 
@@ -158,7 +158,7 @@ def _grouped(labels: Sequence[str]) -> dict[str, list[int]]:
     return {group: [i for i, label in enumerate(labels) if label == group] for group in sorted(set(labels))}
 
 
-def _summary(scores: Sequence[Score]) -> Mapping[str, Any]:
+def summary(scores: Sequence[Score]) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for name in asdict(scores[0]):
         found[name] = round(float(np.mean([getattr(s, name) for s in scores])), 6)
