@@ -62,23 +62,21 @@ Done = tuple[dict[str, Any], str, Case, list[Choice]]
 
 
 def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:
-    """The fastest configurations of each row over all families' tables; a later path's table replaces an earlier's.
+    """The fastest configurations of each row over all families' tables; a later path's figure counts.
 
     A path is a folder of tables or a file of lines (`benchmarks.kernels_tables --single`). The best of a second
     family comes third, in case the judge refuses the first family's.
     """
-    tables: dict[str, Any] = {}
-    for path in paths:
+    found: dict[str, dict[str, known.Known]] = {}
+    for path in (p for p in paths if p.exists()):
         for part in sorted(path.glob("*.json")) if path.is_dir() else [path]:
             for table in map(json.loads, part.read_text().splitlines()):
-                tables[f"{table['family']} {table['problem']} {table['case']}"] = table
-    found: dict[str, list[known.Known]] = {}
-    for table in tables.values():
-        for item in best(table, top):
-            found.setdefault(f"{item.problem} {item.case}", []).append(item)
+                for item in best(table, top):
+                    key = f"{item.family} {sorted(item.config.items())}"
+                    found.setdefault(f"{item.problem} {item.case}", {})[key] = item
     chosen = {}
-    for key, items in found.items():
-        items.sort(key=lambda k: k.seconds)
+    for key, measured in found.items():
+        items = sorted(measured.values(), key=lambda k: k.seconds)
         others = [k for k in items if k.family != items[0].family][:2]
         first = [k for k in items[:top] if k not in others]
         chosen[key] = [(k.family, dict(k.config)) for k in first[:2] + others[:1] + first[2:] + others[1:]]

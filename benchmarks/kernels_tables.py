@@ -1,6 +1,6 @@
 """Exhaustive measurements of the parametric kernels: every configuration of a space, timed on one GPU each.
 
-    python -m benchmarks.kernels_tables [--only softmax rotary_half] [--limit 400] [--seconds 300] [--out FOLDER]
+    python -m benchmarks.kernels_tables [--only softmax …] [--where warps=4,8] [--limit 400] [--seconds 300]
 
 These are quick looks, not verdicts: a configuration is checked once against the reference's own error, then timed
 by CUDA events with L2 flushed (the median of a few calls), in one process of trust. They rank configurations, feed
@@ -22,7 +22,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,12 @@ def tasks(only: Sequence[str], without: Sequence[str] = ()) -> Iterator[tuple[Fa
                     yield family, wanted, case
 
 
-def chosen(family: Family, name: str, case: Case, limit: int) -> list[Config]:
-    """The whole space, or a fixed random part of it where that is larger than `limit`."""
-    space: list[Config] = list(family.space(name, case))
+def chosen(family: Family, name: str, case: Case, limit: int, where: Mapping[str, set[str]]) -> list[Config]:
+    """The space's points that have one of the values in `where` in each dimension named there, or a fixed random
+    part of them where they are more than `limit`."""
+    space: list[Config] = [
+        c for c in family.space(name, case) if all(str(c.get(k, "")) in v for k, v in where.items() if k in c)
+    ]
     return space if len(space) <= limit else random.Random(name + str(case)).sample(space, limit)
 
 
@@ -193,7 +196,14 @@ def table_json(family: Family, name: str, case: Case, configs: Sequence[Config],
 class Sweep:
     """All tables of one run: who compiles and times what, and what came of it."""
 
-    def __init__(self, work: Sequence[tuple[Family, str, Case]], limit: int, single: bool, out: Path) -> None:
+    def __init__(
+        self,
+        work: Sequence[tuple[Family, str, Case]],
+        limit: int,
+        single: bool,
+        out: Path,
+        where: Mapping[str, set[str]],
+    ) -> None:
         self.began_s = time.time()
         self.out, self.single = out, single
         out.mkdir(parents=True, exist_ok=True)
@@ -208,8 +218,9 @@ class Sweep:
             "torch": torch.__version__,
             "triton": importlib.import_module("triton").__version__,
         }
-        self.work = list(work)
-        self.configs = [chosen(family, name, case, limit) for family, name, case in self.work]
+        found = [(item, chosen(*item, limit, where)) for item in work]
+        self.work = [item for item, configs in found if configs]
+        self.configs = [configs for _, configs in found if configs]
         self.cubins = [[""] * len(c) for c in self.configs]
         self.found: list[dict[int, Any]] = [{} for _ in self.work]
         self.uncompiled = [set(range(0, len(c), CHUNK)) for c in self.configs]
@@ -225,7 +236,7 @@ class Sweep:
         """Until every table is done or the time is over; what there is by then is written."""
         for gpu in range(self.gpus):
             self._start_timer(gpu)
-        for number in range(max(2, (os.cpu_count() or 4) - self.gpus - 1)):
+        for number in range(max(2, len(os.sched_getaffinity(0)) - self.gpus - 1)):
             self._start_compiler(number)
         for number, ((family, name, case), configs) in enumerate(zip(self.work, self.configs, strict=True)):
             for place in range(0, len(configs), CHUNK):
@@ -323,14 +334,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="problems; default: all")
     parser.add_argument("--without", nargs="*", default=[], help="families to leave out")
+    parser.add_argument(
+        "--where",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE,…",
+        help="only these values, where a space has that name",
+    )
     parser.add_argument("--limit", type=int, default=1000, help="largest table; larger spaces are sampled")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--single", action="store_true", help="one file of lines instead of one file a table")
     options = parser.parse_args()
-    Sweep(list(tasks(options.only, options.without)), options.limit, options.single, options.out).run(
-        options.seconds
-    )
+    where = {name: set(values.split(",")) for name, _, values in (w.partition("=") for w in options.where)}
+    work = list(tasks(options.only, options.without))
+    Sweep(work, options.limit, options.single, options.out, where).run(options.seconds)
 
 
 if __name__ == "__main__":
