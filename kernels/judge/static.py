@@ -38,6 +38,7 @@ MODULES = frozenset(
         "triton.experimental.gluon",
         "triton.experimental.gluon.language",
         "triton.experimental.gluon.language.nvidia.hopper",
+        "triton.experimental.gluon.nvidia.hopper",
         "triton.language",
         "triton.language.extra",
         "triton.language.extra.cuda",

@@ -22,6 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 
 @gluon.jit
@@ -147,18 +148,13 @@ def consume(
 
 @gluon.jit
 def attend(
-    q, k, v, out, s, heads, blocks, scale,
+    q_map, k_map, v_map, o_map, s, heads, blocks, scale,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, SHARE: gl.constexpr,
 ):
     half: gl.constexpr = BM // 2
-    dtype: gl.constexpr = q.dtype.element_ty
+    dtype: gl.constexpr = q_map.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     bar: gl.constexpr = mbarrier.MBarrierLayout()
-    rows = heads * s
-    q_map = tma.make_tensor_descriptor(q, shape=[rows, D], strides=[D, 1], block_shape=[half, D], layout=layout)
-    k_map = tma.make_tensor_descriptor(k, shape=[rows, D], strides=[D, 1], block_shape=[BN, D], layout=layout)
-    v_map = tma.make_tensor_descriptor(v, shape=[rows, D], strides=[D, 1], block_shape=[BN, D], layout=layout)
-    o_map = tma.make_tensor_descriptor(out, shape=[rows, D], strides=[D, 1], block_shape=[half, D], layout=layout)
     q_room = gl.allocate_shared_memory(dtype, [2, half, D], layout)
     o_room = gl.allocate_shared_memory(dtype, [2, half, D], layout)
     k_room = gl.allocate_shared_memory(dtype, [STAGES, BN, D], layout)
@@ -191,8 +187,10 @@ def attend(
     )
 
 
-def room(size, alignment, stream):
-    return torch.empty(size, dtype=torch.int8, device="cuda")
+def tiles(tensor, rows):
+    b, h, s, d = tensor.shape
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor(tensor, [b * h * s, d], [d, 1], [rows, d], layout)
 
 
 def entry(q, k, v):
@@ -200,12 +198,12 @@ def entry(q, k, v):
     out = torch.empty((b, h, s, d), dtype=q.dtype, device=q.device)
     blocks = s // 128
     if out.numel():
-        triton.set_allocator(room)
         units = torch.cuda.get_device_properties(q.device).multi_processor_count
         programs = min(units, b * h * blocks) if $persistent else b * h * blocks
         attend[(programs,)](
-            q, k, v, out, s, b * h, blocks, 1.4426950408889634 * d**-0.5, D=d, BM=128, BN=$bn, STAGES=$stages,
-            SHARE=$share, num_warps=4, maxnreg=168,
+            tiles(q, 64), tiles(k, $bn), tiles(v, $bn), tiles(out, 64), s, b * h, blocks,
+            1.4426950408889634 * d**-0.5, D=d, BM=128, BN=$bn, STAGES=$stages, SHARE=$share, num_warps=4,
+            maxnreg=168,
         )
     return out
 """
