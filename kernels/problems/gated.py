@@ -16,6 +16,14 @@ def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def swiglu_backward_reference(
+    gradient: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """gradient, gate, up: (m, n) → gradients of gate and of up, by the operations that autograd runs."""
+    to_gate: torch.Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
+    return to_gate, gradient * F.silu(gate)
+
+
 def geglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gate, up: (m, n) → gelu(gate) · up, gelu in the tanh form (Hendrycks and Gimpel, arXiv 1606.08415)."""
     return F.gelu(gate, approximate="tanh") * up
@@ -24,6 +32,10 @@ def geglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     shape = (case["m"], case["n"])
     return draw.values(shape, case.torch_dtype), draw.normal(shape, case.torch_dtype)
+
+
+def make_backward(case: Case, draw: Draw) -> Inputs:
+    return draw.normal((case["m"], case["n"]), case.torch_dtype), *make_inputs(case, draw)
 
 
 def _liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
@@ -73,3 +85,17 @@ GEGLU = Problem(
     libraries={"liger": _liger_geglu},
     row_inputs=(0, 1),
 )
+
+SWIGLU_BACKWARD = Problem(
+    name="swiglu_backward",
+    family="swiglu",
+    reference=swiglu_backward_reference,
+    make_inputs=make_backward,
+    cases=(Case.of("bfloat16", m=16384, n=14336),),
+    axes=_AXES,
+    compulsory_bytes=lambda case: 5 * case["m"] * case["n"] * case.element_bytes,
+    flops=lambda case: 12 * case["m"] * case["n"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "nan"),
+    row_inputs=(0, 1, 2),
+)
+"""Liger has no peer here: its gradient is written over its own inputs, which a second call would then read."""

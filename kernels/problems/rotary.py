@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,12 @@ def interleaved_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     """x: (b, h, s, d); cos, sin: (s, d/2) → (b, h, s, d), rotating the pairs (0, 1), (2, 3)…"""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def interleaved_backward_reference(gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The same with the angle turned back: a rotation's gradient is its inverse."""
+    even, odd = gradient[..., 0::2], gradient[..., 1::2]
+    return torch.stack((even * cos + odd * sin, odd * cos - even * sin), dim=-1).flatten(-2)
 
 
 def half_reference(
@@ -101,4 +108,12 @@ ROTARY_HALF = Problem(
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
     gradients=(0, 1),
     libraries={"liger": _liger},
+)
+
+ROTARY_INTERLEAVED_BACKWARD = replace(
+    ROTARY_INTERLEAVED,
+    name="rotary_interleaved_backward",
+    reference=interleaved_backward_reference,
+    cases=ROTARY_INTERLEAVED.cases[1:],
+    gradients=(),
 )

@@ -48,6 +48,10 @@ TINY = {
     "softmax": {"m": 3, "n": 40},
     "rmsnorm_backward": {"m": 3, "n": 40},
     "cross_entropy_backward": {"m": 3, "v": 300},
+    "softmax_backward": {"m": 3, "n": 40},
+    "layernorm_backward": {"m": 3, "n": 40},
+    "swiglu_backward": {"m": 3, "n": 40},
+    "rotary_interleaved_backward": {"b": 2, "h": 3, "s": 5, "d": 12},
     "stencil_3x3": {"c": 2, "h": 9, "w": 36, "k": 3},
     "stencil_5x5": {"c": 2, "h": 9, "w": 36, "k": 5},
 }

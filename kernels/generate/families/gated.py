@@ -1,4 +1,4 @@
-"""SwiGLU and GEGLU over contiguous tensors as one long vector."""
+"""SwiGLU, its gradient and GEGLU over contiguous tensors as one long vector."""
 
 from __future__ import annotations
 
@@ -33,12 +33,41 @@ def entry(gate, up):
         gated[(triton.cdiv(count, $block * $steps),)](gate, up, out, count, BLOCK=$block, num_warps=$warps)
     return out
 """
+BACKWARD = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gated_gradient(gradient, gate, up, to_gate, to_up, count, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCK * $steps)
+    for step in tl.static_range($steps):
+        at = first + step * BLOCK + tl.arange(0, BLOCK)
+        d = tl.load(gradient + at, mask=at < count, other=0.0$load).to(tl.float32)
+        g = tl.load(gate + at, mask=at < count, other=0.0$load).to(tl.float32)
+        u = tl.load(up + at, mask=at < count, other=0.0$load).to(tl.float32)
+        s = 1.0 / (1.0 + tl.exp(-g))
+        y = d * u * s * (1.0 + g * (1.0 - s))
+        tl.store(to_gate + at, y.to(to_gate.dtype.element_ty), mask=at < count$store)
+        tl.store(to_up + at, (d * g * s).to(to_up.dtype.element_ty), mask=at < count$store)
+
+
+def entry(gradient, gate, up):
+    to_gate, to_up = torch.empty_like(gate), torch.empty_like(up)
+    count = gate.numel()
+    if count:
+        gated_gradient[(triton.cdiv(count, $block * $steps),)](
+            gradient, gate, up, to_gate, to_up, count, BLOCK=$block, num_warps=$warps
+        )
+    return to_gate, to_up
+"""
 INNER = {"swiglu": "g", "geglu": "1.5957691216057308 * (g + 0.044715 * g * g * g)"}
 
 
 class Gated:
     name = "gated"
-    problems = ("swiglu", "geglu")
+    problems = ("swiglu", "geglu", "swiglu_backward")
 
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
@@ -55,4 +84,6 @@ class Gated:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
+        if problem not in INNER:
+            return render(problem, BACKWARD, config, layouts="contiguous offset", like=case)
         return render(problem, BODY, {**config, "inner": INNER[problem]}, layouts="contiguous offset", like=case)

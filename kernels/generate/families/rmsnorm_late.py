@@ -9,7 +9,7 @@ tile and frees the registers for more rows in flight.
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import MASKS, POLICIES, STORES
+from kernels.generate.rows import KEPT, MASKS, POLICIES
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -58,7 +58,7 @@ class RmsNormLate:
         def admits(config: Config) -> bool:
             return 4 <= int(config["rows"]) * width / (32 * int(config["warps"])) <= 64
 
-        return Space.of(admits, rows=(1, 2, 4, 8), warps=(1, 2, 4, 8, 16, 32), load=POLICIES, store=STORES)
+        return Space.of(admits, rows=(1, 2, 4, 8), warps=(1, 2, 4, 8, 16, 32), load=POLICIES, store=KEPT)
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         values = {**config, "masks": MASKS}

@@ -7,7 +7,7 @@ vectors. The rotation of q and k is one launch; it may write into its inputs ("i
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES, STORES
+from kernels.generate.rows import KEPT, POLICIES
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -33,7 +33,7 @@ def rotate(x, cos, sin, out, s, half, heads, TILE: tl.constexpr, HALF: tl.conste
         live = inside & (head + 0 * place < heads)
         v = tl.load(x + at, mask=live, other=0.0$load).to(tl.float32)
         even, odd = tl.split(tl.reshape(v, (TILE, HALF, 2)))
-        y = tl.join(even * c - odd * d, even * d + odd * c)
+        y = $turned
         y = tl.reshape(y, (TILE, 2 * HALF)).to(out.dtype.element_ty)
         tl.store(out + at, y, mask=live$store)
 
@@ -97,35 +97,40 @@ def entry(q, k, cos, sin):
         )
     $result
 """
+TURNED = {
+    "rotary_interleaved": "tl.join(even * c - odd * d, even * d + odd * c)",
+    "rotary_interleaved_backward": "tl.join(even * c + odd * d, odd * c - even * d)",
+}
 NEW = "q_out, k_out = torch.empty_like(q), torch.empty_like(k)"
 
 
 class Rotary:
     name = "rotary"
-    problems = ("rotary_interleaved", "rotary_half")
+    problems = ("rotary_interleaved", "rotary_interleaved_backward", "rotary_half")
 
     def space(self, problem: str, case: Case) -> Space:
-        width = case["d"] if problem == "rotary_interleaved" else case["d"] // 2
+        width = case["d"] if problem in TURNED else case["d"] // 2
 
         def admits(config: Config) -> bool:
             held = int(config["tile"]) * width / (32 * int(config["warps"]))
             return 4 <= held <= 32
 
-        places = ("new",) if problem == "rotary_interleaved" else ("new", "in_place")
+        places = ("new",) if problem in TURNED else ("new", "in_place")
         return Space.of(
             admits,
             tile=(4, 8, 16, 32, 64),
             heads=(1, 2, 4),
             warps=(2, 4, 8),
             load=POLICIES,
-            store=STORES,
+            store=KEPT,
             place=places,
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         values = dict(config)
         keys = {"bounds": "d 2..512 /2"}
-        if problem == "rotary_interleaved":
+        if problem in TURNED:
+            values["turned"] = TURNED[problem]
             return render(problem, PAIRS, values, layouts="contiguous offset", keys=keys, like=case)
         written = config["place"] == "in_place"
         values["outputs"] = "q_out, k_out = q, k" if written else NEW

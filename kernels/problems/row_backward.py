@@ -1,0 +1,96 @@
+"""Gradients of row operations as autograd runs them: from the output (softmax), from saved statistics (layernorm).
+
+The functions are defined for any statistics, so those are drawn, not computed: the same bits on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+
+def softmax_reference(gradient: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """gradient, out (softmax's result): (m, n) → out · (gradient − Σ gradient · out), (m, n)."""
+    made: torch.Tensor = torch.ops.aten._softmax_backward_data(gradient, out, -1, out.dtype)
+    return made
+
+
+def make_softmax(case: Case, draw: Draw) -> Inputs:
+    shape, n = (case["m"], case["n"]), max(1, case["n"])
+    return draw.values(shape, case.torch_dtype), draw.uniform(shape, case.torch_dtype, 0.0, 2.0 / n)
+
+
+def _liger_softmax(gradient: torch.Tensor, out: torch.Tensor) -> Any:
+    from liger_kernel.ops.softmax import _softmax_backward
+    from liger_kernel.ops.utils import calculate_settings
+
+    return _softmax_backward(gradient, out, *calculate_settings(out.shape[-1]), False)
+
+
+def layernorm_reference(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """gradient, x: (m, n); weight: (n,); mean, scale (one over the standard deviation): (m,) → gradients of x
+    (m, n), of weight and of bias (n,), sums in float32 or wider."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    g, r = gradient.to(wide), scale.to(wide)[:, None]
+    normal, gw = (x.to(wide) - mean.to(wide)[:, None]) * r, gradient.to(wide) * weight.to(wide)
+    inner, middle = (gw * normal).mean(-1, keepdim=True), gw.mean(-1, keepdim=True)
+    dx = r * (gw - middle - normal * inner)
+    return dx.to(x.dtype), (g * normal).sum(0).to(weight.dtype), g.sum(0).to(weight.dtype)
+
+
+def make_layernorm(case: Case, draw: Draw) -> Inputs:
+    shape, dtype = (case["m"], case["n"]), case.torch_dtype
+    rows = (case["m"],)
+    mean, scale = draw.normal(rows, torch.float32, 0.25), draw.uniform(rows, torch.float32, 0.5, 2.0)
+    return draw.normal(shape, dtype), draw.values(shape, dtype), draw.weights((case["n"],), dtype), mean, scale
+
+
+def _aten_layernorm(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor
+) -> Any:
+    """torch's own kernels, as autograd calls them."""
+    rows = mean[:, None], scale[:, None]
+    every = [True, True, True]
+    return torch.ops.aten.native_layer_norm_backward(gradient, x, [x.shape[-1]], *rows, weight, weight, every)
+
+
+def _liger_layernorm(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor
+) -> Any:
+    from liger_kernel.ops.layer_norm import layer_norm_backward
+
+    return layer_norm_backward(gradient, x, weight, weight, mean, scale)
+
+
+SOFTMAX_BACKWARD = Problem(
+    name="softmax_backward",
+    family="softmax",
+    reference=softmax_reference,
+    make_inputs=make_softmax,
+    cases=(Case.of("float16", m=4096, n=4096), Case.of("bfloat16", m=16384, n=4096)),
+    axes=(Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 16384)),
+    compulsory_bytes=lambda case: 3 * case["m"] * case["n"] * case.element_bytes,
+    flops=lambda case: 4 * case["m"] * case["n"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
+    libraries={"liger": _liger_softmax},
+    row_inputs=(0, 1),
+)
+
+LAYERNORM_BACKWARD = Problem(
+    name="layernorm_backward",
+    family="layernorm",
+    reference=layernorm_reference,
+    make_inputs=make_layernorm,
+    cases=(Case.of("float16", m=4096, n=2048), Case.of("bfloat16", m=16384, n=4096)),
+    axes=(Axis("m", (1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 8192)),
+    compulsory_bytes=lambda case: (3 * case["m"] + 3) * case["n"] * case.element_bytes + 8 * case["m"],
+    flops=lambda case: 12 * case["m"] * case["n"],
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
+    libraries={"aten": _aten_layernorm, "liger": _liger_layernorm},
+)
