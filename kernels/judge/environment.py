@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from collectors.base import Permanent
 from detectors.xid_catalogue import CATALOGUE, MEMORY, Tier
 from kernels.judge.timing import Board, board
 
@@ -77,19 +79,35 @@ def machine_xid(code: int) -> str | None:
     return f"Xid {code} ({entry.name})"
 
 
+class UnknownDevice(Permanent):
+    """NVML has no device that is CUDA's: whatever it said would be another card's."""
+
+
+def handle_of(nvml: Any, uuid: str, bus: str) -> Any:
+    """NVML's handle of the device with CUDA's UUID, or at its PCI bus id where NVML has no such UUID.
+
+    Never by index: NVML counts every card of the machine in another order, CUDA those of CUDA_VISIBLE_DEVICES.
+    Raises UnknownDevice.
+    """
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    ways = [(nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{bare}") for kind in ("GPU", "MIG")]
+    for find, name in (*ways, (nvml.nvmlDeviceGetHandleByPciBusId, bus)):
+        with contextlib.suppress(nvml.NVMLError):
+            return find(name)
+    raise UnknownDevice(f"NVML knows no device {uuid} at {bus}, which CUDA computes on")
+
+
 class Nvml:
-    """Read-only NVML of one device: clocks, energy, memory by process, Xids. Use as a context manager."""
+    """Read-only NVML of one CUDA device: clocks, energy, memory by process, Xids. Use as a context manager."""
 
     def __init__(self, device: int = 0) -> None:
         import pynvml
 
         self._nvml = pynvml
         pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        try:
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        except pynvml.NVMLError:
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+        self._properties = found = torch.cuda.get_device_properties(device)
+        place = [getattr(found, f"pci_{part}_id", 0) for part in ("domain", "bus", "device")]
+        self._handle = handle_of(pynvml, str(found.uuid), "{:08X}:{:02X}:{:02X}.0".format(*place))
         self._events: Any = None
         try:
             self._events = pynvml.nvmlEventSetCreate()
@@ -148,7 +166,7 @@ class Nvml:
     def board(self) -> Board:
         """Theoretical bandwidth and arithmetic, from the clocks that NVML calls the maximum."""
         nvml, handle = self._nvml, self._handle
-        properties = torch.cuda.get_device_properties(0)
+        properties = self._properties
         try:
             memory_hz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6
             sm_hz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6

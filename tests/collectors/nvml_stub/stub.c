@@ -111,6 +111,14 @@ int nvmlDeviceGetHandleByUUID(const char *s, device_t **d) {
   }
   return INVALID;
 }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *s, device_t **d) {
+  for (int i = 0; i < count; i++) {
+    char own[32];
+    devices[i].index = i; snprintf(own, sizeof own, "00000000:%02X:00.0", 16 + i);
+    if (!strcmp(own, s)) { *d = &devices[i]; return lost[i] ? GPU_IS_LOST : OK; }
+  }
+  return INVALID;
+}
 int nvmlDeviceGetPowerManagementLimitConstraints(device_t *d, unsigned int *low, unsigned int *high) { GUARD(d); *low = 200000; *high = 700000; return OK; }
 int nvmlDeviceGetPowerManagementDefaultLimit(device_t *d, unsigned int *v) { GUARD(d); *v = 700000; return OK; }
 int nvmlDeviceGetPowerManagementLimit(device_t *d, unsigned int *v) { GUARD(d); *v = limit_mw[d->index] ? limit_mw[d->index] : 700000; return OK; }
