@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels_gpu_session --out FOLDER [--commit COMMIT] [--seconds 570]
 
-1. All mutants and all known-good candidates, without the static read (`kernels_exploits.json`; written after every
+1. All known-good candidates and all mutants, without the static read (`kernels_exploits.json`; written after every
    verdict): whether calls that overlap on two streams refuse the shared scratch buffer and nobody else, and whether
    the plans that ask every distribution in every dtype refuse a good kernel.
 2. Two verdicts with other secrets of at least 30 own kernels, on the quick plan, raced in full
@@ -39,9 +39,9 @@ def agreeing() -> list[str]:
 
 def commands(out: Path, commit: str, seconds: float) -> list[tuple[list[str], float]]:
     """(module and arguments, seconds after which it is ended)."""
-    first, second = 0.5 * seconds, 0.42 * seconds
+    first, second = 0.58 * seconds, 0.38 * seconds
     exploits = ["benchmarks.kernels_exploits", "--threads", "8", "--until", f"{first - 45:.0f}", "--commit", commit]
-    exploits += ["--out", str(out / "kernels_exploits.json"), "--parts", *MUTANTS, "good"]
+    exploits += ["--out", str(out / "kernels_exploits.json"), "--parts", "good", *MUTANTS]
     judge = [
         "benchmarks.kernels_judge",
         "--pairs",
