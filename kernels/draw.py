@@ -30,6 +30,7 @@ DISTRIBUTIONS: dict[str, str] = {
     "near_constant": "one value per tensor plus 2⁻⁸ noise: almost no variance",
     "tiny": "subnormal in float16, below 2⁻¹⁴ elsewhere",
     "zeros": "all zero, with random signs",
+    "huge": "up to half of the dtype's largest number",
     "masked": "a quarter −inf, never a whole row",
     "masked_rows": "some rows hold only −inf, others none",
     "infinite": "a few +inf and −inf",
@@ -168,7 +169,9 @@ class Draw:
 
         def make(index: torch.Tensor) -> torch.Tensor:
             bits = hash64(index, key)
-            out = _make("normal" if special else name, bits, index, key)
+            out = _make("normal" if special or name == "huge" else name, bits, index, key)
+            if name == "huge":
+                out = out * 2.0 ** (12 if dtype is torch.float16 else 124)
             if special:
                 if name == "masked_rows":
                     return torch.where(_hidden(index // max(1, columns), rows, key), float("-inf"), out)

@@ -22,7 +22,7 @@ import torch
 from kernels.draw import Draw, mix
 from kernels.judge.errors import errors_of, parts, positive, rows_of, ulp
 from kernels.judge.inputs import Probe
-from kernels.judge.layouts import laid_out, lay_out
+from kernels.judge.layouts import laid_out, lay_out, made_one
 from kernels.judge.verdict import Reason
 from kernels.problem import Inputs, Outputs, Problem, gradients_of
 
@@ -127,7 +127,8 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     if not probe.rows and any(t.numel() <= few[t.dim() > 1] for t in truth):
         for i in range(1, POOL_DRAWS):
             other = mix(seed, i, 0x9001)
-            again = laid_out(problem.inputs(probe.case, probe.distribution, other, device), probe.case.layout)
+            made = problem.inputs(probe.case, probe.distribution, other, device)
+            again = laid_out(made_one(made) if probe.same else made, probe.case.layout)
             truth_again, eager_again = _pair(problem, probe, other, again)
             draws.append((eager_again, truth_again))
     allowances = tuple(

@@ -37,7 +37,8 @@ class Probe:
     case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
     drawn from the seed. upstream: how those lie in memory (a layout, or "expanded": one row, repeated by stride 0),
     or "some_zero": half of their rows are zero, as those of ignored tokens.
-    overlapping: among other calls of the same entry, on a second stream.
+    overlapping: among other calls of the same entry, on a second stream. same: inputs of one shape and dtype are
+    one tensor; not asked where no two are alike.
     alone: −1, or which of the problem's gradients is the only one asked for. under_load: while other work runs on
     the device. on_stream: on a stream of its own, right behind the copies that bring the inputs. rows: 0, or the
     number of leading rows to compare (for outputs too large for a float64 oracle): see
@@ -55,6 +56,7 @@ class Probe:
     alone: int = -1
     on_stream: bool = False
     overlapping: bool = False
+    same: bool = False
 
     def gradients(self, problem: Problem) -> tuple[int, ...]:
         """Positions of the inputs whose gradients a backward probe asks for."""
@@ -74,6 +76,7 @@ class Probe:
             "alone": self.alone,
             "on_stream": self.on_stream,
             "overlapping": self.overlapping,
+            "same": self.same,
         }
 
 
@@ -124,6 +127,7 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     others = _other_numbers(problem, candidate, bases)
     probes = [Probe("smoke", bases[0], "normal", (_seed(rng),))]
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in admitted]
+    probes += [Probe("sweep", c, "normal", (_seed(rng),)) for c in _of_each_residue(problem, candidate, rng, scope)]
     wide = _widest(problem, candidate, admitted, scope)
     for layout, parts in MIXED.items():
         for case in dict.fromkeys((*(bases if scope.benchmark else [rng.choice(bases)]), *wide)):
@@ -134,6 +138,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         chosen = [*bases, *(wide if name in ("large_mean", "large_negative", "nan") else ())]
         chosen += others if name in ("normal", "near_constant", "tiny") else ()
         probes += [Probe("values", case, name, tuple(_seed(rng) for _ in range(calls_of(name)))) for case in chosen]
+    if not candidate.mutates:
+        probes.append(Probe("values", rng.choice(bases), "normal", (_seed(rng),), same=True))
     seed = _seed(rng)
     probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats))
     probes.append(Probe("determinism", rng.choice(bases), "normal", (seed,) * scope.repeats, under_load=True))
@@ -143,6 +149,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
             probes.append(Probe("determinism", case, "normal", (_seed(rng),) * 2, overlapping=True))
     if problem.gradients and candidate.differentiable:
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in (*bases, *others)]
+        uneven = [c for c in _of_each_residue(problem, candidate, rng, scope) if c.layout == "contiguous"]
+        probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in uneven]
         steep = [name for name in ("large_mean", "large_negative") if name in problem.distributions]
         short = [case for case in bases if case.element_bytes == 2]  # in float32 eager alone is as good as it is
         for name in steep:  # what overflows or cancels in the backward pass only
@@ -187,6 +195,41 @@ def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case], sc
                 break
             wide = more
     return [wide]
+
+
+def _of_each_residue(problem: Problem, candidate: Candidate, rng: random.Random, scope: Scope) -> list[Case]:
+    """Up to eight small cases between which every axis leaves each remainder modulo 8, and the last axis lies in
+    each eighth of 128: groups of rows and parts of a tile are asked about each of their ends, whatever is drawn.
+    """
+    axes = [_within(axis, candidate.domain) for axis in problem.axes]
+    usable = [axis for axis in axes if axis is not None]
+    if len(usable) < len(axes):
+        return []
+    layouts = [name for name in problem.layouts if not candidate.domain.layouts or name in candidate.domain.layouts]
+    turns = {axis.name: rng.sample(range(8), 8) for axis in usable}
+    eighths, found = rng.sample(range(8), 8), []
+    for number in range(8):
+        sizes = dict(problem.cases[0].sizes)
+        for axis in usable:
+            units = turns[axis.name][number]
+            if axis.name == usable[-1].name:
+                units += 16 * eighths[number] + 8 * rng.randrange(2)
+            units = units or (128 if axis.name == usable[-1].name else 8)
+            least = -(-axis.low // axis.multiple)
+            units = least + (units - least) % (max(0, axis.high // axis.multiple - least) + 1)
+            sizes[axis.name] = units * axis.multiple
+        dtype = problem.dtypes[number % len(problem.dtypes)]
+        layout = "contiguous" if number % 2 or not layouts else layouts[number // 2 % len(layouts)]
+        case = Case.of(dtype, layout, **sizes)
+        dear = problem.compulsory_bytes(case) > scope.max_bytes or problem.flops(case) > 200 * scope.max_bytes
+        if (
+            all(sizes.values())
+            and not dear
+            and _rows(problem, sizes) <= scope.max_rows
+            and _admits(problem, candidate, case)
+        ):
+            found.append(case)
+    return found
 
 
 def _other_numbers(problem: Problem, candidate: Candidate, bases: Sequence[Case]) -> list[Case]:

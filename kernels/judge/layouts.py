@@ -63,6 +63,12 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return view.copy_(tensor)
 
 
+def made_one(inputs: Inputs) -> Inputs:
+    """The inputs with the first tensor of every shape and dtype in the place of all of them."""
+    first: dict[object, torch.Tensor] = {}
+    return tuple(first.setdefault((x.shape, x.dtype), x) if isinstance(x, torch.Tensor) else x for x in inputs)
+
+
 def laid_out(inputs: Inputs, layout: str) -> Inputs:
     """All tensors of a problem's inputs in one layout; numbers unchanged."""
     return tuple(
