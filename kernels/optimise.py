@@ -48,6 +48,7 @@ from kernels.ledger import Ledger, Provenance
 from kernels.ledger_git import GitBook
 from kernels.problem import Case, Problem, ProblemError
 from kernels.problems import BY_NAME, named
+from kernels.profile.casts import cast_problems, copies_gain
 from kernels.profile.hotspots import Hotspot, Profile
 from kernels.profile.hotspots import profile as read_profile
 from kernels.profile.problem_file import case_of, load_problem, write_problem
@@ -184,7 +185,7 @@ def from_profile(
     works: list[Work] = []
     decisions: list[tuple[Hotspot, str]] = []
     for hotspot in found.hotspots:
-        gain = hotspot.gain + _copies_gain(found, hotspot, peaks)
+        gain = hotspot.gain + copies_gain(found, hotspot, (peaks or found.peaks).bytes_per_s)
         why = _not_searched(replace(hotspot, gain=gain), min_gain)
         if not why and problems and hotspot.problem not in problems:
             why = "the job's file has no place for it"
@@ -201,42 +202,15 @@ def from_profile(
                     works.append(
                         _work(backward, problem.cases[0], f"trace {found.source}, backward", peaks, seed, True)
                     )
-                works += _copying(found, hotspot, peaks, seed)
+                works += [
+                    _work(BY_NAME[name], case, f"trace {found.source}, {why}", peaks, seed, True)
+                    for name, case, why in cast_problems(found, hotspot)
+                ]
                 why = f"searched: the step would gain {gain:.1%}"
             except (ProblemError, OptimiseError) as error:
                 why = str(error)
         decisions.append((hotspot, why))
     return works, decisions
-
-
-def _copying(found: Profile, hotspot: Hotspot, peaks: Peaks | None, seed: int) -> list[Work]:
-    """The optimiser step that writes 16-bit copies of its weights too, where the step multiplies in 16 bits."""
-    narrow = _narrow_products(found)
-    if hotspot.problem != "adamw" or hotspot.dtype != "float32" or not narrow:
-        return []
-    case = Case.of(narrow, n=hotspot.sizes["n"])
-    return [
-        _work(BY_NAME["adamw_cast"], case, f"trace {found.source}, weights cast to {narrow}", peaks, seed, True)
-    ]
-
-
-def _narrow_products(found: Profile) -> str:
-    """The 16-bit dtype that most of a step's time in matrix products is spent in; empty where it is none."""
-    spent: dict[str, float] = {}
-    for hotspot in found.hotspots:
-        if hotspot.problem == "matmul":
-            spent[hotspot.dtype] = spent.get(hotspot.dtype, 0.0) + hotspot.total_s
-    most = max(spent, key=lambda name: spent[name], default="")
-    return most if most in ("float16", "bfloat16") else ""
-
-
-def _copies_gain(found: Profile, hotspot: Hotspot, peaks: Peaks | None) -> float:
-    """What the step gains at most if no weight is cast any more: 6 bytes of each element, less 2 of its copy."""
-    rate = (peaks or found.peaks).bytes_per_s
-    if hotspot.problem != "adamw" or hotspot.dtype != "float32" or not _narrow_products(found) or not rate > 0:
-        return 0.0
-    saved_s = 4 * hotspot.sizes["n"] / rate
-    return saved_s / (found.step_s - saved_s) if found.step_s > saved_s else 0.0
 
 
 def _not_searched(hotspot: Hotspot, min_gain: float) -> str:

@@ -47,6 +47,7 @@ TINY = {
     "rotary_half": {"b": 2, "h": 4, "g": 2, "s": 5, "d": 12},
     "softmax": {"m": 3, "n": 40},
     "rmsnorm_backward": {"m": 3, "n": 40},
+    "rmsnorm_cast_backward": {"m": 3, "n": 40},
     "cross_entropy_backward": {"m": 3, "v": 300},
     "softmax_backward": {"m": 3, "n": 40},
     "layernorm_backward": {"m": 3, "n": 40},

@@ -145,9 +145,14 @@ def test_a_step_that_casts_its_weights_has_an_optimiser_searched_that_writes_the
     assert asked["adamw_cast"] == "n=92288000 bfloat16"
     (why,) = (why for hotspot, why in decisions if hotspot.problem == "adamw")
     assert "searched" in why
+    assert asked["rmsnorm_cast_backward"] == "m=8192 n=1024 bfloat16", (
+        "the norm's gradient, as it comes and goes on"
+    )
     wide = tuple(replace(h, dtype="float32") if h.problem == "matmul" else h for h in found.hotspots)
     works, _ = from_profile(replace(found, hotspots=wide), tmp_path, peaks, most=20)
-    assert "adamw_cast" not in {work.task.problem.name for work in works}
+    names = {work.task.problem.name for work in works}
+    assert "rmsnorm_backward" in names
+    assert not names & {"adamw_cast", "rmsnorm_cast_backward"}
 
 
 def test_a_model_is_traced_on_this_machine(tmp_path: Path) -> None:

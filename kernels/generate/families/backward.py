@@ -1,7 +1,8 @@
 """Gradients of RMSNorm and cross-entropy, each in one pass over its inputs.
 
 RMSNorm's weight gradient is a sum over rows: every program keeps its part in registers while it walks its rows,
-and a second kernel adds the parts in a fixed order, so the result is the same every time.
+and a second kernel adds the parts in a fixed order, so the result is the same every time. In
+`rmsnorm_cast_backward` the residual's gradient is added before the store, and a second, narrow store follows.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from kernels.generate.base import Config
 from kernels.generate.rows import POLICIES
 from kernels.generate.space import Space
-from kernels.generate.template import render
+from kernels.generate.template import HINTS, render
 from kernels.problem import Case
 
 RMSNORM = """
@@ -20,7 +21,7 @@ import triton.language as tl
 
 @triton.jit
 def rmsnorm_gradient(
-    gradient, x, weight, out, part, m, n, eps, g_row, x_row,
+    gradient, x, weight,$residual out,$narrow part, m, n, eps, g_row, x_row,$residual_row
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK)[None, :]
@@ -36,8 +37,8 @@ def rmsnorm_gradient(
         normal = v * scale
         gw = g * w
         inner = tl.sum(gw * normal, 1)[:, None] / n
-        y = scale * (gw - normal * inner)
-        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
+        y = scale * (gw - normal * inner)$add
+        tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)$copy
         total += g * normal
     tl.store(part + tl.program_id(0) * n + column, tl.sum(total, 0)[None, :], mask=column < n)
 
@@ -53,20 +54,32 @@ def add_parts(part, out, count, n, LINES: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + column, y.to(out.dtype.element_ty), mask=column < n)
 
 
-def entry(gradient, x, weight, eps):
+def entry(gradient, x, weight,$residual eps):
     m, n = x.shape
-    out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    out = torch.empty((m, n), dtype=x.dtype, device=x.device)$made
     summed = torch.empty((n,), dtype=weight.dtype, device=x.device)
     units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
     programs = min(triton.cdiv(m, $rows), $waves * units)
     part = torch.empty((programs, n), dtype=torch.float32, device=x.device)
     rmsnorm_gradient[(programs,)](
-        gradient, x, weight, out, part, m, n, eps, gradient.stride(0), x.stride(0),
+        gradient, x, weight,$residual out,$narrow part, m, n, eps, gradient.stride(0), x.stride(0),$stride
         ROWS=$rows, BLOCK=triton.next_power_of_2(n), STAGES=$stages, num_warps=$warps,
     )
     add_parts[(triton.cdiv(n, 32),)](part, summed, programs, n, LINES=64, BLOCK=32, num_warps=4)
-    return out, summed
+    return out,$narrow summed
 """
+
+RESIDUAL = {
+    "residual": " residual,",
+    "residual_row": " r_row,",
+    "narrow": " narrow,",
+    "made": "\n    narrow = torch.empty((m, n), dtype=gradient.dtype, device=x.device)",
+    "stride": " residual.stride(0),",
+    "add": "\n        y += tl.load(residual + row * r_row + column, mask=inside, other=0.0{load})",
+    "copy": "\n        tl.store(narrow + row * n + column, y.to(narrow.dtype.element_ty), mask=inside)",
+}
+"""What RMSNORM has more where a residual's gradient is added. The narrow store is kept in L2 where it fits: the
+matrix product reads it next."""
 
 LOSS = """
 import torch
@@ -113,10 +126,12 @@ def entry(gradient, logits, target):
 
 class Backward:
     name = "backward"
-    problems = ("rmsnorm_backward", "cross_entropy_backward", "cross_entropy_cast_backward")
+    problems = (
+        "rmsnorm_backward", "rmsnorm_cast_backward", "cross_entropy_backward", "cross_entropy_cast_backward",
+    )  # fmt: skip
 
     def space(self, problem: str, case: Case) -> Space:
-        if problem != "rmsnorm_backward":
+        if not problem.startswith("rmsnorm"):
             return Space.of(
                 lambda c: 4 <= int(c["block"]) / (32 * int(c["warps"])) <= 64,
                 block=(512, 1024, 2048, 4096, 8192),
@@ -142,6 +157,8 @@ class Backward:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        if problem != "rmsnorm_backward":
+        if not problem.startswith("rmsnorm"):
             return render(problem, LOSS, config, like=case, keys={"bounds": "v 2..1048576"})
-        return render(problem, RMSNORM, config, like=case, keys={"bounds": "m 1..16777216, n 1..16384"})
+        cast, load = problem == "rmsnorm_cast_backward", HINTS[str(config["load"])]
+        more = {key: text.replace("{load}", load) if cast else "" for key, text in RESIDUAL.items()}
+        return render(problem, RMSNORM, {**config, **more}, like=case, keys={"bounds": "m 1..16777216, n 1..16384"})

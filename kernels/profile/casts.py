@@ -1,0 +1,39 @@
+"""What a step that keeps float32 and multiplies in 16 bits would save if its kernels wrote or read the casts."""
+
+from __future__ import annotations
+
+from kernels.problem import Case
+from kernels.profile.hotspots import Hotspot, Profile
+
+
+def cast_problems(found: Profile, hotspot: Hotspot) -> list[tuple[str, Case, str]]:
+    """(problem, case, why in words) to search beside a float32 hotspot's own: an optimiser step that writes 16-bit
+    copies of its weights too, a norm's gradient that comes in 16 bits and goes on in both."""
+    narrow = narrow_products(found)
+    if not narrow or hotspot.dtype != "float32":
+        return []
+    if hotspot.problem == "adamw":
+        return [("adamw_cast", Case.of(narrow, n=hotspot.sizes["n"]), f"weights cast to {narrow}")]
+    if hotspot.problem == "rmsnorm" and hotspot.backward_s > 0:
+        case = Case.of(narrow, m=hotspot.sizes["m"], n=hotspot.sizes["n"])
+        return [("rmsnorm_cast_backward", case, f"backward, gradients cast to {narrow}")]
+    return []
+
+
+def narrow_products(found: Profile) -> str:
+    """The 16-bit dtype that most of a step's time in matrix products is spent in; empty where it is none."""
+    spent: dict[str, float] = {}
+    for hotspot in found.hotspots:
+        if hotspot.problem == "matmul":
+            spent[hotspot.dtype] = spent.get(hotspot.dtype, 0.0) + hotspot.total_s
+    most = max(spent, key=lambda name: spent[name], default="")
+    return most if most in ("float16", "bfloat16") else ""
+
+
+def copies_gain(found: Profile, hotspot: Hotspot, rate: float) -> float:
+    """What the step gains at most if no weight is cast any more: 6 bytes of each element, less 2 of its copy.
+    rate: the memory's, bytes/s."""
+    if hotspot.problem != "adamw" or hotspot.dtype != "float32" or not narrow_products(found) or not rate > 0:
+        return 0.0
+    saved_s = 4 * hotspot.sizes["n"] / rate
+    return saved_s / (found.step_s - saved_s) if found.step_s > saved_s else 0.0
