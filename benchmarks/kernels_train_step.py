@@ -4,7 +4,8 @@
     python -m benchmarks.kernels_train_step --tiny     # a CPU, only to see that every part works
 
 The next GPU minutes (one H200, about seven): `--most 8 --trials 24 --search-s 10 --rounds 7`. New since the
-committed run: AdamW has a place, the compiler may launch the kernels itself, and the canary tries both.
+committed run: AdamW has a place, and writes weights' copies; a norm's gradient has one without its forward, and
+takes the residual's along; the compiler may launch the kernels itself, and the canary tries both.
 
 The model is the one of `tests/recordings/h200_train_trace.json.gz`: 92 M parameters, bf16 autocast, batch 16 × 512.
 

@@ -202,10 +202,8 @@ def shadowed(kernels: Any) -> dict[str, Any]:
     return {"equal": close(want, got), "told": told, "notes": notes, "line": kernels.log_line()}
 
 
-def seen_through(kernels: Any) -> dict[str, Any]:
-    """What a compiler gets of the operators that it may see through. Traced only: without a GPU nothing can run."""
-    from functorch.compile import aot_function
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def set_target() -> None:
+    """Lets Triton say what a kernel writes to, on a machine without a GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
@@ -222,6 +220,14 @@ def seen_through(kernels: Any) -> dict[str, Any]:
             return 0
 
     driver.set_active(Target())
+
+
+def seen_through(kernels: Any) -> dict[str, Any]:
+    """What a compiler gets of the operators that it may see through. Traced only: without a GPU nothing can run."""
+    from functorch.compile import aot_function
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    set_target()
     kernels.ON_CPU = True
     for record in kernels.KERNELS:
         kernel = kernels.Kernel(record, *kernels.load_entry(record))
@@ -314,6 +320,7 @@ def opchecked(kernels: Any) -> dict[str, Any]:
     inputs: dict[str, tuple[Any, ...]] = {
         "rmsnorm": (rows, weight, 1e-6),
         "rmsnorm_backward": (rows, rows.flip(0), weight, 1e-6),
+        "rmsnorm_cast_backward": (rows.bfloat16(), rows.flip(0), weight, rows, 1e-6),
         "layernorm": (rows, weight, weight.flip(0), 1e-5),
         "softmax": (rows,),
         "cross_entropy": (logits, index),
@@ -343,6 +350,8 @@ def opchecked(kernels: Any) -> dict[str, Any]:
         found[problem] = {k: str(v)[:300] for k, v in told.items() if v != "SUCCESS"}
     fenced = torch.library.opcheck(kernels.fence(), (rows.requires_grad_(True), 0), raise_exception=False)
     fence = {k: str(v)[:300] for k, v in fenced.items() if v != "SUCCESS"}
+    marked = torch.library.opcheck(kernels.marked(), (rows.detach(), rows.detach(), weight, 1e-6, False))
+    assert set(marked.values()) == {"SUCCESS"}
     calls = {k.problem: k.calls for k in kernels.STATE.kernels.values()}
     return {"found": found, "calls": calls, "fence": fence, "specs": sorted(kernels.SPECS), "skipped": skipped}
 

@@ -144,6 +144,7 @@ def every_record() -> list[dict[str, Any]]:
     return [
         made_of(RmsNorm(), "rmsnorm", rows),
         made_of(Backward(), "rmsnorm_backward", rows),
+        made_of(Backward(), "rmsnorm_cast_backward", Case.of("bfloat16", m=6, n=64)),
         made_of(LayerNorm(), "layernorm", rows),
         made_of(Softmax(), "softmax", rows),
         made_of(CrossEntropy(), "cross_entropy", logits),

@@ -15,6 +15,7 @@ PARTS = (
     "launch",
     "operators",
     "guards",
+    "norms",
     "modules",
     "functions",
     "copies",

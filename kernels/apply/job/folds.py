@@ -32,19 +32,19 @@ class FoldCasts:
         if self.earlier is not None:
             self.earlier(graph)
         for node in list(graph.nodes):
-            name = _operator_name(node)
+            name = operator_name(node)
             if name in self.places and name in self.kinds:
                 self._fold(graph, node, name)
         graph.eliminate_dead_code()
 
     def _fold(self, graph: Any, node: Any, name: str) -> None:
         wide = node.args[self.places[name]]
-        source = _narrow_source(wide, self.kinds[name])
+        source = narrow_source(wide, self.kinds[name])
         if source is None:
             return
         shape = list(wide.meta["val"].shape)
         with graph.inserting_before(node):
-            narrow = _view(graph, source, shape)
+            narrow = viewed(graph, source, shape)
         arguments = list(node.args)
         arguments[self.places[name]] = narrow
         node.args = tuple(arguments)
@@ -52,12 +52,12 @@ class FoldCasts:
             return
         made = node.meta["val"]
         node.meta["val"] = made.to(self.kinds[name])
-        for cast, chain in list(_casts_after(node, self.kinds[name])):
+        for cast, chain in list(casts_after(node, self.kinds[name])):
             with graph.inserting_before(cast):
                 shape = list(cast.meta["val"].shape)
-                cast.replace_all_uses_with(_view(graph, node, shape) if chain else node)
+                cast.replace_all_uses_with(viewed(graph, node, shape) if chain else node)
         graph.eliminate_dead_code()
-        left = [user for user in node.users if _operator_name(user) != "view" or not _is_narrow(user, node)]
+        left = [user for user in node.users if operator_name(user) != "view" or not _is_narrow(user, node)]
         if left:  # somebody wants the wide gradient after all
             with graph.inserting_after(node):
                 again = graph.call_function(torch.ops.prims.convert_element_type.default, (node, made.dtype))
@@ -71,22 +71,22 @@ def _is_narrow(user: Any, node: Any) -> bool:
     return value is not None and value.dtype == node.meta["val"].dtype
 
 
-def _operator_name(node: Any) -> str:
+def operator_name(node: Any) -> str:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return ""
     return target._schema.name.rpartition("::")[2]
 
 
-_VIEWS = ("view", "reshape", "_unsafe_view", "alias")
+VIEWS = ("view", "reshape", "_unsafe_view", "alias")
 _CASTS = ("_to_copy", "convert_element_type")
 
 
-def _narrow_source(node: Any, kind: torch.dtype) -> Any:
+def narrow_source(node: Any, kind: torch.dtype) -> Any:
     """What was cast, if `node` is a view of a cast from that dtype to float32."""
-    while isinstance(node, torch.fx.Node) and _operator_name(node) in _VIEWS:
+    while isinstance(node, torch.fx.Node) and operator_name(node) in VIEWS:
         node = node.args[0]
-    if not isinstance(node, torch.fx.Node) or _operator_name(node) not in _CASTS:
+    if not isinstance(node, torch.fx.Node) or operator_name(node) not in _CASTS:
         return None
     source = node.args[0]
     values: list[Any] = [n.meta.get("val") for n in (node, source) if isinstance(n, torch.fx.Node)]
@@ -96,17 +96,17 @@ def _narrow_source(node: Any, kind: torch.dtype) -> Any:
     return source if fits and isinstance(source, torch.fx.Node) else None
 
 
-def _casts_after(node: Any, kind: torch.dtype, chain: int = 0) -> Any:
+def casts_after(node: Any, kind: torch.dtype, chain: int = 0) -> Any:
     """(cast, views between) for each cast to `kind` behind `node`, through views."""
     for user in list(node.users):
         value = user.meta.get("val")
-        if _operator_name(user) in _CASTS and value is not None and value.dtype == kind:
+        if operator_name(user) in _CASTS and value is not None and value.dtype == kind:
             yield user, chain
-        elif _operator_name(user) in _VIEWS:
-            yield from _casts_after(user, kind, chain + 1)
+        elif operator_name(user) in VIEWS:
+            yield from casts_after(user, kind, chain + 1)
 
 
-def _view(graph: Any, source: Any, shape: list[Any]) -> Any:
+def viewed(graph: Any, source: Any, shape: list[Any]) -> Any:
     made = graph.call_function(torch.ops.aten.view.default, (source, shape))
     made.meta["val"] = source.meta["val"].view(shape)
     return made

@@ -10,8 +10,9 @@ import torch
 
 from kernels.apply.job.folds import FoldCasts
 from kernels.apply.job.guards import guarded, refusal
+from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.state import CAST, DTYPES, STATE, Report, fell_back, in_use
+from kernels.apply.job.state import CAST, DTYPES, NORM, STATE, Report, fell_back, in_use
 
 
 def swap_functions(report: Report) -> None:
@@ -90,23 +91,29 @@ def _cast_loss(input: torch.Tensor, target: torch.Tensor) -> Any:
 
 
 def fold_casts() -> None:
-    """Puts the pass before torch's own over joint graphs, once."""
-    kinds = {n: DTYPES[k.record["dtype"]] for n, k in STATE.kernels.items() if n.startswith(CAST)}
+    """Puts the passes before torch's own over joint graphs, once."""
+    kinds = {n: DTYPES[k.record["dtype"]] for n, k in STATE.kernels.items() if n.startswith((CAST, NORM))}
     if not kinds or STATE.fold is not None:
         return
     from torch._inductor import config
 
-    kinds.setdefault(f"{CAST}_backward", kinds.get(CAST, torch.bfloat16))
-    STATE.fold = FoldCasts({CAST: 0, f"{CAST}_backward": 1}, kinds, config.joint_custom_pre_pass)
-    config.joint_custom_pre_pass = STATE.fold
+    made, norm = config.joint_custom_pre_pass, kinds.pop(NORM, None)
+    if kinds:
+        kinds.setdefault(f"{CAST}_backward", kinds.get(CAST, torch.bfloat16))
+        made = FoldCasts({CAST: 0, f"{CAST}_backward": 1}, kinds, made)
+    if norm is not None:
+        made = FoldNorms(norm, made)
+    STATE.fold = config.joint_custom_pre_pass = made
 
 
 def unfold_casts() -> None:
     if STATE.fold is not None:
         from torch._inductor import config
 
-        config.joint_custom_pre_pass = STATE.fold.earlier
-        STATE.fold = None
+        earlier = STATE.fold
+        while isinstance(earlier, FoldCasts | FoldNorms):
+            earlier = earlier.earlier
+        STATE.fold, config.joint_custom_pre_pass = None, earlier
 
 
 def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:

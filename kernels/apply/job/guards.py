@@ -17,12 +17,18 @@ def interpreted() -> bool:
     return ON_CPU
 
 
-def refusal(record: Mapping[str, Any], sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> str:
-    """Why a call is torch's: the guard that it does not pass. Empty where it passes all."""
+def refusal(
+    record: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    tensors: Sequence[torch.Tensor],
+    kind: torch.dtype | None = None,
+) -> str:
+    """Why a call is torch's: the guard that it does not pass. Empty where it passes all. kind: of these tensors,
+    where it is not the certified dtype."""
     first = tensors[0]
     if first.device.type != "cuda" and not interpreted():
         return "device"
-    kind = DTYPES.get(record["dtype"])
+    kind = kind or DTYPES.get(record["dtype"])
     if any(t.is_floating_point() and t.dtype != kind for t in tensors):
         return "dtype"
     if not all(t.is_contiguous() for t in tensors):

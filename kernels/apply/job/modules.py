@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from kernels.apply.job.guards import guarded, refusal
+from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
 from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import OPERATORS, STATE, Report, fell_back, in_use
+from kernels.apply.job.state import NORM, OPERATORS, STATE, Report, fell_back, in_use
 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
 
@@ -33,9 +34,14 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
     if made is None:
         return
     problem, forward = made
-    if problem not in STATE.kernels:
+    gradients = (f"{problem}_backward", NORM) if problem == "rmsnorm" else ()
+    used = next((name for name in (problem, *gradients) if name in STATE.kernels), None)
+    if used is None:
         return
+    problem = used
     operator_of(problem)
+    if NORM in STATE.kernels:
+        marked()
     module.forward = MethodType(forward, module)
     module.__dict__["_nightshift_problem"] = problem
     report.applied.append((name, problem, STATE.kernels[problem].certificate))
@@ -87,12 +93,21 @@ def _norm_forward(
         weights = [getattr(self, name) for name in names]
         if x.dim() >= 2 and all(isinstance(w, torch.Tensor) for w in weights):
             rows = x.reshape(-1, x.shape[-1])
-            out = guarded(problem, (rows, *weights), (eps,))
+            out = None
+            if problem == "rmsnorm" and (in_use(problem) is None or _in_a_graph()):
+                out = normed(lambda given: original(self, given), rows, weights[0], eps)
+            if out is None:
+                out = guarded(problem, (rows, *weights), (eps,))
             if out is not None:
                 return out.reshape(x.shape)
         return original(self, x)
 
     return forward
+
+
+def _in_a_graph() -> bool:
+    """Whether a tracer looks that may find the norm's gradient added to the residual's."""
+    return torch.compiler.is_compiling() and in_use(NORM) is not None
 
 
 def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any]] | None:

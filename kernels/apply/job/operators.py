@@ -11,7 +11,7 @@ from torch import nn
 
 from kernels.apply.job.checks import due, shadowed
 from kernels.apply.job.problems import SPECS, loss_backward_reference, original_of, rms_backward_reference
-from kernels.apply.job.state import CAST, DTYPES, OPERATORS, STATE, in_use
+from kernels.apply.job.state import CAST, DTYPES, NORM, OPERATORS, STATE, in_use
 
 
 def operator_of(problem: str) -> Any:
@@ -96,7 +96,8 @@ def run_once(problem: str, inputs: Sequence[Any]) -> Any:
     spec, kernel = SPECS[problem], in_use(problem)
     if kernel is None:
         return spec.reference(*inputs)
-    if problem.startswith(CAST) and inputs[-2].dtype != DTYPES[kernel.record["dtype"]]:
+    narrow = inputs[0] if problem == NORM else inputs[-2] if problem.startswith(CAST) else None
+    if narrow is not None and narrow.dtype != DTYPES[kernel.record["dtype"]]:
         return spec.reference(*inputs)  # the cast before it was not folded into it
     kernel.calls += 1
     out = kernel.entry(*inputs)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.apply.job.state import STATE
+from kernels.apply.job.state import NORM, STATE
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,17 @@ def rms_backward_reference(
     normal = wide * r
     dx = r * (gw - normal * (gw * normal).mean(-1, keepdim=True))
     return dx.to(x.dtype), (g.float() * normal).sum(0).to(w.dtype)
+
+
+def norm_cast_reference(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """RMSNorm's gradient plus the residual's, the same in the dtype of `g`, and the weight's gradient."""
+    wide = g.to(torch.promote_types(x.dtype, torch.float32))
+    r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    normal, gw = x * r, wide * w
+    total = residual + r * (gw - normal * (gw * normal).mean(-1, keepdim=True))
+    return total, total.to(g.dtype), (wide * normal).sum(0)
 
 
 def loss_backward_reference(g: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -118,6 +129,12 @@ SPECS: dict[str, Spec] = {
         "(Tensor g, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
         rms_backward_reference,
         lambda g, x, w, eps: (x.new_empty(x.shape), w.new_empty(w.shape)),
+        lambda g, *rest: _matrix(*rest),
+    ),
+    NORM: Spec(
+        "(Tensor g, Tensor x, Tensor weight, Tensor residual, float eps) -> (Tensor, Tensor, Tensor)",
+        norm_cast_reference,
+        lambda g, x, w, residual, eps: (x.new_empty(x.shape), g.new_empty(x.shape), w.new_empty(w.shape)),
         lambda g, *rest: _matrix(*rest),
     ),
     "layernorm": Spec(

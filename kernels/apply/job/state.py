@@ -21,6 +21,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"
 CAST = "cross_entropy_cast"
 """Reads 16-bit logits where the model casts them first; only a compiled graph shows that it does."""
+NORM = "rmsnorm_cast_backward"
+"""RMSNorm's gradient of 16 bits plus the residual's; only a compiled graph shows that as well."""
 
 
 @dataclass
