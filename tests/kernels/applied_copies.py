@@ -92,6 +92,10 @@ def copied(kernels: Any) -> dict[str, Any]:
             out = torch.func.functional_call(model, replaced, (torch.randn(2, 16),))
             model.up(torch.randn(2, 16))  # no autocast
             again = kernels.apply(model, weight_copies=True).applied
+            seen["graphs"] = {
+                "static": [torch._dynamo.utils.get_static_address_type(c.narrow) for c in kernels.MODELS[0]],
+                "fence": [str(tag) for tag in kernels.fence()._opoverload.tags if "cudagraph" in str(tag)],
+            }
             seen["else"] = {"zero": float(out.abs().max().detach()), "reads": len(reads), "again": len(again)}
         kernels.unapply(model)
         seen[name]["back"] = not any("forward" in m.__dict__ for m in model.modules())

@@ -85,7 +85,9 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
         if outside(kernel.record, {"n": weight.numel()}):
             continue
         if weight not in COPIES:
-            COPIES[weight] = Copy(weakref.ref(weight), weight.detach().to(DTYPES[kernel.record["dtype"]]))
+            narrow = weight.detach().to(DTYPES[kernel.record["dtype"]])
+            torch._dynamo.mark_static_address(narrow, guard=False)  # CUDA graphs read it where it lies
+            COPIES[weight] = Copy(weakref.ref(weight), narrow)
         mine[id(weight)] = COPIES[weight]
         module.forward = MethodType(_linear(weight, COPIES[weight]), module)  # type: ignore[method-assign]
         module.__dict__["_nightshift_problem"] = COPIED
@@ -200,7 +202,9 @@ def fresh(number: int) -> None:
 def fence() -> Any:
     """`nightshift::fresh_copies`: the model's first input, unchanged, once its copies are fresh.
 
-    In a compiled region every layer that reads a copy works on what comes of that input: none runs before it.
+    In a compiled region every layer that reads a copy works on what comes of that input: none runs before it. A
+    compiler that can keeps it out of CUDA graphs (`reduce-overhead`): recorded there, each replay would make all
+    copies anew.
     """
     if "fresh_copies" not in OPERATORS:
 
@@ -209,12 +213,24 @@ def fence() -> Any:
             return x.clone()
 
         operator = torch.library.custom_op(
-            "nightshift::fresh_copies", run, mutates_args=(), schema="(Tensor x, int number) -> Tensor"
+            "nightshift::fresh_copies",
+            run,
+            mutates_args=(),
+            schema="(Tensor x, int number) -> Tensor",
+            tags=_outside_graphs(),
         )
         operator.register_fake(lambda x, number: torch.empty_like(x))
         operator.register_autograd(lambda ctx, g: (g, None))
         OPERATORS["fresh_copies"] = operator
     return OPERATORS["fresh_copies"]
+
+
+def _outside_graphs() -> tuple[torch.Tag, ...]:
+    """The tag by which a compiler parts its CUDA graphs around an operator; none where it cannot part them."""
+    from torch._inductor import config
+
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
+    return (tag,) if tag is not None and getattr(config, "graph_partition", False) else ()
 
 
 def _before(optimizer: Any, *_: Any) -> None:
