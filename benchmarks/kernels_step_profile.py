@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels_step_profile [--steps 5]
 
-The step of `benchmarks.kernels_train_step`, traced after warm-up. Says what a kernel that is applied inside the
+The step of `benchmarks.gpt_step`, traced after warm-up. Says what a kernel that is applied inside the
 compiled step could win at most: each class's share, each kernel's calls and microseconds a step, and what lies
 between kernels. Writes kernels_step_profile.json into $OUT.
 """
@@ -12,15 +12,18 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import re
 import statistics
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.kernels_train_step import OUT, Job, batches, seconds
+from benchmarks.gpt_step import SIZE, Job, batches, seconds
 
+OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 CLASSES = (
     ("attention", r"flash|fmha|cudnn.*(attn|sdpa)|_sdpa_|cudnn::fusion"),
     ("optimizer", r"adam|multi_tensor"),
@@ -72,14 +75,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=5)
     given = parser.parse_args()
-    size = {"v": 8192, "d": 1024, "layers": 6, "heads": 16, "batch": 16, "t": 512}
-    data = batches(size, "cuda", 8)
+    data = batches(SIZE, "cuda", 8)
     result: dict[str, Any] = {
         "environment": {"gpu": torch.cuda.get_device_name(), "torch": str(torch.__version__)},
-        "size": size,
+        "size": SIZE,
     }
-    for name, compiled in (("compile", True), ("eager", False)):
-        job = Job(size, "cuda", 1, compiled, None, ())
+    for name, mode in (("compile", "default"), ("eager", "")):
+        job = Job(SIZE, "cuda", 1, mode)
         seconds(job, data, 5)
         result[name] = measured(job, data, given.steps)
         print(name, {k: v for k, v in result[name].items() if k != "kernels"}, flush=True)

@@ -3,16 +3,13 @@
     python -m benchmarks.kernels_train_step            # one GPU, about ten minutes
     python -m benchmarks.kernels_train_step --tiny     # a CPU, only to see that every part works
 
-The next GPU minutes (one H200, about seven): `--most 8 --trials 24 --search-s 10 --rounds 7`. New since the
-committed run: AdamW has a place, and writes weights' copies; a norm's gradient has one without its forward, and
-takes the residual's along; the compiler may launch the kernels itself, and the canary tries both.
-
 The model is the one of `tests/recordings/h200_train_trace.json.gz`: 92 M parameters, bf16 autocast, batch 16 × 512.
 
 1. The eager step is profiled; hotspots are ranked against peaks probed here; searches run; certificates are issued.
-2. The file for the job is written, and its canary decides by itself which kernels this step uses.
-3. Contestants, timed in turns in one process: eager and torch.compile, each with fused AdamW, and the same with the
-   kernels applied. A round times every contestant; the figures are medians over rounds.
+2. The file for the job is written; after a first race its canary decides which kernels the better mode keeps.
+3. Contestants, timed in turns in one process: eager and torch.compile in its modes, all with fused AdamW, and the
+   compiled ones with the kernels applied. A round times every contestant; the figures are medians over rounds, and
+   the peer is the best of torch.compile's modes. Where the steps go, kernel by kernel, stands beside the figures.
 4. Loss: six eager seeds and one run with the kernels, 300 steps, on the same batches. The yardstick is the sixth
    seed: how often a run without any kernel leaves the band of the other five. Beside it stands how far a run
    leaves the eager one of its own seed, with the kernels and with torch.compile alone.
@@ -28,136 +25,19 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks.gpt_step import SIZE, TINY, Job, batches, seconds
+from benchmarks.kernels_step_profile import measured
 
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 STARTED = time.time()
-
-
-class Rms(nn.Module):
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(d))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * self.w
-
-
-class Block(nn.Module):
-    def __init__(self, d: int, heads: int) -> None:
-        super().__init__()
-        self.n1, self.n2, self.heads = Rms(d), Rms(d), heads
-        self.qkv, self.o = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
-        self.u, self.dn = nn.Linear(d, 4 * d, bias=False), nn.Linear(4 * d, d, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.n1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.o(a.transpose(1, 2).reshape(b, t, d))
-        return x + self.dn(F.gelu(self.u(self.n2(x))))
-
-
-class Lm(nn.Module):
-    def __init__(self, v: int, d: int, layers: int, heads: int) -> None:
-        super().__init__()
-        self.e = nn.Embedding(v, d)
-        self.b = nn.ModuleList(Block(d, heads) for _ in range(layers))
-        self.n, self.h = Rms(d), nn.Linear(d, v, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-
-    def forward(self, index: torch.Tensor) -> torch.Tensor:
-        x = self.e(index)
-        for block in self.b:
-            x = block(x)
-        return self.h(self.n(x))
-
-
-class Job:
-    """One contestant: a model, its optimiser and a step. `kernels`: the job's file, or None."""
-
-    def __init__(
-        self,
-        size: dict[str, int],
-        device: str,
-        seed: int,
-        compiled: bool,
-        kernels: Any,
-        only: Any,
-        launches: bool = False,
-    ) -> None:
-        torch.manual_seed(seed)
-        self.size, self.device = size, device
-        self.model = Lm(size["v"], size["d"], size["layers"], size["heads"]).to(device)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=device == "cuda" or None
-        )
-        self.kernels, self.report, self.launches = kernels, "", launches
-        self.state: dict[str, Any] = {}
-        if kernels is not None:
-            told = kernels.apply(
-                self.model,
-                shadow_every=0,
-                log_every=0,
-                only=only,
-                compiler_launches=launches,
-                weight_copies=True,
-            )
-            self.report = str(told)
-        self.forward: Callable[..., Any] = torch.compile(self._loss) if compiled else self._loss
-
-    def _loss(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self.device, dtype=torch.bfloat16):
-            logits = self.model(x[:, :-1])
-            return F.cross_entropy(logits.float().view(-1, self.size["v"]), x[:, 1:].reshape(-1))
-
-    def leave(self) -> None:
-        """Torch's own functions are back until `enter`: what this contestant uses is no other's."""
-        if self.kernels is not None:
-            self.state = dict(self.kernels.STATE.kernels)
-            self.kernels.STATE.kernels.clear()
-            self.kernels.give_functions_back()
-
-    def enter(self) -> None:
-        if self.kernels is not None:
-            self.kernels.STATE.kernels.update(self.state)
-            self.kernels.STATE.open = self.launches
-            self.kernels.open_all()
-            self.kernels.swap_functions(self.kernels.Report())
-            self.kernels.swap_optimizer(self.kernels.Report())
-
-    def step(self, x: torch.Tensor) -> torch.Tensor:
-        loss = self.forward(x)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-
-def batches(size: dict[str, int], device: str, count: int) -> list[torch.Tensor]:
-    """A permutation to be learned, with 15 % noise, as in the recording."""
-    generator = torch.Generator().manual_seed(0)
-    v, b, t = size["v"], size["batch"], size["t"]
-    permutation = torch.randperm(v, generator=generator)
-    made = []
-    for _ in range(count):
-        x = torch.empty(b, t + 1, dtype=torch.long)
-        x[:, 0] = torch.randint(0, v, (b,), generator=generator)
-        noise = torch.rand(b, t, generator=generator) < 0.15
-        random = torch.randint(0, v, (b, t), generator=generator)
-        for j in range(t):
-            x[:, j + 1] = torch.where(noise[:, j], random[:, j], permutation[x[:, j]])
-        made.append(x.to(device))
-    return made
+EAGER = "eager, fused AdamW"
+Contestant = tuple[str, tuple[str, ...] | None, bool]
 
 
 def save(result: dict[str, Any], what: str) -> None:
@@ -165,18 +45,6 @@ def save(result: dict[str, Any], what: str) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "kernels_train_step.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"[{result['elapsed_s']:.0f} s] {what}", flush=True)
-
-
-def seconds(job: Job, data: list[torch.Tensor], count: int) -> float:
-    """Of one step, by the clock over `count` steps between two synchronisations."""
-    if job.device == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    for number in range(count):
-        job.step(data[number % len(data)])
-    if job.device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - started) / count
 
 
 def load(file: Path) -> Any:
@@ -263,6 +131,109 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
     }
 
 
+class Race:
+    """Contestants by name, each (mode of torch.compile, kernels used or None, launched by the compiler)."""
+
+    def __init__(self, device: str, size: dict[str, int], data: list[torch.Tensor], kernels: Any) -> None:
+        self.device, self.size, self.data, self.kernels = device, size, data, kernels
+        self.jobs: dict[str, Job] = {}
+        self.broken: dict[str, str] = {}
+
+    def add(self, name: str, contestant: Contestant, seed: int = 1) -> None:
+        """Warms up; one that fails is told of and left out: it must not cost the others."""
+        mode, only, launches = contestant
+        try:
+            given = self.kernels if only is not None else None
+            job = Job(self.size, self.device, seed, mode, given, only or (), launches)
+            seconds(job, self.data, 4)
+            job.leave()
+            self.jobs[name] = job
+        except Exception as error:  # noqa: BLE001
+            self.broken[name] = f"{type(error).__name__}: {error}"[:2000]
+            print(name, self.broken[name], flush=True)
+            self.kernels.STATE.kernels.clear()
+            self.kernels.give_functions_back()
+
+    def run(self, rounds: int, count: int) -> dict[str, list[float]]:
+        """Seconds a step, of each round; every contestant in each round. The first round only warms up."""
+        times: dict[str, list[float]] = {name: [] for name in self.jobs}
+        for turn in range(rounds + 1):
+            for name, job in self.jobs.items():
+                job.enter()
+                taken = seconds(job, self.data, count)
+                job.leave()
+                if turn:
+                    times[name].append(taken)
+        return times
+
+    def profiles(self) -> dict[str, Any]:
+        """Where each step goes, kernel by kernel."""
+        found = {}
+        for name, job in self.jobs.items():
+            job.enter()
+            found[name] = measured(job, self.data, 3)
+            found[name]["kernels"] = found[name]["kernels"][:45]
+            job.leave()
+        return found
+
+
+def summary(times: dict[str, list[float]], tokens: int) -> dict[str, Any]:
+    """Ours is the best of the contestants with kernels; over_compile: over the best mode of torch.compile."""
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    mine = {name: value for name, value in medians.items() if "kernels" in name}
+    ours = min(mine, key=lambda n: mine[n])
+    compiled = {n: v for n, v in medians.items() if n.startswith("compile") and n not in mine}
+    peer = min(compiled, key=lambda n: compiled[n])
+    return {
+        "step_s": times,
+        "tokens_per_s": {name: tokens / value for name, value in medians.items()},
+        "ours": ours,
+        "peer": peer,
+        "over_compile": {name: medians[peer] / value for name, value in mine.items()},
+        "over_eager": {name: medians[EAGER] / value for name, value in mine.items()},
+        "best_over_best_compile": medians[peer] / medians[ours],
+        "best_over_eager": medians[EAGER] / medians[ours],
+    }
+
+
+def losses(race: Race, contestant: Contestant, steps: int) -> dict[str, Any]:
+    """Our curve against the band of five eager seeds; the yardstick is a sixth seed."""
+
+    def curve(job: Job) -> list[float]:
+        found: list[float] = torch.stack([job.step(race.data[n % len(race.data)]) for n in range(steps)]).tolist()
+        return found
+
+    torch._dynamo.reset()
+    curves = {f"eager seed {s}": curve(Job(race.size, race.device, s, "")) for s in range(1, 7)}
+    sixth = curves.pop("eager seed 6")
+    mode, only, launches = contestant
+    plain_curve = curve(Job(race.size, race.device, 1, mode))
+    torch._dynamo.reset()
+    mine = curve(Job(race.size, race.device, 1, mode, race.kernels, only or (), launches))
+    band = [(min(column), max(column)) for column in zip(*curves.values(), strict=True)]
+    slack = statistics.median(high - low for low, high in band)
+
+    def outside(values: list[float], slack: float = 0.0) -> int:
+        pairs = zip(values, band, strict=True)
+        return sum(not low - slack <= value <= high + slack for value, (low, high) in pairs)
+
+    def gap(values: list[float]) -> float:
+        return max(abs(a - b) for a, b in zip(values, curves["eager seed 1"], strict=True))
+
+    return {
+        "steps": steps,
+        "last": {**{name: values[-1] for name, values in curves.items()}, "ours": mine[-1]},
+        "outside_band": outside(mine),
+        "outside_band_of_a_sixth_seed": outside(sixth),
+        "outside_band_expected_of_a_sixth_seed": steps * 2 / 6,  # of six alike, each is first or last so often
+        "outside_band_and_its_median_width": outside(mine, slack),
+        "outside_band_and_its_median_width_of_a_sixth_seed": outside(sixth, slack),
+        "largest_gap_to_the_same_seed": gap(mine),
+        "largest_gap_of_compile_to_the_same_seed": gap(plain_curve),
+        "curve_every_10": {"ours": mine[::10], **{name: values[::10] for name, values in curves.items()}},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true")
@@ -271,15 +242,16 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--loss-steps", type=int, default=300)
+    parser.add_argument("--until", type=float, default=1e9, help="begin no further part after so many seconds")
+    parser.add_argument("--bundle", type=Path, help="the job's file of an earlier run instead of searches")
+    parser.add_argument("--autotune", action="store_true", help='a peer more: mode="max-autotune"')
     given = parser.parse_args()
     device = "cpu" if given.tiny else "cuda"
     if given.tiny:
         os.environ["TRITON_INTERPRET"] = "1"
-    size = {"v": 8192, "d": 1024, "layers": 6, "heads": 16, "batch": 16, "t": 512}
-    count, loss_steps, rounds = 20, given.loss_steps, given.rounds
+    size, count, loss_steps, rounds = SIZE, 20, given.loss_steps, given.rounds
     if given.tiny:
-        size = {"v": 48, "d": 32, "layers": 1, "heads": 2, "batch": 2, "t": 3}
-        count, loss_steps, rounds = 2, 3, 2
+        size, count, loss_steps, rounds = TINY, 2, 3, 2
     run = OUT / "train_step_run"
     run.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
@@ -290,108 +262,71 @@ def main() -> None:
     }  # fmt: skip
     data = batches(size, device, 8 if given.tiny else 24)
     tokens = size["batch"] * size["t"]
-    eager = Job(size, device, 1, False, None, ())
-    trace(eager, data, run / "trace.json")
-    save(result, "traced")
-    result["loop"] = optimise(run, run / "trace.json", device, given.trials, given.search_s, given.most)
-    (run / "trace.json").unlink()
-    save(result, f"searched; to apply: {result['loop']['applied']}")
+    bundle = given.bundle
+    if bundle is None:
+        trace(Job(size, device, 1, ""), data, run / "trace.json")
+        save(result, "traced")
+        result["loop"] = optimise(run, run / "trace.json", device, given.trials, given.search_s, given.most)
+        (run / "trace.json").unlink()
+        save(result, f"searched; to apply: {result['loop']['applied']}")
+        bundle = run / "nightshift_kernels.py"
 
-    kernels = load(run / "nightshift_kernels.py")
-    problems = sorted(result["loop"]["applied"])
-    result["canary"] = {}
-    kept: dict[str, tuple[str, ...]] = {"eager": (), "compile": ()}
-    launches = {"eager": False, "compile": False}  # whether the compiler launches them, as the canary chose
-    for how in kept if problems else ():
-        job = Job(size, device, 1, how == "compile" and not given.tiny, kernels, ())
+    kernels = load(bundle)
+    every = tuple(sorted(record["problem"] for record in kernels.KERNELS))
+    race = Race(device, size, data, kernels)
+    contestants: dict[str, Contestant] = {EAGER: ("", None, False)}
+    for mode in ("default", "reduce-overhead", *(("max-autotune",) if given.autotune else ())):
+        name = "compile" if mode == "default" else f"compile {mode}"
+        contestants[f"{name}, fused AdamW"] = (mode, None, False)
+        if every and mode != "max-autotune":
+            contestants[f"{name} + all kernels"] = (mode, every, mode == "default")
+    for name, contestant in contestants.items():
+        race.add(name, contestant)
+        save(result, f"warm: {name}")
+    found = summary(race.run(rounds, count), tokens)
+    result["reports"] = {name: job.report for name, job in race.jobs.items()}
+    result["broken"] = race.broken
+    result |= found
+    save(result, told_of(result))
+    if device == "cuda":
+        result["profiles"] = race.profiles()
+        save(result, "profiled")
+
+    ours = found["ours"]
+    mode = contestants[ours][0]
+    if time.time() - STARTED < given.until and every:
+        job = Job(size, device, 1, mode, kernels)
         turn = itertools.cycle(data)
-        result["canary"][how] = kernels.canary(
-            lambda job=job, turn=turn: job.step(next(turn)), steps=max(2, count // 2)
-        )
-        kept[how], launches[how] = tuple(sorted(kernels.STATE.kernels)), kernels.STATE.open
+        result["canary"] = kernels.canary(lambda: job.step(next(turn)), steps=max(2, count // 2))
+        kept, launches = tuple(sorted(kernels.STATE.kernels)), kernels.STATE.open
         kernels.unapply(job.model)
         del job
-        save(result, f"canary, {how}: {kept[how]}")
-
-    result["kept"] = {how: list(names) for how, names in kept.items()}
-    result["launched_by_the_compiler"] = launches
-    contestants = {
-        "eager, fused AdamW": (False, ()),
-        "compile, fused AdamW": (True, ()),
-        "eager + kernels": (False, kept["eager"]),
-        "compile + kernels": (True, kept["compile"]),
-    }
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    jobs = {}
-    torch._dynamo.reset()
-    for name, (compiled, only) in contestants.items():
-        how = "compile" if compiled else "eager"
-        job = Job(size, device, 1, compiled and not given.tiny, kernels if only else None, only, launches[how])
-        seconds(job, data, 4)
-        job.leave()
-        jobs[name] = job
-    for turn in range(rounds + 1):
-        for name, job in jobs.items():
-            job.enter()
-            taken = seconds(job, data, count)
-            job.leave()
-            if turn:  # the first round only warms up
-                times[name].append(taken)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    ours = min((n for n in medians if "kernels" in n), key=lambda n: medians[n])
-    result["step_s"] = times
-    result["tokens_per_s"] = {name: tokens / value for name, value in medians.items()}
-    result["ours"] = ours
-    for name in ("compile", "eager"):
-        plain = medians[f"{name}, fused AdamW"]
-        result[f"over_{name}"] = {n: plain / value for n, value in medians.items() if "kernels" in n}
-    result["reports"] = {name: job.report for name, job in jobs.items()}
-    save(result, f"{ours}: {result['over_compile'][ours]:.3f}× compile, {result['over_eager'][ours]:.3f}× eager")
-    jobs.clear()
-
-    curves: dict[str, list[float]] = {}
-
-    def curve(job: Job) -> list[float]:
-        steps = [job.step(data[n % len(data)]) for n in range(loss_steps)]
-        found: list[float] = torch.stack(steps).tolist()
-        return found
-
-    torch._dynamo.reset()
-    for seed in range(1, 7):
-        curves[f"eager seed {seed}"] = curve(Job(size, device, seed, False, None, ()))
-    sixth = curves.pop("eager seed 6")
-    plain_curve = curve(Job(size, device, 1, not given.tiny, None, ()))
-    torch._dynamo.reset()
-    compiled, only = contestants[ours]
-    how = "compile" if compiled else "eager"
-    mine = curve(Job(size, device, 1, compiled and not given.tiny, kernels if only else None, only, launches[how]))
-    band = [(min(column), max(column)) for column in zip(*curves.values(), strict=True)]
-    width = [high - low for low, high in band]
-    slack = statistics.median(width)
-
-    def outside(values: list[float], slack: float = 0.0) -> int:
-        pairs = zip(values, band, strict=True)
-        return sum(not low - slack <= value <= high + slack for value, (low, high) in pairs)
-
-    def gap(values: list[float]) -> float:
-        return max(abs(a - b) for a, b in zip(values, curves["eager seed 1"], strict=True))
-
-    strictly = outside(mine)
-    result["loss"] = {
-        "steps": loss_steps,
-        "last": {**{name: curve[-1] for name, curve in curves.items()}, "ours": mine[-1]},
-        "outside_band": strictly,
-        "outside_band_of_a_sixth_seed": outside(sixth),
-        "outside_band_expected_of_a_sixth_seed": loss_steps * 2 / 6,  # of six alike, each is first or last so often
-        "outside_band_and_its_median_width": outside(mine, slack),
-        "outside_band_and_its_median_width_of_a_sixth_seed": outside(sixth, slack),
-        "largest_gap_to_the_same_seed": gap(mine),
-        "largest_gap_of_compile_to_the_same_seed": gap(plain_curve),
-        "curve_every_10": {"ours": mine[::10], **{name: curve[::10] for name, curve in curves.items()}},
-    }
+        result["kept"], result["launched_by_the_compiler"] = list(kept), launches
+        save(result, f"canary in {mode}: {kept}")
+        if kept:
+            result["all_kernels"] = found
+            last = Race(device, size, data, kernels)
+            ours = ours.replace("all kernels", "kernels")
+            contestants[ours] = (mode, kept, launches)
+            for name in (EAGER, *(n for n in contestants if "kernels" not in n and n in race.jobs), ours):
+                if name not in last.jobs:
+                    last.add(name, contestants[name])
+            race = last
+            result |= summary(race.run(rounds, count), tokens)
+            save(result, told_of(result))
+    if time.time() - STARTED < given.until:
+        result["loss"] = losses(race, contestants[ours], loss_steps)
+        strictly, sixth = (result["loss"][f"outside_band{of}"] for of in ("", "_of_a_sixth_seed"))
+        told = f"{strictly} of {loss_steps} steps outside the band of five eager seeds, of a sixth {sixth}"
+        save(result, f"loss: {told}")
     result["log_line"] = kernels.log_line()
-    told = f"{strictly} of {loss_steps} steps outside the band of five eager seeds, of a sixth {outside(sixth)}"
-    save(result, f"loss: {told}; done")
+    save(result, "done")
+
+
+def told_of(result: dict[str, Any]) -> str:
+    best, peer = result["best_over_best_compile"], result["peer"]
+    steps = {name: f"{1e3 * statistics.median(values):.3f} ms" for name, values in result["step_s"].items()}
+    return f"{steps}\n{result['ours']}: {best:.3f}× {peer}, {result['best_over_eager']:.3f}× eager"
 
 
 if __name__ == "__main__":
