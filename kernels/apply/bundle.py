@@ -6,6 +6,7 @@ import ast
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ def kernel_record(envelope: Mapping[str, Any], trusted: Mapping[str, Ed25519Publ
     """What the runtime needs of one certificate. Raises CertificateError where its signature or content is bad."""
     predicate, _ = read(envelope, trusted)
     candidate = Candidate.from_json(predicate["candidate"])
-    if candidate.language == "cuda":
-        raise CertificateError("candidate: CUDA C++ kernels have no Python entry to apply")
     verdict = predicate["verdict"]
     timed = verdict["domain"].get("timed") or []
     case = timed[0] if timed else _first_case(verdict)
@@ -33,19 +32,28 @@ def kernel_record(envelope: Mapping[str, Any], trusted: Mapping[str, Ed25519Publ
     return {
         "problem": predicate["problem"]["name"],
         "certificate": certificate_sha256(envelope),
-        "candidate": candidate.sha256,
-        "source": candidate.source,
-        "source_sha256": candidate.source_sha256,
-        "entry": candidate.entry,
+        **candidate_record(candidate),
         "dtype": case["dtype"],
         "sizes": case["params"],
-        "bounds": [
-            {"name": b.name, "low": b.low, "high": b.high, "multiple": b.multiple} for b in candidate.domain.bounds
-        ],
         "status": verdict["status"],
         "architecture": environment.get("capability", "none"),
         "torch": environment.get("torch", "none"),
         "triton": environment.get("triton", "none"),
+    }
+
+
+def candidate_record(candidate: Candidate) -> dict[str, Any]:
+    """What of a record the candidate itself says."""
+    return {
+        "candidate": candidate.sha256,
+        "source": candidate.source,
+        "source_sha256": candidate.source_sha256,
+        "entry": candidate.entry,
+        "language": candidate.language,
+        "launches": [asdict(launch) for launch in candidate.launches],
+        "scratch_bytes": list(candidate.scratch_bytes),
+        "layouts": list(candidate.domain.layouts),
+        "bounds": [asdict(bound) for bound in candidate.domain.bounds],
     }
 
 

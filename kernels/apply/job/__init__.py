@@ -12,6 +12,7 @@ PARTS = (
     "demotion",
     "problems",
     "checks",
+    "cuda_source",
     "launch",
     "operators",
     "guards",

@@ -19,15 +19,18 @@ from typing import Any
 
 import torch
 
+from kernels.apply.job.cuda_source import CudaSource
 from kernels.apply.job.state import STATE
 
 
 def load_entry(record: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """(entry, the same for a compiler) of a record's source, which has to lie in a file for Triton to read."""
-    if STATE.folder is None:
-        STATE.folder = tempfile.TemporaryDirectory(prefix="nightshift-kernels-")
+    """(entry, the same for a compiler) of a record's source. Triton has to read its own from a file."""
     if hashlib.sha256(record["source"].encode()).hexdigest() != record["source_sha256"]:
         raise ValueError("the source is not the one that was certified")
+    if record.get("language") == "cuda":
+        return CudaSource(record), None
+    if STATE.folder is None:
+        STATE.folder = tempfile.TemporaryDirectory(prefix="nightshift-kernels-")
     name = f"nightshift_kernel_{record['candidate'][:16]}"
     path = Path(STATE.folder.name) / f"{name}.py"
     path.write_text(record["source"], encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from kernels.apply.job.checks import due, shadowed
 from kernels.apply.job.problems import SPECS, loss_backward_reference, original_of, rms_backward_reference
-from kernels.apply.job.state import CAST, DTYPES, NORM, OPERATORS, STATE, in_use
+from kernels.apply.job.state import CAST, DTYPES, NORM, OPERATORS, STATE, fell_back, in_use
 
 
 def operator_of(problem: str) -> Any:
@@ -99,6 +99,9 @@ def run_once(problem: str, inputs: Sequence[Any]) -> Any:
     narrow = inputs[0] if problem == NORM else inputs[-2] if problem.startswith(CAST) else None
     if narrow is not None and narrow.dtype != DTYPES[kernel.record["dtype"]]:
         return spec.reference(*inputs)  # the cast before it was not folded into it
+    if not aligned(kernel.record, inputs):
+        fell_back(problem, "alignment")
+        return spec.reference(*inputs)
     kernel.calls += 1
     out = kernel.entry(*inputs)
     if spec.mutates:
@@ -109,6 +112,12 @@ def run_once(problem: str, inputs: Sequence[Any]) -> Any:
         except torch.OutOfMemoryError:  # a check needs float64 copies; the job must not die of one
             STATE.fallbacks["shadow: no memory"] = STATE.fallbacks.get("shadow: no memory", 0) + 1
     return out
+
+
+def aligned(record: Mapping[str, Any], inputs: Sequence[Any]) -> bool:
+    """Whether tensors begin where wide loads may: a certificate that leaves the layout "offset" out asks for it."""
+    layouts = record.get("layouts") or ["offset"]
+    return "offset" in layouts or all(x.data_ptr() % 16 == 0 for x in inputs if isinstance(x, torch.Tensor))
 
 
 class Eager(torch.autograd.Function):

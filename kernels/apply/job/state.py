@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 KERNELS: list[dict[str, Any]] = []
-"""problem, certificate (SHA-256), candidate (SHA-256), source, entry, dtypes, sizes, layouts, bounds, architecture,
-torch, triton. Written by Nightshift."""
+"""problem, certificate (SHA-256), candidate (SHA-256), source, entry, language, launches and scratch_bytes (of CUDA
+C++), layouts, dtype, sizes, bounds, status, architecture, torch, triton. Written by Nightshift."""
 ROWS_SLACK = 4
 """A kernel certified for m rows is used for m/4 to 4·m: other sizes were proven right, but not fast."""
 ROW_AXES = ("m", "t", "b")

@@ -1,0 +1,151 @@
+"""CUDA C++ in a job's file: compiled here as for its certificate, launched as its plan says, on torch's stream.
+
+A certified CUDA kernel brings no host code: one translation unit for NVRTC, and launches whose sizes are
+expressions over the problem's parameters. The judge's compiler options give the judge's binary. Through ctypes
+(names and types of cuda.h and nvrtc.h), because a job may have no compiler; both libraries come with torch. They
+launch on the current stream, so CUDA graphs record it; a compiler sees the operator as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.apply.job.problems import SPECS
+
+_WORDS = {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max,
+          "pow2": lambda a: 1 << max(0, math.ceil(math.log2(max(1, a))))}  # fmt: skip
+"""What an expression of a launch plan may call (`kernels.candidate.evaluate` has read it before)."""
+
+
+@cache
+def driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def nvrtc() -> Any:
+    """Beside torch, or of a system-wide CUDA."""
+    patterns = [f"{root}/nvidia/*/lib/libnvrtc.so.*" for root in sys.path if root.endswith("-packages")]
+    patterns += ["/usr/local/cuda/lib64/libnvrtc.so.*", "/usr/lib/*/libnvrtc.so.*"]
+    found = [name for pattern in patterns for name in sorted(glob.glob(pattern)) if "builtins" not in name]
+    if not found:
+        raise FileNotFoundError("libnvrtc: not found beside torch or in /usr/local/cuda")
+    return ctypes.CDLL(found[0])
+
+
+def _asked(library: Any, call: str, *args: Any) -> None:
+    code = getattr(library, call)(*args)
+    if code != 0:
+        raise RuntimeError(f"{call}: code {code}")
+
+
+def compiled(source: str, architecture: str) -> bytes:
+    """The cubin of a translation unit. Raises RuntimeError with the compiler's log."""
+    options = [f"--gpu-architecture=sm_{architecture.replace('.', '')}", "--std=c++17", "-default-device"]
+    folders = [path for entry in sys.path for path in glob.glob(f"{entry}/nvidia/*/include")]
+    folders = [path for path in [*folders, "/usr/local/cuda/include"] if (Path(path) / "cuda_fp16.h").exists()]
+    options += [f"--include-path={path}" for path in folders[:1]]
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    made = (ctypes.byref(program), source.encode(), b"candidate.cu", 0, None, None)
+    _asked(nvrtc(), "nvrtcCreateProgram", *made)
+    try:
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if nvrtc().nvrtcCompileProgram(program, len(options), given) != 0:
+            _asked(nvrtc(), "nvrtcGetProgramLogSize", program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(max(1, size.value))
+            _asked(nvrtc(), "nvrtcGetProgramLog", program, log)
+            raise RuntimeError(log.value.decode(errors="replace")[:2000])
+        _asked(nvrtc(), "nvrtcGetCUBINSize", program, ctypes.byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        _asked(nvrtc(), "nvrtcGetCUBIN", program, cubin)
+        return cubin.raw
+    finally:
+        nvrtc().nvrtcDestroyProgram(ctypes.byref(program))
+
+
+class CudaSource:
+    """The entry of a CUDA kernel's record: the problem's inputs → its outputs, as a Triton entry does."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._launches, self._scratch = record["launches"], record["scratch_bytes"]
+        self._spec = SPECS[record["problem"]]
+        self._cubin = compiled(record["source"], record["architecture"])
+        self._functions: dict[tuple[int, str, int], ctypes.c_void_p] = {}
+        self.plan = lru_cache(256)(self._plan)
+
+    def __call__(self, *inputs: Any) -> Any:
+        device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
+        out = self._spec.fake(*inputs)  # torch's new_empty: of real tensors it makes real ones
+        outs = out if isinstance(out, tuple) else () if out is None else (out,)
+        launches, scratch = self.plan(tuple(sorted(self._spec.sizes(*inputs).items())))
+        rooms = {
+            "in": inputs, "out": outs,
+            "tmp": [torch.empty(size, dtype=torch.uint8, device=device) for size in scratch],
+        }  # fmt: skip
+        on_gpu = device.type == "cuda"
+        stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
+        with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
+            for kernel, grid, block, shared_bytes, arguments in launches:
+                if 0 in grid:
+                    continue
+                values = [_argument(argument, rooms) for argument in arguments]
+                places = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
+                function = self._function(device.index or 0, kernel, shared_bytes)
+                _asked(
+                    driver(), "cuLaunchKernel", function, *grid, *block, shared_bytes, ctypes.c_void_p(stream),
+                    places, None,
+                )  # fmt: skip
+        return out
+
+    def _function(self, device: int, kernel: str, shared_bytes: int) -> ctypes.c_void_p:
+        """Of the current device's context; allowed so much dynamic shared memory."""
+        key = (device, kernel, shared_bytes)
+        if key not in self._functions:
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            _asked(driver(), "cuModuleLoadData", ctypes.byref(module), self._cubin)
+            _asked(driver(), "cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
+            if shared_bytes > 48 << 10:
+                _asked(driver(), "cuFuncSetAttribute", function, 8, shared_bytes)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._functions[key] = function
+        return self._functions[key]
+
+    def _plan(self, sizes: Sequence[tuple[str, int]]) -> tuple[list[tuple[Any, ...]], list[int]]:
+        """(kernel, grid, block, bytes of shared memory, arguments) of each launch; the bytes of scratch buffers."""
+
+        def number(text: str) -> int:
+            return int(eval(text, {"__builtins__": {}}, {**_WORDS, **dict(sizes)}))
+
+        made = []
+        for launch in self._launches:
+            grid, block = ([number(text) for text in launch[key]] for key in ("grid", "block"))
+            arguments = []
+            for text in launch["args"]:
+                kind, _, rest = text.partition(":")
+                arguments.append((kind, number(rest) if kind in ("i32", "i64") else rest))
+            made.append((launch["kernel"], grid, block, number(launch["shared_bytes"]), arguments))
+        return made, [number(text) for text in self._scratch]
+
+
+def _argument(argument: tuple[str, Any], rooms: Mapping[str, Sequence[Any]]) -> Any:
+    """One kernel parameter as the ctypes value that the driver copies."""
+    kind, value = argument
+    if kind == "i32":
+        return ctypes.c_int32(value)
+    if kind == "i64":
+        return ctypes.c_int64(value)
+    if kind == "f32":
+        return ctypes.c_float(float(value))
+    if kind == "scalar":
+        return ctypes.c_float(rooms["in"][int(value.removeprefix("in"))])
+    room = kind.rstrip("0123456789")
+    return ctypes.c_uint64(rooms[room][int(kind[len(room) :])].data_ptr())
