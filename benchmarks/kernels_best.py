@@ -2,7 +2,8 @@
 
     python -m benchmarks.kernels_best [--import TABLES.jsonl …] [--top 6]
 
---import splits files of `benchmarks.kernels_tables --single` into one file a table first.
+--import splits files of `benchmarks.kernels_tables --single` into one file a table first. A part of a space that
+was measured anew replaces those figures in its table; the others stand, where the space still has their values.
 """
 
 from __future__ import annotations
@@ -44,6 +45,28 @@ def best(table: dict[str, Any], top: int) -> list[known.Known]:
     return found
 
 
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new table, and the old one's rows that it does not measure again: those whose every value is still one of
+    the new table's dimensions. Both of one GPU, family, problem and case."""
+    dimensions: dict[str, list[Any]] = new["dimensions"]
+    if set(old["dimensions"]) != set(dimensions) or old["environment"] != new["environment"]:
+        return new
+    figures: dict[tuple[int, ...], tuple[float | None, str]] = {}
+    for table in (old, new):
+        for place, (micro, row) in enumerate(zip(table["microseconds"], table["configs"], strict=True)):
+            values = [table["dimensions"][n][i] for n, i in zip(table["dimensions"], row, strict=True)]
+            by_name = dict(zip(table["dimensions"], values, strict=True))
+            if all(by_name[n] in dimensions[n] for n in dimensions):
+                key = tuple(dimensions[n].index(by_name[n]) for n in dimensions)
+                figures[key] = micro, table["failures"].get(str(place), "")
+    return {
+        **new,
+        "configs": [list(key) for key in figures],
+        "microseconds": [micro for micro, _ in figures.values()],
+        "failures": {str(i): why for i, (_, why) in enumerate(figures.values()) if why},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--import", dest="imports", type=Path, nargs="*", default=[])
@@ -53,7 +76,9 @@ def main() -> None:
         for text in path.read_text().splitlines():
             table = json.loads(text)
             label = table.pop("label")
-            (OUT / f"{label}.json").write_text(json.dumps(table, separators=(",", ":")) + "\n")
+            target = OUT / f"{label}.json"
+            made = merged(json.loads(target.read_text()), table) if target.exists() else table
+            target.write_text(json.dumps(made, separators=(",", ":")) + "\n")
     found = [k for table in read() for k in best(table, options.top)]
     target = Path(known.__file__).with_name("known.json")
     lines = ",\n".join(json.dumps(item, separators=(",", ":")) for item in known.to_json(found))
