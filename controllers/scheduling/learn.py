@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from controllers.learnable import environment_sha256, exported, normaliser
 from controllers.policy_file import Interface, Network, Normaliser, PolicyFile
 from controllers.scheduling import trace
+from controllers.scheduling.cluster import F8
 from controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice
 from controllers.scheduling.policies import Policy, Steering, backfill
 from controllers.scheduling.simulate import Simulation, World
@@ -24,6 +26,7 @@ from controllers.scheduling.state import State
 INTERFACE = Interface("scheduling", FEATURES, ACTIONS)
 STEPS = 100_000
 LOADS = (0.6, 0.9, 1.2)
+_KEPT = ("mean_jct_s", "p99_wait_s", "longest_wait_s")
 _SOURCES = (
     "environment.py",
     "simulate.py",
@@ -108,29 +111,37 @@ class SchedulingLearnable:
         return PolicyFile("scheduling-ppo", INTERFACE, exported(model, scale), training, {})
 
     def evaluate(self, policy: PolicyFile | None, data: Sequence[Path], seeds: Sequence[int]) -> Mapping[str, Any]:
-        """Per trace and load: mean over the seeds of each figure as a ratio to FIFO with backfill. Without files:
-        drawn traces."""
-        runs: dict[str, tuple[Callable[[], Policy], bool]] = {"steering": (Steering, True)}
+        """Rows by trace, load and policy: each figure over FIFO with backfill's on the same jobs, mean over the
+        seeds, and of the mean completion time its 95 % interval. Without files: drawn traces."""
+        runs: dict[str, Callable[[], Policy]] = {"steering": Steering}
         if policy is not None:
             network = policy.network
-            runs["learned"] = (lambda: Learned(network), True)
+            runs["learned"] = lambda: Learned(network)
         traces = {path.stem: trace.read(path) for path in data} or {"drawn": trace.draw(400, 77)}
-        found: dict[str, Any] = {}
+        rows: list[dict[str, Any]] = []
         for name, jobs in traces.items():
             for load in LOADS:
-                ratios: dict[str, list[dict[str, float]]] = {run: [] for run in runs}
+                ratios: dict[str, list[list[float]]] = {run: [] for run in runs}
                 for seed in seeds:
                     part = trace.at_load(trace.without_part(jobs, seed, max(len(seeds), 5)), 64, load)
                     base = Simulation(part, World(), seed).run(backfill).figures()
-                    for run, (make, twin) in runs.items():
-                        mine = Simulation(part, World(), seed, twin=twin).run(make()).figures()
-                        kept = ("mean_jct_s", "p99_wait_s", "longest_wait_s")
-                        ratios[run].append({key: mine[key] / max(base[key], 1.0) for key in kept})
-                found[f"{name} at {load}"] = {
-                    run: {key: round(float(np.mean([r[key] for r in rows])), 4) for key in rows[0]}
-                    for run, rows in ratios.items()
-                }
-        return found
+                    for run, make in runs.items():
+                        mine = Simulation(part, World(), seed, twin=True).run(make()).figures()
+                        ratios[run].append([mine[key] / max(base[key], 1.0) for key in _KEPT])
+                for run, each in ratios.items():
+                    table = np.asarray(each)
+                    about = {"trace": name, "load": load, "policy": run, "seeds": len(seeds)}
+                    means = {key: round(float(value), 4) for key, value in zip(_KEPT, table.mean(0), strict=True)}
+                    rows.append({**about, **means, "mean_jct_95": _interval(table[:, 0])})
+        return {"over": "FIFO with backfill", "rows": rows}
+
+
+def _interval(values: F8) -> list[float] | None:
+    """95 % t interval of the mean; None of one value."""
+    if len(values) < 2:
+        return None
+    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5)
+    return [round(float(values.mean()) - half, 4), round(float(values.mean()) + half, 4)]
 
 
 def _normaliser(env: Any) -> Normaliser:

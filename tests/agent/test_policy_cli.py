@@ -80,3 +80,17 @@ def test_measurements_that_are_wrong_lose_no_training(tmp_path: Path, keys: tupl
     signer = Signer.from_file(keys[0])
     kept = read(out, INTERFACE, {signer.key_id: signer.public})
     assert set(kept.training["envelope"]) == set(INTERFACE.features)
+
+
+def test_scheduling_is_evaluated_on_a_trace_and_shown_as_a_table_and_as_json(tmp_path: Path) -> None:
+    lines = ["submit_s,gpus,duration_s,user,kind"]
+    lines += [f"{300 * at},{1 + at % 8},{600 + 100 * at},user-{at % 3},vision" for at in range(25)]
+    (tmp_path / "mine.csv").write_text("\n".join(lines))
+    words = ["policy", "evaluate", "scheduling", "--data", str(tmp_path / "mine.csv"), "--seeds", "2"]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    assert "steering" in shown.output
+    told = CliRunner().invoke(app, [*words, "--json"])
+    rows = json.loads(told.output)["rows"]
+    assert {(row["trace"], row["policy"]) for row in rows} == {("mine", "steering")}
+    assert all(0 < row["mean_jct_s"] < 2 for row in rows)
