@@ -44,14 +44,10 @@ def rows(only: list[str]) -> list[tuple[str, Case]]:
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures that the issue asks for, from the rows that were certified."""
     certified = [r for r in found if r.get("certified") and r["anchor"] and r["speedup"]]
+    backward = [r for r in found if r.get("certified") and r["problem"] in GRADIENTS and r["speedup"]]
     memory = [r for r in certified if r["problem"] not in COMPUTE]
     ratios = [r["peers_us"][r["best_peer"]] / r["ours_us"] for r in memory]
     large = [r for r in memory if r["bytes"] >= 256 << 20]
-    losing = [
-        f"{r['problem']} {r['case']}"
-        for r in certified
-        if (r["speedup"][2] < 1.0 if r["problem"] in LIMITED else r["speedup"][1] < 1.0)
-    ]
     return {
         "rows": len(found),
         "anchor_rows": len(rows(list(ANCHORS))),
@@ -62,9 +58,20 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
             default=None,
         ),
         "geometric_mean_over_best_peer": math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None,
-        "slower_than_best_peer": losing,
+        "slower_than_best_peer": _losing(certified),
+        "backward_rows": len(rows(["backward"])),
+        "backward_certified": len(backward),
+        "backward_slower_than_best_peer": _losing(backward),
         "of_copy_from_256_mib": {f"{r['problem']} {r['case']}": round(r["of_copy"], 4) for r in large},
     }
+
+
+def _losing(certified: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{r['problem']} {r['case']}"
+        for r in certified
+        if (r["speedup"][2] < 1.0 if r["problem"] in LIMITED else r["speedup"][1] < 1.0)
+    ]
 
 
 def swept(found: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """Causal attention for Hopper, warp-specialised (Shah et al., arXiv 2407.08608, "FlashAttention-3").
 
 One warp brings tiles in with the bulk copy engine; two warpgroups of consumers take 64 rows of queries each, and
-while the tensor cores multiply the next tile of keys, they exponentiate this one. Written in Gluon, since Triton's
-own scheduler does not overlap the two. Programs stay: they walk the rows longest first, dealt out like a snake.
-Needs sm_90, sequences of whole 128 rows, and 64 or 128 columns.
+while the tensor cores multiply the next tile of keys, they exponentiate this one; they may take turns at the cores.
+Written in Gluon, since Triton's own scheduler does not overlap the two. Programs stay: they walk the rows longest
+first, dealt out like a snake. Needs sm_90, sequences of whole 128 rows, and 64 or 128 columns.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def produce(
 
 @gluon.jit
 def consume(
-    out_map, q_room, k_room, v_room, o_room, q_full, q_free, k_full, k_free, v_full, v_free,
+    out_map, q_room, k_room, v_room, o_room, q_full, q_free, k_full, k_free, v_full, v_free, order,
     s, heads, blocks, scale, PART: gl.constexpr, D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):
     HALF: gl.constexpr = BM // 2
     MASKED: gl.constexpr = BM // BN if BM > BN else 1
@@ -82,6 +82,7 @@ def consume(
     dtype: gl.constexpr = q_room.dtype
     tiles = heads * blocks
     step = 0
+    round = 0
     q = q_room.index(PART)
     o = o_room.index(PART)
     line = PART * HALF + gl.arange(0, HALF, layout=rows_s)
@@ -110,11 +111,16 @@ def consume(
                 new = ahead % STAGES
                 old = step % STAGES
                 mbarrier.wait(k_full.index(new), ahead // STAGES & 1)
+                if TURNS:  # one's products while the other exponentiates
+                    mbarrier.wait(order.index(PART), (round & 1) ^ (1 - PART))
+                    round += 1
                 next_score = warpgroup_mma(
                     q, k_room.index(new).permute((1, 0)), empty, use_acc=False, is_async=True
                 )
                 mbarrier.wait(v_full.index(old), step // STAGES & 1)
                 next_sums = warpgroup_mma(p, v_room.index(old), sums, is_async=True)
+                if TURNS:
+                    mbarrier.arrive(order.index(1 - PART), count=1)
                 score = warpgroup_mma_wait(1, deps=[next_score])
                 mbarrier.arrive(k_free.index(new), count=1)
                 if MASKED > 1:
@@ -149,7 +155,8 @@ def consume(
 @gluon.jit
 def attend(
     q_map, k_map, v_map, o_map, s, heads, blocks, scale,
-    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, SHARE: gl.constexpr,
+    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    SHARE: gl.constexpr,
 ):
     half: gl.constexpr = BM // 2
     dtype: gl.constexpr = q_map.dtype
@@ -165,9 +172,11 @@ def attend(
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
     for part in gl.static_range(2):
         mbarrier.init(q_full.index(part), count=1)
         mbarrier.init(q_free.index(part), count=1)
+        mbarrier.init(order.index(part), count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(k_full.index(slot), count=1)
         mbarrier.init(v_full.index(slot), count=1)
@@ -176,9 +185,9 @@ def attend(
     gl.warp_specialize(
         [
             (consume, (o_map, q_room, k_room, v_room, o_room, q_full, q_free, k_full, k_free, v_full, v_free,
-                       s, heads, blocks, scale, 0, D, BM, BN, STAGES)),
+                       order, s, heads, blocks, scale, 0, D, BM, BN, STAGES, TURNS)),
             (consume, (o_map, q_room, k_room, v_room, o_room, q_full, q_free, k_full, k_free, v_full, v_free,
-                       s, heads, blocks, scale, 1, D, BM, BN, STAGES)),
+                       order, s, heads, blocks, scale, 1, D, BM, BN, STAGES, TURNS)),
             (produce, (q_map, k_map, v_map, q_room, k_room, v_room, q_full, q_free, k_full, k_free, v_full,
                        v_free, s, heads, blocks, BM, BN, STAGES)),
         ],
@@ -202,8 +211,8 @@ def entry(q, k, v):
         programs = min(units, b * h * blocks) if $persistent else b * h * blocks
         attend[(programs,)](
             tiles(q, 64), tiles(k, $bn), tiles(v, $bn), tiles(out, 64), s, b * h, blocks,
-            1.4426950408889634 * d**-0.5, D=d, BM=128, BN=$bn, STAGES=$stages, SHARE=$share, num_warps=4,
-            maxnreg=168,
+            1.4426950408889634 * d**-0.5, D=d, BM=128, BN=$bn, STAGES=$stages, TURNS=$turns,
+            SHARE=$share, num_warps=4, maxnreg=168,
         )
     return out
 """
@@ -222,7 +231,9 @@ class FlashHopper:
             bn, stages = int(config["bn"]), int(config["stages"])
             return 2 * d * (2 * 128 + 2 * stages * bn) <= SHARED_BYTES - 2048
 
-        return Space.of(admits, bn=(64, 128), stages=(2, 3, 4, 5, 6), persistent=(0, 1), share=(224, 232, 240))
+        return Space.of(
+            admits, bn=(64, 128), stages=(2, 3, 4, 5, 6), persistent=(0, 1), turns=(0, 1), share=(224, 232, 240)
+        )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         d = case["d"]
