@@ -13,7 +13,7 @@ from agent.power_racks import RackState
 from agent.power_windows import GpuWindow, mean
 from controllers.actuators.power_nodes import NodeStatus
 from controllers.power import descent, shield
-from controllers.power.belief import Bank
+from controllers.power.belief import shared_bank
 from controllers.power.curves import LEVELS
 from controllers.power.gang import Gang, GangSeen, level_of
 from controllers.power.settings import PowerSettings
@@ -64,7 +64,7 @@ class Beliefs:
 
     def __init__(self, settings: PowerSettings) -> None:
         self._settings = settings
-        self._bank = Bank.make()
+        self._bank = shared_bank()
         self._seen_s: dict[str, float] = {}
         self.care = descent.Care()
         self.gangs: dict[str, Gang] = {}
@@ -92,7 +92,8 @@ class Beliefs:
         ranges = [power_range(self._settings, w, told) for w in members]
         lowest = max(level_of(low / high) for low, high in ranges)
         shares = [w.limit_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]
-        level = level_of(min(shares)) if all(map(math.isfinite, shares)) else -1
+        read = all(now_s - w.read_s <= self._settings.shield.stale_s for w in members)
+        level = level_of(min(shares)) if read and all(map(math.isfinite, shares)) else -1
         draw = float(np.mean([w.draw_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]))
         gang = self.gangs.get(job)
         if gang is None or int(gang.jobs.lowest[0]) != lowest:

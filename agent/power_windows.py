@@ -122,6 +122,7 @@ class Windows:
         if frame is None:
             return found
         draws = frame.column("gpu_power_w") * 1000.0
+        draws = np.where(draws >= 0.0, draws, np.nan)  # no GPU draws less than nothing
         for row, gpu in enumerate(frame.index.subjects):
             node = self._inventory.above(gpu, SubjectKind.NODE, tick.at_s)
             if node is not None:

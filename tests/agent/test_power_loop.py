@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,28 +15,21 @@ import pytest
 
 from agent.app import App
 from agent.clock import SteppedClock
-from agent.node import answer_lease, tell_lease
 from agent.policy_gate import PolicyGate
 from agent.power_decide import load
 from agent.power_loop import PowerLoop
 from agent.power_parts import Around
 from agent.settings import Settings
 from collectors.base import Permanent
-from collectors.exporter import NodeExporter
-from collectors.exporter import Settings as ExporterSettings
 from collectors.frame import Frame, SeriesIndex, StepSeries
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.nvml import NvmlCollector
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
-from controllers.actuators.nvml_power import NvmlPower
-from controllers.actuators.power_leases import PowerLeases
 from controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus, PowerNodes
 from controllers.actuators.power_nodes import Settings as NodeSettings
 from controllers.decision import Decision, Mode, Trust
 from controllers.power.curves import Curve
 from controllers.power.settings import PowerSettings
-from tests.certificates import Authority
+from tests.agent.power_node import serving
 from tests.collectors.conftest import nvml_library  # noqa: F401
 
 MAX, MIN, FALLBACK = 700_000, 200_000, 420_000
@@ -177,7 +169,7 @@ def test_the_racks_budget_holds_at_every_moment() -> None:
     w = world(budget_w=4200.0)
     for _ in range(20):
         w.run(1)
-        assert sum(w.cluster.limit.values()) + 100_000 <= 4_200_000 * 0.97
+        assert sum(w.cluster.limit.values()) + 100_000 <= 4_200_000 * (1 - w.loop.settings.shield.margin_share)
 
 
 def test_without_the_jobs_speed_the_fallback_controls_and_says_so() -> None:
@@ -280,44 +272,8 @@ def test_a_policy_file_that_is_none_keeps_the_daemon_from_starting(tmp_path: Pat
 
 @pytest.fixture
 def node(nvml_library: ctypes.CDLL, tmp_path: Path) -> Iterator[tuple[NodeSettings, ctypes.CDLL]]:  # noqa: F811
-    """A real node agent on the stub, over mutual TLS."""
-    nvml_library.stub_reset()
-    authority = Authority.new()
-    names = {}
-    for name, client in (("server", False), ("client", True)):
-        pem, key = authority.issue("localhost" if not client else "agent", client=client)
-        names[name] = (tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
-        names[name][0].write_bytes(pem)
-        names[name][1].write_bytes(key)
-    (tmp_path / "ca.pem").write_bytes(authority.pem)
-    leases = PowerLeases(NvmlPower(), FALLBACK)
-    exporter = NodeExporter(
-        ExporterSettings(
-            host="127.0.0.1",
-            port=0,
-            certificate_file=names["server"][0],
-            key_file=names["server"][1],
-            client_ca_file=tmp_path / "ca.pem",
-        ),
-        NvmlCollector(NvmlCollector.Settings()),
-        LocalKernelLogCollector(LocalKernelLogCollector.Settings()),
-        takes=("/power-lease", lambda body: answer_lease(leases, body)),
-        tells=lambda: tell_lease(leases),
-    )
-    serving = threading.Thread(target=exporter.serve, daemon=True)
-    serving.start()
-    yield (
-        NodeSettings(
-            urls={"n0": f"https://localhost:{exporter.port}"},
-            ca_file=tmp_path / "ca.pem",
-            certificate_file=names["client"][0],
-            key_file=names["client"][1],
-        ),
-        nvml_library,
-    )
-    exporter.stop()
-    serving.join(5.0)
-    nvml_library.stub_reset()
+    with serving(nvml_library, tmp_path, FALLBACK) as agent:
+        yield agent.settings, agent.library
 
 
 def test_a_lease_travels_to_a_real_node_agent_and_back(node: tuple[NodeSettings, ctypes.CDLL]) -> None:
