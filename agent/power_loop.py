@@ -40,7 +40,7 @@ from controllers.outcome import Stretch
 from controllers.policy_file import PolicyFile
 from controllers.power import shield
 from controllers.power.arms import Round, newly_locked
-from controllers.power.belief import TOP, Bank
+from controllers.power.belief import TOP, shared_bank
 from controllers.power.curves import LEVELS
 from controllers.power.division import Division, divide_racks
 from controllers.power.rack import RANGE
@@ -81,7 +81,7 @@ class PowerLoop:
         self._log = structlog.get_logger("power")
         self._rng = np.random.default_rng(seed)
         self._beliefs = Beliefs(settings)
-        self._wide = Bank.make(steep=RANGE) if settings.racks else None
+        self._wide = shared_bank(RANGE) if settings.racks else None
         self._sharing = Sharing()
         self._file, self._asked = file, Asked.of(file)
         self._follows: Waiting | None = None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,12 @@ class Bank:
         return cls(
             time.astype(np.float32), draw.astype(np.float32), mean, parts, (log - mean) @ parts, bends, stiff
         )
+
+
+@cache
+def shared_bank(steep: float = STEEP) -> Bank:
+    """The bank of the power limit, made once in a process: nothing changes it."""
+    return Bank.make(steep=steep)
 
 
 @dataclass(frozen=True)
