@@ -1,6 +1,6 @@
 """A rack of 16 GPUs below what its jobs would draw: the divider beside a PI controller and the max-min oracle.
 
-    python -m benchmarks.power_rack [SWEEP.csv …]
+    python -m benchmarks.power_rack [SWEEP.csv …] [--telemetry RECORDING.csv --limit W]
 
 Jobs are those that draw at least three quarters of the highest limit, on GPUs that can be limited to half of it;
 of made-up curves that are not in the bank, and of every sweep that is given. Two hours a run.
@@ -8,11 +8,15 @@ of made-up curves that are not in the bank, and of every sweep that is given. Tw
 PI on the measured draw lends what a job does not draw of its limit, and is over the budget whenever a job turns.
 `PI, never over` has the margin that it needs not to be. Behind the shield the limits count, not the draws, so there
 is a bound: `told` shares like the divider and knows every curve, before it is run.
+
+The shield's margin stands on how well a GPU keeps its limit: --telemetry is a recording with the columns `power`
+(mW) and `throttle` (NVML's reasons), of which the readings are taken while the limit held the clocks.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +32,7 @@ from controllers.power.evaluate import interval
 from controllers.power.rack import RANGE, Believed, CommonCap
 from controllers.power.rack_run import RackScore, Scene, Told, oracle, rack
 from controllers.power.share import Sharing
+from detectors.throttle import POWER_CAP
 
 GPUS, WINDOWS, SHARES = 16, 240, (0.7, 0.8)
 LEAST_MEAN, LEAST_GAP = -0.005, 0.5
@@ -85,9 +90,24 @@ def compare(curves: Sequence[Curve], share: float, seeds: int, bank: Bank) -> di
     return found
 
 
+def limit_kept(recording: Path, limit_w: float) -> dict[str, Any]:
+    """Draws as shares of the limit, at the readings at which it held the clocks."""
+    with recording.open(newline="", encoding="utf-8") as file:
+        rows = [(row["power"], row["throttle"]) for row in csv.DictReader(file) if row["power"] and row["throttle"]]
+    shares = np.array([float(mw) / 1000.0 / limit_w for mw, why in rows if int(float(why)) & POWER_CAP])
+    return {
+        "readings": len(shares),
+        "above": int((shares > 1.0).sum()),
+        "mean": round(float(shares.mean()), 4),
+        "highest": round(float(shares.max()), 4),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("sweeps", type=Path, nargs="*")
+    parser.add_argument("--telemetry", type=Path)
+    parser.add_argument("--limit", type=float, default=700.0)
     parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
     bank = Bank.make(steep=RANGE)
@@ -95,6 +115,8 @@ def main() -> None:
     for path in given.sweeps:
         sets[path.stem.removeprefix("summary_power_")] = hungry(read_sweeps(path))
     results: dict[str, Any] = {"gpus": GPUS, "windows": WINDOWS, "seeds": given.seeds, "sets": {}}
+    if given.telemetry is not None:
+        results["limit kept"] = limit_kept(given.telemetry, given.limit)
     for name, curves in sets.items():
         results["sets"][name] = {}
         for share in SHARES:

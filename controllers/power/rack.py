@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 from controllers.power import descent
 from controllers.power.belief import TOP, Bank, Ints
 from controllers.power.curves import LEVELS, Floats
+from controllers.power.limits import Settings
 from controllers.power.share import Claims, Sharing, divide
 
 Bools = NDArray[np.bool_]
+MARGIN = Settings().margin_share + 0.001
+"""A little more than the shield's, which rounds to watts."""
 RANGE = 1.5
 """Log time that matters to a rack: its slowest jobs stand far below any slowdown budget."""
 
@@ -73,7 +76,7 @@ class Believed:
     """The divider: `share.divide` on what is believed of each job, counting every GPU at its limit."""
 
     bank: Bank  # made with a `steep` of RANGE
-    margin: float = 0.031  # a little more than the shield's, which rounds to watts
+    margin: float = MARGIN
     sharing: Sharing = field(default_factory=Sharing)
 
     def start(self, lowest: int, gpus: int, budget: float) -> Ints:

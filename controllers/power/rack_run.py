@@ -17,7 +17,7 @@ from collectors.base import Permanent
 from controllers.power import shield
 from controllers.power.belief import TOP, Ints
 from controllers.power.curves import LEVELS, Curve, Floats, on_levels
-from controllers.power.rack import Bools, Divider, fill
+from controllers.power.rack import MARGIN, Bools, Divider, fill
 from controllers.power.share import Sharing, share_out
 from controllers.power.simulate import WINDOW_S, lowest_levels
 
@@ -75,7 +75,7 @@ class Scene:
         scale = rng.uniform(0.5, 200.0, (windows, gpus))[began, columns]
         lowest = int(lowest_levels(curves).max())
         budget = share * float(draw[row, TOP].sum(1).mean())
-        if budget * 0.97 < LEVELS[lowest] * gpus:
+        if budget * (1.0 - MARGIN) < LEVELS[lowest] * gpus:
             raise Permanent(f"a budget of {share:.0%} is below what {gpus} GPUs take at their lowest limit")
         stuck, mute = (int(i) for i in rng.choice(gpus, 2, replace=False))
         return cls(time, draw, lowest, budget, row, fresh, began * gpus + columns, scale, stuck, mute)
@@ -94,7 +94,7 @@ class Told:
     """Shares as the divider does, on the true curves and arrivals: what the shield leaves, belief apart."""
 
     scene: Scene
-    margin: float = 0.031
+    margin: float = MARGIN
     sharing: Sharing = field(default_factory=Sharing)
 
     def start(self, lowest: int, gpus: int, budget: float) -> Ints:

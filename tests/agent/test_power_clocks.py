@@ -279,5 +279,6 @@ def test_too_little_for_all_takes_the_gang_off_its_clock() -> None:
     w.loop.settings = w.loop.settings.model_copy(update={"racks": {"r": rack}})
     w.run(2)
     assert w.locks() == {None}
-    assert sum(mw for node in w.nodes.values() for mw in node.limit.values()) <= 0.97 * 2_400_000 - 100_000
+    usable_mw = int((1 - w.loop.settings.shield.margin_share) * 2_400_000) - 100_000
+    assert sum(mw for node in w.nodes.values() for mw in node.limit.values()) <= usable_mw
     assert w.loop._clocks.memory.ordered_mhz == {}

@@ -20,7 +20,8 @@ from tests.agent.test_power_loop import EASY, FALLBACK, MAX, Cluster
 
 STEEP = Curve("g", "w", np.array([200.0, 400.0, 700.0]), np.array([2.6, 1.5, 1.0]), np.array([200.0, 400.0, 700.0]))
 HUNGRY = Curve("g", "w", EASY.limit_w, EASY.time, np.array([200.0, 400.0, 650.0]))
-BUDGET_W = 8 * 500.0 / 0.97 + 100.0
+USABLE = 1.0 - PowerSettings().shield.margin_share
+BUDGET_W = 8 * 500.0 / USABLE + 100.0
 
 
 @dataclass
@@ -122,7 +123,7 @@ def test_the_job_that_is_slowed_most_gets_most_and_the_budget_holds_at_every_loo
     rack = both(Rack())
     rack.run(25)
     (steep,), (easy,) = rack.limits("team-a/steep"), rack.limits("team-b/easy")
-    assert rack.most_mw <= rack.budget_w * 1000 * 0.97
+    assert rack.most_mw <= rack.budget_w * 1000 * USABLE
     assert steep > easy + 100_000
     speeds = [1 / (1 + float(c.slowdown(w / 1000))) for c, w in ((STEEP, steep), (HUNGRY, easy))]
     common = [1 / (1 + float(c.slowdown(500.0))) for c in (STEEP, HUNGRY)]
@@ -161,7 +162,7 @@ def test_jobs_come_and_go_and_what_one_leaves_goes_to_the_others() -> None:
     (after,) = rack.limits("team-a/steep")
     assert {rack.cluster.limit[f"G{i}"] for i in range(4, 8)} == {FALLBACK}
     assert after > one + 50_000
-    assert rack.most_mw <= rack.budget_w * 1000 * 0.97
+    assert rack.most_mw <= rack.budget_w * 1000 * USABLE
 
 
 def test_a_persons_limit_and_a_silent_node_are_counted_and_the_rest_is_shared() -> None:
@@ -173,11 +174,11 @@ def test_a_persons_limit_and_a_silent_node_are_counted_and_the_rest_is_shared() 
     rack.run(6)
     assert rack.cluster.limit["G0"] == 300_000
     assert {u: rack.cluster.limit[u] for u in kept} == kept, "its gang holds"
-    assert rack.most_mw <= rack.budget_w * 1000 * 0.97
+    assert rack.most_mw <= rack.budget_w * 1000 * USABLE
 
 
 def test_where_there_is_enough_for_all_nobody_is_divided() -> None:
-    rack = both(Rack(budget_w=8 * 700.0 / 0.97 + 200.0))
+    rack = both(Rack(budget_w=8 * 700.0 / USABLE + 200.0))
     rack.run(8)
     assert rack.limits("team-a/steep") == rack.limits("team-b/easy") == {MAX}
     assert not {c.constraint for d in rack.receipts for c in d.clips} & {"rack"}
@@ -187,4 +188,4 @@ def test_a_job_that_the_rack_slows_is_not_locked_out_as_if_its_policy_had() -> N
     rack = both(Rack(mode=Mode.ACTIVE))
     rack.run(25)
     assert not rack.loop._memory.locked_until_s
-    assert rack.most_mw <= rack.budget_w * 1000 * 0.97
+    assert rack.most_mw <= rack.budget_w * 1000 * USABLE

@@ -262,7 +262,7 @@ def test_a_lock_is_never_counted_as_a_guarantee_of_power(locked: list[int], budg
     w.card.lock = {u: 990 if is_locked else None for u, is_locked in zip(GPUS, locked, strict=True)}
     assert ask() == with_locks
     worst = {u: max(FALLBACK, with_locks.memory.ordered_mw.get(u, 0)) for u in GPUS}
-    assert sum(worst.values()) + 100_000 <= budget_mw * 0.97 or not with_locks.raise_mw
+    assert sum(worst.values()) + 100_000 <= budget_mw * (1 - LIMITS.margin_share) or not with_locks.raise_mw
 
 
 def test_made_up_clock_curves_are_slower_and_draw_less_at_a_lower_clock() -> None:

@@ -171,7 +171,7 @@ def test_gangs_are_raised_and_lowered_whole(now: list[int], wishes: list[int]) -
 def test_what_frees_power_is_read_back_before_anyone_is_raised() -> None:
     """One gang is lowered, another asks for what that frees: it gets it a turn later, not now."""
     gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
-    rack = Rack("r", int((1_900_000 + HOST) / 0.97) + 2, HOST)
+    rack = Rack("r", int((1_900_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
     wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
     memory = Memory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
     first = decide({"r": rack}, gpus, wishes, memory, 1e6, S)
@@ -186,7 +186,7 @@ def test_what_frees_power_is_read_back_before_anyone_is_raised() -> None:
 def test_a_raise_that_waits_for_others_is_given_whole_at_the_next_look() -> None:
     """None of the raises takes a part now and then dwells; who needs nobody's part is raised at once."""
     gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
-    rack = Rack("r", int((2_100_000 + HOST) / 0.97) + 2, HOST)
+    rack = Rack("r", int((2_100_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
     wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
     memory = Memory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
     first = decide_step({"r": rack}, gpus, wishes, memory, 1e6, Settings())
@@ -300,7 +300,7 @@ def test_an_overdrawn_rack_lowers_those_that_it_can() -> None:
     said."""
     gpus = [gpu(0, None, seen_age_s=math.inf, job=""), *(gpu(i, 600_000, job="") for i in range(4, 8))]
     memory = Memory(ordered_mw={f"G{i}": 600_000 for i in range(4, 8)})
-    rack = Rack("r", int(2_500_000 / 0.97) + 2, 0)
+    rack = Rack("r", int(2_500_000 / (1 - S.margin_share)) + 2, 0)
     orders = decide({"r": rack}, gpus, {f"G{i}": 700_000.0 for i in range(8)}, memory, 1e6, S)
     assert len(set(orders.lower_mw.values())) == 1
     after = [gpus[0], *(replace(g, enforced_mw=orders.lower_mw[g.uuid]) for g in gpus[1:])]
