@@ -87,10 +87,20 @@ def standing(as_json: AsJson = False, config: Config = None) -> None:
 
 def promote(kind: Kind, config: Config = None) -> None:
     """Takes the next step: proposes it where its statistics hold, carries it out once it is approved. Exit code 1:
-    it waits for approval. The figures are those of the newest decisions, and looking at them is counted."""
+    it waits for approval. The figures are those of the newest decisions, and looking at them is counted, but not
+    while there are too few for any policy to pass."""
+    from controllers.promotion import least_jobs
+
     with _opened(config) as (policies, receipts, who):
         standing = policies.standing(kind)
-        if standing.evidence is None or not standing.evidence.ready:
+        if standing.next is not None and (standing.evidence is None or not standing.evidence.ready):
+            least = least_jobs(standing, policies.criteria_of(kind))
+            have = receipts.jobs(kind, standing.policy, standing.mode, standing.since_s)
+            if have < least:
+                raise Permanent(
+                    f"{standing.policy} stays {standing.mode}: outcomes of {have} jobs, and with fewer "
+                    f"than {least} no policy passes; this was not counted as a look"
+                )
             found = receipts.gathered(kind, standing.policy, standing.mode, standing.since_s)
             policies.look(kind, found.turns, found.fallback_share, lost=found.lost)
         plan = policies.propose(kind, who.identity).action
