@@ -1,5 +1,6 @@
 """What jobs do to their GPUs, from telemetry: for suggestions of who could share with whom.
 
+What a job that waits will do is not measured yet: it is what the newest of its name did, without repeats' numbers.
 Duty is the share of time with a kernel running; activity is told per that share. Host and network are not seen:
 what is not the GPU's is at most theirs, so both are taken as that, which errs on the side of not sharing.
 """
@@ -12,6 +13,7 @@ import numpy as np
 
 from collectors.subject import Inventory, SubjectKind
 from collectors.tick import Tick
+from controllers.actuators.kube_queue_follow import unnumbered
 from controllers.scheduling.controller import UNKNOWN
 from controllers.scheduling.interference import Load
 
@@ -33,6 +35,8 @@ class Loads:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._means: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._newest: OrderedDict[str, np.ndarray] = OrderedDict()
+        """By name without its repeat's number."""
 
     def take(self, tick: Tick) -> None:
         frame = tick.frames.get(SubjectKind.GPU)
@@ -56,12 +60,15 @@ class Loads:
             mean = now if before is None else (1.0 - _NEWEST) * before + _NEWEST * now
             mean[3] = share if before is None else max(share, float(before[3]))
             self._means[name] = mean
-        while len(self._means) > _JOBS:
-            self._means.popitem(last=False)
+            self._newest.pop(unnumbered(name), None)
+            self._newest[unnumbered(name)] = mean
+        for kept in (self._means, self._newest):
+            while len(kept) > _JOBS:
+                kept.popitem(last=False)
 
     def of(self, job: str) -> Load:
-        """All NaN where the job was not seen with every metric."""
-        mean = self._means.get(job)
+        """All NaN where neither the job nor a repeat of it was seen with every metric."""
+        mean = self._means.get(job, self._newest.get(unnumbered(job)))
         if mean is None or not mean[0] > 0:
             return UNKNOWN
         duty, sm, dram, memory = mean.tolist()

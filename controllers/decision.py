@@ -115,13 +115,6 @@ class Shield(Protocol[O_contra, A]):
     def decide(self, observation: O_contra, action: A) -> Ruling[A]: ...
 
 
-class Hands(Protocol[A]):
-    """Carries an action out and reads the world back. Raises Temporary or Permanent."""
-
-    def execute(self, unit: str, action: A) -> None: ...
-    def read_back(self, unit: str) -> A: ...
-
-
 @dataclass(frozen=True)
 class Decision:
     """The receipt of one turn. Everything in it is plain JSON, so it can be stored and signed as it is."""

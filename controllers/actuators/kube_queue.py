@@ -6,7 +6,8 @@ Three gates, each put there by the job's owner or the queue's, and each only eve
                         Ready. Never Retry or Rejected: Kueue evicts an admitted Workload for those.
     admission-gated-by  annotation `kueue.x-k8s.io/admission-gated-by` on the job: our name is taken off the list.
                         It can be put there at creation only (KEP-6915), so it is always the owner's own doing.
-    scheduling gates    of a pod, those whose name begins with ours; gates of others are left alone.
+    scheduling gates    of a pod, those whose name begins with ours; gates of others are left alone. Before they
+                        come off, the pod can be made to prefer nodes (`kube_place`).
 
 A *hold* writes nothing but its end (`nightshift.dev/hold-until`) on the gated object, so that whoever looks can
 see until when. `overdue` finds what is gated past that, or past `longest_hold_s` since creation, by the objects
@@ -29,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.base import Permanent
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
 from controllers.actuators.kube_jobs import KINDS, JobKind
+from controllers.actuators.kube_place import placed, placement
 from controllers.scheduling.steer import Steer, Verb
 
 CONTROLLER = "nightshift.dev/scheduling"
@@ -182,6 +184,20 @@ class KubernetesQueue:
         version = str(item["metadata"]["resourceVersion"])
         self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
 
+    def prefer(self, gate: Gate, prefer: Sequence[str], avoid: Sequence[str]) -> bool:
+        """Makes a pod that carries our gate prefer some hosts and keep off others, before the gate comes off; False
+        where it carries none any more. Raises Permanent for a gate that is not a pod's."""
+        if gate.kind != "pod":
+            raise Permanent(f"{gate.name}: a preference of nodes is written on pods only, not on a {gate.kind}")
+        item = self._kube.find(gate.path)
+        if item is None or pod_gate(item) is None:
+            return False
+        if placed(item) == (tuple(prefer), tuple(avoid)):
+            return True
+        change, version = placement(item, prefer, avoid), str(item["metadata"]["resourceVersion"])
+        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+        return True
+
     def boost(self, workload: str, value: int) -> str:
         """Moves a waiting Workload (`namespace/name`) in its queue; returns why not, empty where it is done."""
         namespace, _, name = workload.partition("/")
@@ -232,7 +248,10 @@ class KubernetesQueue:
                 again = None if CONTROLLER not in _listed(item) else _gate("annotation", gate.path, item)
         boost = (item["metadata"].get("annotations") or {}).get(BOOSTED, "0")
         value = int(boost) if boost.lstrip("-").isdecimal() else 0
-        return Steer(Verb.HOLD, again.until_s, value) if again else Steer(Verb.START, boost=value)
+        if again:
+            return Steer(Verb.HOLD, again.until_s, value)
+        prefer, avoid = placed(item) if gate.kind == "pod" else ((), ())
+        return Steer(Verb.START, boost=value, prefer=prefer, avoid=avoid)
 
 
 def our_check(item: Object) -> str:

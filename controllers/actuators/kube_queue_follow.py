@@ -20,6 +20,7 @@ from collectors.kube_api import KubeApi, Object
 from collectors.kube_follow import Follower
 from collectors.kubernetes import JOB_LABELS, OPT_OUT, QUEUE_LABEL
 from controllers.actuators.kube_jobs import KINDS, JobKind
+from controllers.actuators.kube_place import HOST
 from controllers.actuators.kube_queue import (
     Gate,
     KubernetesQueue,
@@ -37,9 +38,8 @@ from controllers.scheduling.settings import SchedulingSettings
 from controllers.scheduling.steer import Steer, Verb
 
 _NUMBER = re.compile(r"([-_.][0-9]+|[-_.][a-z0-9]{5}|[0-9]+)+$")
-
-
 EVICTS_S = 300.0
+_GFD = "nvidia.com/gpu"
 
 
 class StaleView(Temporary):
@@ -51,6 +51,8 @@ class _Node:
     rack: str
     gpus: int
     takes: bool
+    host: str = ""
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,18 @@ class QueueView:
             if per_node - node.gpus + shut:
                 closed[at] = per_node - node.gpus + shut
         slope_w = math.inf if self.settings.slope_w is None else self.settings.slope_w
-        return Snapshot(now_s, shape, self._jobs(place, loads, evicts), closed, slope_w, tuple(names))
+        nodes = [self._nodes[name] for name in names]
+        return Snapshot(
+            now_s,
+            shape,
+            self._jobs(place, loads, evicts),
+            closed,
+            slope_w,
+            tuple(names),
+            tuple(node.host for node in nodes),
+            frozenset(at for at, node in enumerate(nodes) if node.shares and node.takes),
+            frozenset(at for name, at in place.items() if (ill or {}).get(name) and nodes[at].takes),
+        )
 
     def _jobs(
         self, place: Mapping[str, int], loads: Callable[[str], Load], evicts: Callable[[str, str], bool]
@@ -187,10 +200,11 @@ class QueueView:
             min(started, default=math.nan),
             load=load,
             watts=said * self.settings.gpu_watts,
-            label=_NUMBER.sub("", short),
+            label=unnumbered(short),
             priority=max(part.priority for part in parts),
             opted_in=not any(part.opted_out for part in parts),
             workload=next((part.workload for part in parts if part.workload), ""),
+            placeable=bool(gates) and all(gate.kind == "pod" for gate in gates),
         )
 
     def _all(self) -> list[_Part]:
@@ -235,8 +249,10 @@ class QueueView:
         shut = any(
             t.get("effect") in ("NoSchedule", "NoExecute") and _is_trouble(t) for t in spec.get("taints") or []
         )
-        rack = str((meta.get("labels") or {}).get(self.settings.rack_label, ""))
-        return _Node(rack, gpus, ready and not spec.get("unschedulable") and not shut)
+        labels = meta.get("labels") or {}
+        rack, times = str(labels.get(self.settings.rack_label, "")), _replicas(labels)
+        takes, host = ready and not spec.get("unschedulable") and not shut, str(labels.get(HOST) or meta["name"])
+        return _Node(rack, max(gpus // times, 1), takes, host, times > 1)
 
     def _pod(self, item: Object) -> _Part | None:
         meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
@@ -258,6 +274,11 @@ class QueueView:
             str(spec.get("nodeName") or ""),
             made_s({"metadata": {"creationTimestamp": started}}) if started else math.nan,
         )
+
+
+def unnumbered(name: str) -> str:
+    """A job's name without what tells its repeats apart."""
+    return _NUMBER.sub("", name)
 
 
 def _annotated(kind: JobKind, resource: str) -> Callable[[Object], _Part | None]:
@@ -311,6 +332,13 @@ def _gpus(spec: Object, resource: str) -> int:
     return sum(int(limit.get(resource, 0)) for limit in limits)
 
 
+def _replicas(labels: Mapping[str, str]) -> int:
+    """How many pods a node gives one GPU to, as NVIDIA's GPU feature discovery says it (time slices or MPS)."""
+    text = str(labels.get(f"{_GFD}.replicas", "1"))
+    is_shared = labels.get(f"{_GFD}.sharing-strategy") in ("time-slicing", "mps")
+    return int(text) if is_shared and text.isdecimal() and int(text) > 1 else 1
+
+
 def _is_trouble(taint: Object) -> bool:
     """A taint that keeps ordinary GPU jobs away; the device's own, which they tolerate, does not."""
     return str(taint.get("key", "")).startswith(("node.kubernetes.io/", "nightshift.dev/"))
@@ -351,6 +379,10 @@ class GangDoors:
     def hold(self, gate: object, until_s: float) -> None:
         for each in _each(gate):
             self.queue.hold(each, until_s)
+
+    def prefer(self, gate: object, prefer: Sequence[str], avoid: Sequence[str]) -> None:
+        for each in _each(gate):
+            self.queue.prefer(each, prefer, avoid)
 
     def boost(self, workload: str, value: int) -> str:
         return self.queue.boost(workload, value)

@@ -17,11 +17,11 @@ import numpy as np
 
 from collectors.base import Permanent, Temporary
 from controllers.decision import Decision, Mode, Policy, Trust, confirm, decide, plain
-from controllers.scheduling.cluster import Shape
+from controllers.scheduling.cluster import Seat, Shape
 from controllers.scheduling.interference import Load, columns
-from controllers.scheduling.policies import Steering, backfill
+from controllers.scheduling.policies import Steering, Worth, backfill
 from controllers.scheduling.predict import Durations
-from controllers.scheduling.state import State
+from controllers.scheduling.state import Start, State
 from controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, Verb, Waiting
 from controllers.scheduling.whatif import occupied
 
@@ -50,6 +50,8 @@ class JobSeen:
     priority: int = 0
     opted_in: bool = True
     workload: str = ""
+    placeable: bool = False
+    """Its gate is a pod's scheduling gate, so nodes can be preferred before it comes off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,12 @@ class Snapshot:
     closed: Mapping[int, int] = field(default_factory=dict)
     slope_w: float = math.inf
     names: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """Their host names, by which a pod can prefer them; empty where nobody asks."""
+    shares: frozenset[int] = frozenset()
+    """Nodes that give one GPU to more than one pod (time slices, MPS), by place."""
+    sick: frozenset[int] = frozenset()
+    """Nodes that take jobs though an incident is open on them, by place."""
 
 
 class Keep(Protocol):
@@ -77,6 +85,7 @@ class Doors(Protocol):
     def release_overdue(self) -> Sequence[object]: ...
     def open(self, gate: object) -> bool: ...
     def hold(self, gate: object, until_s: float) -> None: ...
+    def prefer(self, gate: object, prefer: Sequence[str], avoid: Sequence[str]) -> None: ...
     def boost(self, workload: str, value: int) -> str: ...
     def read_back(self, gate: object) -> Steer: ...
 
@@ -104,6 +113,9 @@ class SchedulingController:
     _first: set[str] = field(default_factory=set, init=False)
     """Whom plain backfill would have started in an earlier turn."""
     _beside: dict[str, str] = field(default_factory=dict, init=False)
+    _places: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
+    """On which nodes our order would start whom."""
+    _shared: set[str] = field(default_factory=set, init=False)
 
     def turn(self, snapshot: Snapshot) -> list[Decision]:
         """Every gated job once, in our order. Never raises for one job's sake."""
@@ -134,7 +146,8 @@ class SchedulingController:
         )  # fmt: skip
         proposed = self.shield.decide(seen, Steer(**{**receipt.proposed, "verb": Verb(receipt.proposed["verb"])}))
         same = plain(proposed.action) == receipt.baseline
-        if not same and (trust.designed > 0 or trust.mode is Mode.SHADOW):
+        other = receipt.baseline["verb"] != proposed.action.verb  # a place is no order: it moves nobody's start
+        if other and (trust.designed > 0 or trust.mode is Mode.SHADOW):
             self.differed.append(job.name)
         # the coin is the epoch's (`epochs`), and so is its receipt: within one, nothing is drawn of a single job
         counts = same or treated
@@ -152,6 +165,7 @@ class SchedulingController:
         assert job.gate is not None
         try:
             if action.verb is Verb.START:
+                self._prefer(job, action)
                 self.doors.open(job.gate)
                 self._risen.append((receipt.at_s, job.watts))
             else:
@@ -163,6 +177,15 @@ class SchedulingController:
             self.failures[job.name] = str(error)
             return None
 
+    def _prefer(self, job: JobSeen, action: Steer) -> None:
+        """A preference that cannot be written keeps no job waiting."""
+        if self.doors is None or not (action.prefer or action.avoid):
+            return
+        try:
+            self.doors.prefer(job.gate, action.prefer, action.avoid)
+        except (Temporary, Permanent) as error:
+            self.failures[job.name] = f"started without its preferred nodes: {error}"
+
     def _seen(
         self, snapshot: Snapshot, job: JobSeen, place: int, planned: bool, late: bool, healthy: int
     ) -> Waiting:
@@ -171,7 +194,8 @@ class SchedulingController:
         return Waiting(
             job.queue, job.name, snapshot.at_s, job.submitted_s, self.bound_s, float(job.gpus or math.nan),
             float(healthy), guess_s, planned, place, late, job.opted_in, job.evicts, ramp_w, snapshot.slope_w,
-            job.watts, self._beside.get(job.name, ""),
+            job.watts, self._beside.get(job.name, ""), job.name in self._shared, job.placeable,
+            _hosts(snapshot, self._places.get(job.name, ())), _hosts(snapshot, sorted(snapshot.sick)),
         )  # fmt: skip
 
     def _learn(self, snapshot: Snapshot) -> None:
@@ -198,22 +222,44 @@ class SchedulingController:
         def rank(number: int) -> tuple[bool, int, int]:
             return jobs[number].name not in late, -jobs[number].priority, places[number]
 
+        self._places, self._beside, self._shared, per_node = {}, {}, set(), snapshot.shape.per_node
+
+        def begin(start: Start) -> None:
+            self._places[jobs[start.job].name] = tuple(sorted(set((start.gpus // per_node).tolist())))
+
+        state.begin = begin
         order(state)
+        if snapshot.shares:
+            self._share(snapshot, jobs, state)
         planned = {jobs[number].name for number in waiting if number not in state.queue}
-        self._beside = self._suggest(snapshot, jobs, state)
+        self._suggest(snapshot, jobs, state)
         unknown = [job for job in jobs if not job.gpus and not job.nodes]
         return planned, [*(jobs[number] for number in sorted(waiting, key=rank)), *unknown], late
 
-    def _suggest(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: State) -> dict[str, str]:
+    def _share(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: State) -> None:
+        """Seats who does not fit alone beside a job that it does not slow much, on nodes that share GPUs anyway."""
+        elsewhere = np.ones(snapshot.shape.nodes, bool)
+        elsewhere[sorted(snapshot.shares - snapshot.sick)] = False
+        worth = Worth(state)
+        for number in list(state.queue):
+            seat = state.seat(number, elsewhere) if jobs[number].placeable else None
+            if seat is not None and worth.sharing(number, seat):
+                self._shared.add(jobs[number].name)
+                self._said(snapshot, jobs, state, number, seat)
+                state.start(number, seat.gpus, "shares with a complementary job", shared=True)
+
+    def _suggest(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: State) -> None:
         """Who could share GPUs with whom now, by the model's upper side; said on the receipt, done by nobody."""
-        found = {}
         for number in state.queue:
             seat = state.seat(number)
             if seat is not None:
-                who = sorted({jobs[other].name for gpu in seat.gpus.tolist() for other in state.cluster.on(gpu)})
-                nodes = sorted({snapshot.names[gpu // snapshot.shape.per_node] for gpu in seat.gpus.tolist()})
-                found[jobs[number].name] = f"{', '.join(who)} on {', '.join(nodes)}, {seat.own:.2f} times slower"
-        return found
+                self._said(snapshot, jobs, state, number, seat)
+
+    def _said(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: State, number: int, seat: Seat) -> None:
+        who = sorted({jobs[other].name for gpu in seat.gpus.tolist() for other in state.cluster.on(gpu)})
+        nodes = sorted({snapshot.names[gpu // snapshot.shape.per_node] for gpu in seat.gpus.tolist()})
+        said = f"{', '.join(who)} on {', '.join(nodes)}, {seat.own:.2f} times slower"
+        self._beside[jobs[number].name] = said
 
     def _state(self, snapshot: Snapshot, jobs: Sequence[JobSeen]) -> State:
         running = {number: job.nodes for number, job in enumerate(jobs) if job.nodes}
@@ -233,3 +279,7 @@ class SchedulingController:
             name=[job.label for job in jobs],
             priority=[job.priority for job in jobs],
         )
+
+
+def _hosts(snapshot: Snapshot, places: Sequence[int]) -> tuple[str, ...]:
+    return tuple(snapshot.hosts[place] for place in places if place < len(snapshot.hosts))

@@ -7,7 +7,9 @@ order; each that changes something is on the receipt:
     opt_in        no gate of ours, nothing to hold: the job goes as it would without us
     boost         no priority outside of ±`most_boost`, none where Kueue would evict somebody for it
     deadline      no hold past `most_hold_s` from now, nor past the job's bound on waiting
-    degraded      held while too few healthy GPUs are there, rather than started onto a degraded one
+    degraded      held while too few healthy GPUs are there, rather than started onto a degraded one; no node
+                  preferred on which an incident is open
+    placement     no preference of nodes but on a pod that carries our gate, and for few of them
     starvation    past its bound, or later than the baseline would have started it: start, whatever the policy says
     rack_ramp     a start that would raise the rack's draw faster than its slope allows waits; at most
                   `ramp_grace_s` past the bound, since power's own shield caps draw whatever starts
@@ -31,11 +33,14 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """`until_s`: end of a hold (Unix s), 0 for a start. `boost`: added to the workload's priority."""
+    """`until_s`: end of a hold (Unix s), 0 for a start. `boost`: added to the workload's priority. `prefer`,
+    `avoid`: hosts that the cluster's scheduler is asked to prefer and to keep off, which it may do otherwise."""
 
     verb: Verb
     until_s: float = 0.0
     boost: int = 0
+    prefer: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,9 @@ class Waiting:
     `planned`: whether our order would start it now; `place`: its place in that order, from 0. `late`: the twin has
     started it. `evicts`: its queue lets a higher priority evict. `ramp_w`: the rack's rise over the last minute by
     what was started; `slope_w`: the rise allowed a minute; `added_w`: what this job would add.
-    `beside`: with whom it could share GPUs: a suggestion to people, done by nobody.
+    `beside`: with whom it could share GPUs: a suggestion to people, and where its nodes share GPUs (`shares`) what
+    is done. `placeable`: its gate is a pod's, so that a preference can be written. `hosts`: where our order would
+    start it; `sick`: where an incident is open on a node that takes jobs.
     """
 
     queue: str
@@ -65,6 +72,10 @@ class Waiting:
     slope_w: float = math.inf
     added_w: float = 0.0
     beside: str = ""
+    shares: bool = False
+    placeable: bool = False
+    hosts: tuple[str, ...] = ()
+    sick: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -91,6 +102,8 @@ class SteerLimits:
     most_boost: int = 100
     ramp_grace_s: float = 600.0
     ramp_hold_s: float = 30.0
+    most_hosts: int = 32
+    """Named in a preference of nodes; the first of them."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +153,13 @@ class SteerShield:
             until_s = min(seen.now_s + limits.ramp_hold_s, end_s)
             why = f"{seen.ramp_w:.0f} W and {seen.added_w:.0f} W more in a minute; {seen.slope_w:.0f} W is allowed"
             clip("rack_ramp", replace(now, verb=Verb.HOLD, until_s=until_s), why)
+        well = tuple(host for host in now.prefer if host not in seen.sick)
+        clip("degraded", replace(now, prefer=well), "an incident is open on a preferred node")
+        if now.verb is Verb.HOLD or not seen.placeable:
+            clip("placement", replace(now, prefer=(), avoid=()), "no pod of ours to write a preference on")
+        most = limits.most_hosts
+        few = replace(now, prefer=now.prefer[:most], avoid=now.avoid[:most])
+        clip("placement", few, f"more than {most} hosts")
         return Ruling(now, tuple(clips))
 
 
@@ -159,11 +179,15 @@ class InOrder:
 
     hold_s: float = 120.0
     boosts: bool = True
+    places: bool = True
     name: str = "steering"
 
     def propose(self, observation: Waiting, rng: np.random.Generator) -> Proposal[Steer]:
         boost = max(0, 50 - observation.place) if self.boosts else 0
         if observation.planned or observation.late:
-            return Proposal(Steer(Verb.START, boost=boost), f"place {observation.place}: fits now")
+            places = self.places and observation.placeable
+            prefer, avoid = (observation.hosts, observation.sick) if places else ((), ())
+            how = f"shares with {observation.beside}" if observation.shares else "fits now"
+            return Proposal(Steer(Verb.START, 0.0, boost, prefer, avoid), f"place {observation.place}: {how}")
         why = f"place {observation.place}: others go first"
         return Proposal(Steer(Verb.HOLD, observation.now_s + self.hold_s, boost), why)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.scheduling.cluster import Cluster, Shape
+from controllers.scheduling.cluster import I8, NOBODY, Cluster, Shape
 from controllers.scheduling.interference import Load, columns
 from controllers.scheduling.policies import backfill
 from controllers.scheduling.predict import Durations
@@ -50,13 +50,14 @@ class _Given(Durations):
 
 
 def occupied(shape: Shape, nodes: Mapping[int, Mapping[int, int]], closed: Mapping[int, int]) -> Cluster:
-    """A cluster with jobs (by number) on so many GPUs of each node, and so many GPUs a node that take nobody."""
+    """A cluster with jobs (by number) on so many GPUs of each node, and so many GPUs a node that take nobody. Where
+    a node holds more than it has, its GPUs are shared: the rest sit beside one other each."""
     cluster, per_node = Cluster(shape), shape.per_node
     for number, held in nodes.items():
         seats = [
             gpu
             for node, count in held.items()
-            for gpu in (node * per_node + np.flatnonzero(cluster.free()[node])[:count]).tolist()
+            for gpu in (node * per_node + _first_free(cluster, node)[:count]).tolist()
         ]
         if seats:
             cluster.put(number, np.asarray(seats))
@@ -64,6 +65,12 @@ def occupied(shape: Shape, nodes: Mapping[int, Mapping[int, int]], closed: Mappi
         free = np.flatnonzero(cluster.free()[node])
         cluster.close(node * per_node + free[len(free) - min(count, len(free)) :])
     return cluster
+
+
+def _first_free(cluster: Cluster, node: int) -> I8:
+    """GPUs of a node with a seat left, empty ones first."""
+    taken = (cluster.tenants[node] != NOBODY).sum(1)
+    return np.asarray(np.argsort(taken, kind="stable")[: int((taken < 2).sum())])
 
 
 def starts_s(

@@ -216,6 +216,62 @@ def test_work_stays_off_gpus_that_detectors_call_ill_and_off_cordoned_nodes(
     assert kept[0].seen["healthy_gpus"] == 7.0
 
 
+def preferred(cluster: Cluster, name: str) -> list[tuple[str, list[str]]]:
+    spec = cluster.core.read_namespaced_pod(name, cluster.namespace).spec
+    kinds = spec.affinity and spec.affinity.node_affinity
+    terms = (kinds and kinds.preferred_during_scheduling_ignored_during_execution) or []
+    return [(each.operator, each.values) for term in terms for each in term.preference.match_expressions]
+
+
+def host_of(cluster: Cluster, node: str) -> str:
+    return str((cluster.core.read_node(node).metadata.labels or {}).get("kubernetes.io/hostname", node))
+
+
+def test_a_pod_prefers_the_node_of_our_order_and_keeps_off_one_with_an_incident(
+    cluster: Cluster, resource: str
+) -> None:
+    ill, well = gpu_node(cluster, resource, 8), gpu_node(cluster, resource, 8)
+    pod(cluster, "a", resource, 8)
+    with loop_on(cluster, resource, ill=lambda: {ill: 1}) as (loop, kept):
+        eventually(seen(loop, "a"), "the job seen")
+        eventually(lambda: len(loop.view.snapshot(time.time()).names) == 2, "both nodes seen")
+        loop.turn(time.time())
+        assert loop.controller.failures == {}
+    assert CONTROLLER not in gates(cluster, "a")
+    wanted = [("In", [host_of(cluster, well)]), ("NotIn", [host_of(cluster, ill)])]
+    assert preferred(cluster, "a") == wanted
+    assert kept[-1].executed["prefer"] == kept[-1].read_back["prefer"] == [host_of(cluster, well)]
+    assert kept[-1].mismatch == ""
+
+
+@pytest.mark.parametrize("strategy", ["time-slicing", "none"])
+def test_on_a_node_that_shares_its_gpus_a_job_starts_beside_one_that_it_does_not_slow_much(
+    cluster: Cluster, resource: str, strategy: str
+) -> None:
+    """And on one that does not, it waits: its neighbour stays a suggestion to people."""
+    shared, other = gpu_node(cluster, resource, 8), gpu_node(cluster, resource, 4)
+    labels = {"nvidia.com/gpu.sharing-strategy": strategy, "nvidia.com/gpu.replicas": "2"}
+    cluster.core.patch_node(shared, {"metadata": {"labels": labels}})
+    count = 4 if strategy == "time-slicing" else 8
+    pod(cluster, "mild", resource, count, gated=False, nodeName=shared)
+    pod(cluster, "unlike", resource, 4, gated=False, nodeName=other)
+    pod(cluster, "next-2", resource, count)
+    light, heavy = np.asarray([0.45, 0.04, 0.04, 0.2]), np.asarray([1.0, 0.9, 0.9, 0.9])
+    with loop_on(cluster, resource) as (loop, kept):
+        means = loop.loads._means
+        means[f"{cluster.namespace}/mild"], means[f"{cluster.namespace}/unlike"] = light, heavy
+        loop.loads._newest[f"{cluster.namespace}/next"] = light  # as an earlier repeat of it was measured
+        eventually(seen(loop, "mild", "unlike", "next-2"), "all jobs seen")
+        eventually(lambda: bool(loop.view.snapshot(time.time()).shares) == (count == 4), "the label seen")
+        loop.turn(time.time())
+        assert loop.controller.failures == {}
+    (receipt,) = [each for each in kept if each.job.endswith("/next-2")][-1:]
+    assert f"{cluster.namespace}/mild on {shared}" in receipt.seen["beside"]
+    assert receipt.seen["shares"] == (count == 4)
+    assert (CONTROLLER not in gates(cluster, "next-2")) == (count == 4)
+    assert preferred(cluster, "next-2") == ([("In", [host_of(cluster, shared)])] if count == 4 else [])
+
+
 def test_whoever_people_put_first_goes_first_and_who_opted_out_goes_at_once(
     cluster: Cluster, resource: str
 ) -> None:
