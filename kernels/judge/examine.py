@@ -182,6 +182,10 @@ class Examiner:
         if self.runner.aliases and not probe.backward and not self._eager_aliases(case, inputs):
             text = f"output {self.runner.aliases[0]} lies in an input's memory ({case}); eager's does not"
             raise Refusal(Reason.output_aliases, text, probe.stage)
+        for number in self.runner.strided if not probe.backward else ():
+            if self._eager_is_dense(case, inputs, number):
+                text = f"output {number} is not contiguous ({case}); eager's is, and its readers may ask for a view"
+                raise Refusal(Reason.wrong_strides, text, probe.stage)
         return outputs
 
     def _collect(
@@ -241,6 +245,11 @@ class Examiner:
         """Whether eager's own outputs lie in its inputs' memory, for inputs in the case's layout."""
         placed = laid_out(inputs, case.layout)
         return _aliases(self.problem.eager(placed), placed)
+
+    def _eager_is_dense(self, case: Case, inputs: Inputs, number: int) -> bool:
+        """Whether eager's own output is contiguous, for inputs in the case's layout."""
+        made = self.problem.eager(laid_out(inputs, case.layout))
+        return number < len(made) and made[number].is_contiguous()
 
     def _settle(self) -> None:
         if self.device == "cuda":

@@ -182,6 +182,7 @@ class Host:
             else:
                 outputs = run(inputs)
             if not order["mutates"]:
+                body["strided"] = [n for n, x in enumerate(_as_tensors(outputs)) if not x.is_contiguous()]
                 places = {
                     x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()
                 }

@@ -36,7 +36,8 @@ class Probe:
 
     case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
     drawn from the seed. upstream: how those lie in memory (a layout, or "expanded": one row, repeated by stride 0),
-    or "some_zero": half of their rows are zero, as those of ignored tokens.
+    "some_zero": half of their rows are zero, as those of ignored tokens; or "scaled": as large as a scaled loss's.
+    placed: only where NaN and infinities stand is compared, not the finite values' errors.
     overlapping: among other calls of the same entry, on a second stream. same: inputs of one shape and dtype are
     one tensor; not asked where no two are alike.
     alone: −1, or which of the problem's gradients is the only one asked for. under_load: while other work runs on
@@ -57,6 +58,7 @@ class Probe:
     on_stream: bool = False
     overlapping: bool = False
     same: bool = False
+    placed: bool = False
 
     def gradients(self, problem: Problem) -> tuple[int, ...]:
         """Positions of the inputs whose gradients a backward probe asks for."""
@@ -77,6 +79,7 @@ class Probe:
             "on_stream": self.on_stream,
             "overlapping": self.overlapping,
             "same": self.same,
+            "placed": self.placed,
         }
 
 
@@ -152,10 +155,11 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         uneven = [c for c in _of_each_residue(problem, candidate, rng, scope) if c.layout == "contiguous"]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in uneven]
         steep = [name for name in ("large_mean", "large_negative") if name in problem.distributions]
-        short = [case for case in bases if case.element_bytes == 2]  # in float32 eager alone is as good as it is
         for name in steep:  # what overflows or cancels in the backward pass only
-            probes += [Probe("accuracy", case, name, (_seed(rng),), backward=True) for case in short]
-        for upstream in ("expanded", "transposed", "padded", "some_zero"):
+            for case in bases:  # in 32 bits eager's error there is no measure, but what is finite must stay so
+                wide32 = case.element_bytes > 2
+                probes.append(Probe("accuracy", case, name, (_seed(rng),), backward=True, placed=wide32))
+        for upstream in ("expanded", "transposed", "padded", "some_zero", "scaled"):
             probes += [
                 Probe("accuracy", c, "normal", (_seed(rng),), backward=True, upstream=upstream) for c in bases
             ]

@@ -24,10 +24,12 @@ _HELPERS |= {"arange", "scalar_tensor", "lift_fresh_copy", "resize_", "set_", "r
 
 
 class Runner(Protocol):
-    """Runs a candidate once on buffers that were already filled. aliases: outputs that lay in an input's memory."""
+    """Runs a candidate once on buffers that were already filled. aliases: outputs that lay in an input's memory;
+    strided: outputs that were not contiguous."""
 
     process: Process
     aliases: list[int]
+    strided: list[int]
 
     def run(
         self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
@@ -46,6 +48,7 @@ class HostRunner:
     last: Mapping[str, Any] = field(default_factory=dict)
     last_blob: bytes = b""
     aliases: list[int] = field(default_factory=list)
+    strided: list[int] = field(default_factory=list)
 
     @classmethod
     def load(
@@ -92,8 +95,7 @@ class HostRunner:
         }
         answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
         self.last, self.last_blob = answer.body, answer.blob
-        told = answer.body.get("aliases")
-        self.aliases = [k for k in told if isinstance(k, int)] if isinstance(told, list) else []
+        self.aliases, self.strided = (_numbers(answer.body.get(name)) for name in ("aliases", "strided"))
 
 
 @dataclass
@@ -104,6 +106,7 @@ class PlanRunner:
     plan_of: Callable[[Case, Sequence[Any]], launch_plan.Plan]
     sent: launch_plan.Plan | None = None
     aliases: list[int] = field(default_factory=list)  # a plan's outputs are the judge's buffers
+    strided: list[int] = field(default_factory=list)
 
     def run(
         self, case: Case, inputs: Sequence[Any], outputs: Sequence[View], probe: Probe, seeds: Sequence[View]
@@ -117,6 +120,10 @@ class PlanRunner:
         self.process.request({"op": "slots", "slots": [slot]}, self.process.limits.call_s, stage=probe.stage)
         body = {"op": "run", "order": [0], "spoil": True, "load": probe.under_load}
         self.process.request(body, self.process.limits.call_s, stage=probe.stage)
+
+
+def _numbers(told: object) -> list[int]:
+    return [k for k in told if isinstance(k, int)] if isinstance(told, list) else []
 
 
 def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, Any]) -> Refusal | None:

@@ -57,6 +57,7 @@ class Reason(StrEnum):
     wrong_type = "wrong_type"
     wrong_shape = "wrong_shape"
     wrong_dtype = "wrong_dtype"
+    wrong_strides = "wrong_strides"
     wrong_device = "wrong_device"
     unwritten = "unwritten"
     not_exact = "not_exact"
@@ -113,6 +114,7 @@ _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
         Reason.wrong_type,
         Reason.wrong_shape,
         Reason.wrong_dtype,
+        Reason.wrong_strides,
         Reason.wrong_device,
         Reason.unwritten,
         Reason.not_exact,

@@ -4,7 +4,7 @@
 # kind: own_kernel
 # determinism: bitwise
 # class: output strides
-# refused: wrong_type wrong_shape
+# refused: wrong_strides
 
 import torch
 import triton
