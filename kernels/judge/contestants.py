@@ -24,6 +24,8 @@ from kernels.problem import Inputs, Problem
 
 Callable_ = Callable[..., Any]
 _TURNS = 3
+_CHAIN_S, _CHAIN_CALLS = 0.012, 4096
+"""How long a chain is by the candidate's own figure, and how long at most."""
 
 
 class Clock(Protocol):
@@ -105,6 +107,34 @@ class Replayed:
     def slope(self, order: Sequence[int]) -> float:
         """Seconds per call by the judge's own clock, without flushes."""
         return _slope(self.run, order, self.clock)
+
+    def chained(self, order: Sequence[int], per_call_s: float) -> float:
+        """Seconds per call by the judge's clock, calls queued back to back as one CUDA graph, each on outputs that
+        are spoiled first; what the spoiling alone takes is deducted. NaN where nothing can be captured.
+
+        CUDA's events lie in memory that a kernel of this process might reach, the judge's clock does not. It runs
+        over the whole chain, so that no call can be slow where it does not count.
+        """
+        times = max(1, int(min(_CHAIN_S / max(per_call_s, 1e-9), _CHAIN_CALLS) / len(order)))
+        looked = self.rng.randrange(_TURNS)
+        shortest = {}
+        for empty in (False, True) if self.track.slots[0].outputs else (False,):
+            if not self._chain(order, 1, empty):
+                return math.nan
+            took = []
+            for turn in range(_TURNS):
+                start = self.clock()
+                self._chain(order, times, empty)
+                took.append(self.clock() - start)
+                if turn == looked and not empty and not self.track.mutates:
+                    self.track.check(self.rng.choice(list(order)))
+            shortest[empty] = min(took)
+        return (shortest[False] - shortest.get(True, 0.0)) / (times * len(order))
+
+    def _chain(self, order: Sequence[int], times: int, empty: bool) -> bool:
+        process = self.track.process
+        body = {"op": "chain", "order": list(order), "times": times, "empty": empty}
+        return process.request(body, process.limits.call_s, stage="timing").body.get("captured") is True
 
     def run(self, order: Sequence[int]) -> None:
         self._order(order, spoil=False)

@@ -63,6 +63,7 @@ class Replayer:
         self._tensors: list[Tensors] = []
         self._values: list[list[torch.Tensor | None]] = []  # each slot's own, to blend
         self._flush: torch.Tensor | None = None
+        self._chains: dict[tuple[tuple[int, ...], bool], torch.cuda.CUDAGraph | None] = {}
         self._spoiler: cuda.Spoiler | None = None
 
     def answer(self, order: Mapping[str, Any], blob: bytes) -> dict[str, Any]:
@@ -80,6 +81,7 @@ class Replayer:
                     for size in self._plan.scratch_bytes
                 ]
             case "slots":
+                self._chains.clear()
                 self._slots = [self._ready(slot) for slot in order["slots"]]
                 self._tensors = [self._lent(slot) for slot in order["slots"]]
                 self._values = [[] for _ in order["slots"]]
@@ -97,6 +99,8 @@ class Replayer:
                             self._spoiler()
                         self._fire(self._slots[index])
                 torch.cuda.synchronize()
+            case "chain":
+                return {"ok": True, "captured": self._chain(order["order"], order["times"], order["empty"])}
             case "time":
                 return {"ok": True, "seconds": self._time(order["order"], order["seeds"], order["flush_bytes"])}
             case other:
@@ -139,6 +143,35 @@ class Replayer:
         before = [functools.partial(self._unsettle, slot, seed) for slot, seed in zip(order, seeds, strict=True)]
         return timed(calls, self._flush, before)
 
+    def _chain(self, order: Sequence[int], times: int, empty: bool) -> bool:
+        """Make an order's calls so many times over, back to back and without Python in between; False where they
+        cannot be captured. `empty`: only what spoils the outputs before each of them."""
+        key = (tuple(order), empty)
+        if key not in self._chains:
+            self._chains[key] = self._captured(order, empty)
+        graph = self._chains[key]
+        if graph is None:
+            return False
+        for _ in range(times):
+            graph.replay()
+        torch.cuda.synchronize()
+        return True
+
+    def _captured(self, order: Sequence[int], empty: bool) -> torch.cuda.CUDAGraph | None:
+        before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                stream = torch.cuda.current_stream().cuda_stream
+                for slot in order:
+                    for tensor in self._tensors[slot][1]:
+                        _spoil(tensor)
+                    for action in () if empty else self._slots[slot]:
+                        action(stream)
+        except (RuntimeError, cuda.CudaError):
+            torch.cuda.set_stream(before)
+            return None
+        return graph
+
     def _lent(self, slot: Mapping[str, Any]) -> Tensors:
         """A slot's input tensors (None for a number) and its outputs."""
         views = {
@@ -168,7 +201,7 @@ class Replayer:
         for tensor in self._scratch:
             tensor.fill_(_POISON)
         for tensor in outputs:
-            tensor.fill_(math.nan if tensor.is_floating_point() else -1)
+            _spoil(tensor)
         if self._spoiler is not None:
             for tensor in (*(x for x in inputs if x is not None), *outputs, *self._scratch):
                 self._spoiler.give_back(tensor.data_ptr(), tensor.numel() * tensor.itemsize)
@@ -194,6 +227,10 @@ def timed(
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) * 1e-3 for start, end in events]
+
+
+def _spoil(output: torch.Tensor) -> None:
+    output.fill_(math.nan if output.is_floating_point() else -1)
 
 
 def _nothing() -> None:

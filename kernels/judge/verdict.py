@@ -214,7 +214,8 @@ class Comparison:
     """One baseline against the candidate on one case.
 
     `speedup` is baseline time over candidate time; above 1 the candidate is faster. Times are medians in seconds,
-    energies in joules per call (NaN where the board gives no energy counter).
+    energies in joules per call (NaN where the board gives no energy counter). `chained_s`: tier A's calls back to
+    back by the judge's own clock, on a warm L2 (NaN where they could not be chained).
     """
 
     case: str
@@ -227,6 +228,7 @@ class Comparison:
     candidate_j: float = math.nan
     baseline_j: float = math.nan
     floor_s: float = math.nan
+    chained_s: float = math.nan
 
 
 @dataclass(frozen=True)
