@@ -102,6 +102,7 @@ def judge(
     from kernels.candidate import CandidateError
     from kernels.candidate_file import read_candidate
     from kernels.certificate import CertificateError, issue
+    from kernels.judge.baselines import shelf_folder
     from kernels.judge.contest import FULL
     from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER
     from kernels.judge.judge import Judge, Request
@@ -121,7 +122,7 @@ def judge(
     scope = FULL_GPU if where == "cuda" else INTERPRETER if interpret else CPU
     request = Request(scope, FULL if timing and where == "cuda" else None, static=static, promote=promote)
     signer = _signer(key) if key is not None else None
-    with Judge(where, interpret=interpret) as court:
+    with Judge(where, interpret=interpret, shelf=shelf_folder()) as court:
         verdict = court.verdict(read.candidate, problem, request)
     if as_json:
         typer.echo(json.dumps(verdict.to_json(), indent=1))
@@ -186,11 +187,12 @@ def verify(
 
 
 def _rerun(candidate: Any, problem: Any, then: Mapping[str, Any]) -> Any:
+    from kernels.judge.baselines import shelf_folder
     from kernels.judge.contest import FULL
     from kernels.judge.inputs import FULL_GPU
     from kernels.judge.judge import Judge, Request
 
-    with Judge("cuda") as court:
+    with Judge("cuda", shelf=shelf_folder()) as court:
         promoted = "sanitizer" in (then.get("stages") or ())
         pace = FULL if then.get("comparisons") else None
         return court.verdict(candidate, problem, Request(FULL_GPU, pace, promote=promoted))

@@ -45,6 +45,7 @@ def optimize(
     from kernels.apply.bundle import FILE, kernel_record, write_bundle
     from kernels.certificate import CertificateError
     from kernels.executor import LocalExecutor
+    from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
     from kernels.ledger import Provenance
     from kernels.profile.roofline import Peaks, PeaksError, probe
@@ -87,7 +88,7 @@ def optimize(
         works = [_with_model(work, llm, llm_url, llm_tokens) for work in works]
     with ExitStack() as stack:
         spread = stack.enter_context(_ray(ray, where)) if ray else None
-        judge = stack.enter_context(Judge(where, interpret=where == "cpu"))
+        judge = stack.enter_context(Judge(where, interpret=where == "cpu", shelf=shelf_folder()))
         gpu = judge.environment.gpu
         provenance = Provenance(_commit(), gpu, judge.environment.container)
         loop_run = loop.Run(
@@ -217,6 +218,7 @@ def replay(
 ) -> None:
     """Judges one trial of a run again: the same candidate, probes and seeds. Exit code 1: another answer."""
     from kernels.generate.base import Task, seconds_of
+    from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
     from kernels.ledger import LedgerError, read_run
     from kernels.optimise import ON_CPU, OptimiseError, find_trial
@@ -243,7 +245,7 @@ def replay(
     except (OptimiseError, LedgerError, ProblemError) as error:
         raise Permanent(str(error)) from error
     case = Case.of(line.case["dtype"], line.case["layout"], **line.case["params"])
-    with Judge(where, interpret=where == "cpu") as judge:
+    with Judge(where, interpret=where == "cpu", shelf=shelf_folder()) as judge:
         verdict = judge_again(judge, folder, line, Task(problem, case), Ladder() if where == "cuda" else ON_CPU)
     then, now = line.seconds * 1e6, seconds_of(verdict, case) * 1e6
     typer.echo(f"then {line.status} ({line.reason}) {then:.1f} µs on {line.gpu}")

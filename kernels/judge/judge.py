@@ -13,19 +13,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernels.candidate import Candidate
-from kernels.draw import mix
 from kernels.judge import cuda, inputs
-from kernels.judge.contestants import Baseline, baseline_modes
-from kernels.judge.correctness import compare, expected
+from kernels.judge.baselines import Shelf, Solo, measure
 from kernels.judge.environment import Environment, Nvml, environment
-from kernels.judge.inputs import Probe
 from kernels.judge.launches import plan
 from kernels.judge.plan import Plan
 from kernels.judge.process import JudgeBroken, Limits, Process, Role, Zygote
@@ -33,47 +29,17 @@ from kernels.judge.quiet import Quiet
 from kernels.judge.timing import Board
 from kernels.judge.track import Pool, Track
 from kernels.judge.trial import Request, Trial
-from kernels.judge.verdict import STATUS_OF, LeftOut, Reason, Refusal, Verdict
-from kernels.problem import Case, Problem, ProblemError, as_outputs
+from kernels.judge.verdict import STATUS_OF, Reason, Refusal, Verdict
+from kernels.problem import Case, Problem
 
 __all__ = ["Judge", "Request", "Solo"]
 
-_NEAR = 1.25
-"""A baseline this much slower than the best one, run alone, is not raced again."""
 _LANE_RACES = 64
 
 
 def fresh(count: int) -> bytes:
     """Bytes that nobody can foresee: the one place where the judge's chance comes from."""
     return os.urandom(count)
-
-
-@dataclass
-class Solo:
-    """A problem's baselines on one case: callables, made and warmed once, and their times alone.
-
-    missing: baselines that could not run there or computed something else, and why.
-    """
-
-    functions: dict[str, Callable[..., Any]]
-    seconds: dict[str, float]
-    missing: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def near(self) -> dict[str, Callable[..., Any]]:
-        """The baselines worth racing: eager, and whatever is close to the best."""
-        best = min(self.seconds.values())
-        return {n: f for n, f in self.functions.items() if n == "eager" or self.seconds[n] <= _NEAR * best}
-
-    def left_out(self, case: str) -> list[LeftOut]:
-        """Every baseline that a race on this case goes without, with the reason."""
-        best = min(self.seconds.values())
-        slow = [
-            LeftOut(case, name, f"{self.seconds[name] / best:.2f} times the best baseline's time, alone", False)
-            for name in self.functions
-            if name not in self.near
-        ]
-        return slow + [LeftOut(case, name, why, True) for name, why in self.missing.items()]
 
 
 class Judge:
@@ -88,14 +54,17 @@ class Judge:
         machine_fault: Callable[[], str | None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         compiled: bool = True,
+        shelf: Path | None = None,
     ) -> None:
         """`entropy`: where secrets come from, `fresh` where None. `machine_fault`: asked after every verdict, tells
         the Xid or loss that it met, if one; where None, NVML and the GPU are asked. `compiled`: race torch.compile
-        too; without (it takes minutes for many problems) every verdict says that it was left out."""
+        too; without (it takes minutes for many problems) every verdict says that it was left out. `shelf`: a folder
+        in which baselines' times alone are kept for later judges (see `kernels.judge.baselines`)."""
         self.device = device
         self._compiled = compiled
         self.limits = limits
         self.environment: Environment = environment(device)
+        self._shelf = Shelf(shelf, self.environment) if shelf is not None else None
         self._entropy = entropy or fresh
         self._clock = clock
         self._zygote = Zygote(device, interpret)
@@ -233,49 +202,15 @@ class Judge:
                 raise
 
     def solo(self, problem: Problem, case: Case) -> Solo:
-        """The baselines of one case, compiled, warmed and timed with no candidate alive; kept for good."""
+        """The baselines of one case, warmed and timed with no candidate alive; kept while this judge lives."""
         key = (problem.name, case)
         with self.timing_lock:
             if key not in self._solo:
                 with self.quiet.alone():
-                    self._solo[key] = self._measure_solo(problem, case)
+                    self._solo[key] = measure(
+                        problem, case, self.device, self._compiled, self.flush, self._clock, self._shelf
+                    )
             return self._solo[key]
-
-    def _measure_solo(self, problem: Problem, case: Case) -> Solo:
-        values = [problem.inputs(case, "normal", mix(7, n), self.device) for n in range(2)]
-        want = expected(problem, Probe("accuracy", case, "normal", (mix(7, 0),)), mix(7, 0), values[0])
-        functions: dict[str, Callable[..., Any]] = {}
-        seconds: dict[str, float] = {}
-        missing: dict[str, str] = {}
-        modes = baseline_modes(problem, self.device)
-        for name, function in modes.items():
-            if name.startswith("compile") and not self._compiled:
-                missing[name] = "left out by this judge's settings"
-                continue
-            copies = [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in made) for made in values]
-            baseline = Baseline(name, function, copies, self.flush(), self._clock)
-            try:
-                found = compare(want, as_outputs(baseline.call(0)))
-                if found.reason is not None and name != "eager":
-                    missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
-                    continue
-                for n in (0, 1, 0):
-                    baseline.call(n)
-                times = sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))
-            except (
-                ImportError,
-                RuntimeError,
-                TypeError,
-                NotImplementedError,
-                ProblemError,
-                AttributeError,
-            ) as error:
-                missing[name] = f"{type(error).__name__}: {error}"[:300]
-                continue
-            functions[name], seconds[name] = function, times[2]
-        if "eager" not in functions:
-            raise JudgeBroken(f"baselines: eager does not run on {problem.name}, {case}: {missing['eager']}")
-        return Solo(functions, seconds, missing)
 
     def flush(self) -> torch.Tensor | None:
         """Memory that fills L2 twice over; None where there is no GPU."""

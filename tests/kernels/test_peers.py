@@ -12,7 +12,7 @@ import torch
 from collectors.seal import Signer, open_envelope
 from kernels.candidate import Candidate, Domain
 from kernels.certificate import PAYLOAD_TYPE, issue
-from kernels.judge import judge as judge_module
+from kernels.judge import baselines as baselines_module
 from kernels.judge import trial as trial_module
 from kernels.judge.contest import Pace
 from kernels.judge.inputs import INTERPRETER
@@ -48,7 +48,7 @@ def _problem(**libraries: Callable[..., Any]) -> Problem:
 def racing(cpu_judge: Judge, monkeypatch: pytest.MonkeyPatch) -> Judge:
     """A judge that races libraries and, for once, a library composition as if it were a kernel."""
     monkeypatch.setattr(
-        judge_module, "baseline_modes", lambda problem, device: {"eager": _slow, **problem.libraries}
+        baselines_module, "baseline_modes", lambda problem, device: {"eager": _slow, **problem.libraries}
     )
     monkeypatch.setattr(trial_module, "class_refusal", lambda *_: None)
     return cpu_judge
