@@ -6,7 +6,7 @@ training: known-good kernels with a backward pass, raced as training steps. tier
 and one with, on the same work. peers: which baselines were raced on a problem, and why not the others.
 huge: kernels with right and wrong indices beyond 2^31 elements. l2: what asking L2 to hold lines gains under the
 judge's clock. graphs: a baseline that no CUDA graph can capture leaves torch as it was. rerun: a certificate issued
-here, verified with --rerun, and again with a drifted environment.
+here, verified with --rerun, and again with a drifted environment. machine: a judge whose own GPU context dies.
 Needs a CUDA GPU. Writes benchmarks/results/kernels_hardware.json.
 """
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -153,10 +155,45 @@ def rerun(judge: Judge) -> dict[str, Any]:
     }
 
 
+def machine(judge: Judge) -> dict[str, Any]:
+    """A judge in a process of its own, before and after its GPU context is lost to an index far out of bounds in a
+    computation of its own; then this judge, on the same GPU."""
+    command = [sys.executable, "-m", "benchmarks.kernels_hardware", "--lose"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    file = _file("good", "softmax_row")
+    after = judge.verdict(file.candidate, named(file.problem), Request(inputs.QUICK_GPU, None))
+    told = [json.loads(line) for line in lines]
+    return {"lost": told, "code": done.returncode, "said": done.stderr[-800:], "after": _row("after", after)}
+
+
+def lose() -> None:
+    """Good and wrong candidates before and after: machine faults afterwards, whoever is judged."""
+    torch.empty(1, device="cuda")
+    with Judge("cuda", compiled=False) as judge:
+
+        def tell(when: str) -> None:
+            for folder, name in (("good", "softmax_row"), ("exploits", "softmax_constant_denominator")):
+                file = _file(folder, name)
+                request = Request(inputs.QUICK_GPU, None, static=False)
+                verdict = judge.verdict(file.candidate, named(file.problem), request)
+                row = _row(name, verdict)
+                kept = {key: row[key] for key in ("name", "status", "reason", "detail", "stage", "took_s")}
+                print(json.dumps({"when": when, **kept}), flush=True)
+
+        tell("before")
+        try:
+            torch.zeros(4, device="cuda")[torch.tensor([1 << 40], device="cuda")].cpu()
+        except RuntimeError as error:
+            print(f"lost: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        tell("after")
+
+
 PARTS: dict[str, Callable[[Judge], Any]] = {
     "graphs": graphs,
     "huge": huge,
     "rerun": rerun,
+    "machine": machine,
     "tier_b": tier_b,
     "l2": l2,
     "training": training,
@@ -171,7 +208,11 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=float("inf"), help="begin no part after so many seconds")
     parser.add_argument("--commit", default="")
     parser.add_argument("--plain", action="store_true", help="without torch.compile's baselines: quick")
+    parser.add_argument("--lose", action="store_true", help="what `machine` runs in a process of its own")
     options = parser.parse_args()
+    if options.lose:
+        lose()
+        return
     record: dict[str, Any] = {"commit": options.commit}
     begun = time.time()
     with Judge("cuda", compiled=not options.plain) as judge:
