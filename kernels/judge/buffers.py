@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,13 +81,6 @@ class View:
             tuple(value["stride"]),
             int(value["offset"]),
         )
-
-
-def span_bytes(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
-    """Bytes from the payload's start to the last element that a strided view touches."""
-    if 0 in shape:
-        return offset * itemsize
-    return (offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1) * itemsize
 
 
 class Lender(Protocol):
