@@ -26,7 +26,7 @@ from collectors.seal import SealError, Signer, canonical_json, open_envelope, sh
 from kernels.candidate import Candidate, CandidateError
 from kernels.judge import inputs
 from kernels.judge.environment import Environment
-from kernels.judge.verdict import Status, Verdict
+from kernels.judge.verdict import FIT, Status, Verdict
 from kernels.problem import Case, Inputs, Outputs, Problem, ProblemError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -35,7 +35,6 @@ PREDICATE_TYPE = "https://nightshift.example/kernel-certificate/v1"
 _ANCHOR_BYTES = 1 << 20
 _SAMPLES = 8
 _TOLERANCE = 1e-5
-_CERTIFIABLE = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
 
 
 class CertificateError(ValueError):
@@ -108,7 +107,7 @@ def issue(
 
     A library composition, or a verdict without a race, is recorded as *correct*, never as a faster kernel.
     """
-    if verdict.status not in _CERTIFIABLE:
+    if verdict.status not in FIT:
         raise CertificateError(f"status: {verdict.status} ({verdict.reason}) is not certified")
     if verdict.candidate_sha256 != candidate.sha256 or verdict.problem != problem.name:
         raise CertificateError("verdict: it is about another candidate or problem")
@@ -241,7 +240,7 @@ def _compare_verdicts(then: Mapping[str, Any], now: Verdict) -> Check:
     told = f"{then.get('status')} then, {now.status} now ({now.detail})"
     if now.status is Status.machine_fault:
         return Check("re-run", "stale", told)
-    if now.status not in _CERTIFIABLE:
+    if now.status not in FIT:
         return Check("re-run", "broken", told)
     undecided = {Status.inconclusive.value, now.status.value}
     return Check(

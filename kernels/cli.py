@@ -136,6 +136,8 @@ def judge(
             )
         for x in verdict.left_out:
             typer.echo(f"  {x.case}: {x.baseline} not raced: {x.why.splitlines()[0]}")
+        for gap in verdict.not_checked:
+            typer.echo(f"  not checked: {gap}")
     if certificate is not None and signer is not None:
         try:
             now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -177,6 +179,8 @@ def verify(
         raise typer.Exit(1) from error
     for item in found.checks:
         typer.echo(f"{_WORDS[item.state]} {item.name}: {item.detail}")
+    for gap in found.predicate["verdict"].get("not_checked", ()):
+        typer.echo(f"never checked: {gap}")
     if here is None:
         typer.echo("not checked here: environment drift and a re-run, which need the certified GPU")
     if not found.valid:

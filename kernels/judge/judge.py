@@ -22,6 +22,7 @@ from kernels.candidate import Candidate
 from kernels.judge import cuda, inputs
 from kernels.judge.baselines import Shelf, Solo, measure
 from kernels.judge.environment import Environment, Nvml, environment
+from kernels.judge.gaps import unchecked
 from kernels.judge.launches import plan
 from kernels.judge.plan import Plan
 from kernels.judge.process import JudgeBroken, Limits, Process, Role, Zygote
@@ -29,7 +30,7 @@ from kernels.judge.quiet import Quiet
 from kernels.judge.timing import Board
 from kernels.judge.track import Pool, Track
 from kernels.judge.trial import Request, Trial
-from kernels.judge.verdict import STATUS_OF, Reason, Refusal, Verdict
+from kernels.judge.verdict import FIT, STATUS_OF, Reason, Refusal, Verdict
 from kernels.problem import Case, Problem
 
 __all__ = ["Judge", "Request", "Solo"]
@@ -120,6 +121,8 @@ class Judge:
         fault = self._fault_since(known)
         if fault is not None:
             (reason, detail), stage = fault, "machine"
+        fit = STATUS_OF[reason] in FIT
+        gaps = trial.stages, trial.probed, trial.comparisons, trial.left_out, trial.layers
         return Verdict(
             candidate_sha256=candidate.sha256,
             problem=problem.name,
@@ -135,6 +138,7 @@ class Judge:
             isolation=trial.layers,
             binaries=trial.binaries,
             environment=self.environment.to_json(),
+            not_checked=unchecked(candidate, problem, *gaps) if fit else (),
             secret=secret.hex(),
             took_s=self._clock() - start,
         )

@@ -158,6 +158,8 @@ STATUS_OF: Mapping[Reason, Status] = {reason: status for status, group in _BY_ST
 _REFUSED = frozenset(
     {Status.compile_error, Status.timeout, Status.oom, Status.wrong, Status.cheat, Status.unstable}
 )
+FIT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
+"""Found right, whatever its speed."""
 SELF_REPORTED = frozenset(
     reason for status in (Status.compile_error, Status.wrong, Status.oom) for reason in _BY_STATUS[status]
 ) | {Reason.process_limit, Reason.disk_limit}
@@ -260,6 +262,7 @@ class Verdict:
     binaries: tuple[str, ...] = ()  # SHA-256 of the GPU binaries that were raced (tier A)
     isolation: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    not_checked: tuple[str, ...] = ()  # of a fit candidate: what this verdict does not answer for
     secret: str = ""  # hexadecimal; every probe, seed and order follows from it
     took_s: float = math.nan
 
