@@ -112,3 +112,5 @@ def test_the_verdict_and_the_certificate_carry_those_left_out(racing: Judge) -> 
     payload, _ = open_envelope(envelope, PAYLOAD_TYPE, {signer.key_id: signer.public})
     assert b"No module named" in payload
     assert b'"left_out"' in payload
+    assert any("could not run: absent" in gap for gap in verdict.not_checked)
+    assert b'"not_checked"' in payload

@@ -1,0 +1,51 @@
+"""A verdict names what it does not answer for, and says nothing is unchecked that was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernels.candidate import Candidate
+from kernels.judge.gaps import unchecked
+from kernels.judge.verdict import Comparison, Interval, LeftOut
+from kernels.problem import Case
+from kernels.problems import named
+
+SOFTMAX = named("softmax")
+KERNEL = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)
+STAGES = ("static", "compile", "smoke", "sweep", "replay", "sanitizer", "timing")
+LARGE = SOFTMAX.huge[0]
+RACED = Comparison("m=1", "eager", "A", 1e-5, 2e-5, Interval(1.9, 2.0, 2.1), 15, chained_s=8e-6)
+ROOT = {"user": "uid 65533, no capabilities"}
+
+
+def test_of_a_whole_verdict_only_what_was_not_drawn_is_open() -> None:
+    """No plan asks every size, and no verdict speaks of another GPU."""
+    (only,) = unchecked(KERNEL, SOFTMAX, STAGES, [LARGE], [RACED], [], ROOT)
+    assert only.startswith("sizes, dtypes, layouts and values other than")
+
+
+def test_each_thing_left_out_is_named() -> None:
+    """One at a time: a sentence more, about that."""
+    everything = ([LARGE], [RACED], [], ROOT)
+    told = {
+        "source was not read": unchecked(KERNEL, SOFTMAX, STAGES[1:], *everything),
+        "compute-sanitizer": unchecked(KERNEL, SOFTMAX, [s for s in STAGES if s != "sanitizer"], *everything),
+        "replayed": unchecked(KERNEL, SOFTMAX, [s for s in STAGES if s != "replay"], *everything),
+        "gradients": unchecked(replace(KERNEL, differentiable=False), SOFTMAX, STAGES, *everything),
+        "2^31": unchecked(KERNEL, SOFTMAX, STAGES, [Case.of("float16", m=4, n=4)], [RACED], [], ROOT),
+        "speed": unchecked(KERNEL, SOFTMAX, STAGES, [LARGE], [], [], ROOT),
+        "tier B": unchecked(KERNEL, SOFTMAX, STAGES, [LARGE], [replace(RACED, tier="B")], [], ROOT),
+        "chained": unchecked(KERNEL, SOFTMAX, STAGES, [LARGE], [replace(RACED, chained_s=float("nan"))], [], ROOT),
+        "liger": unchecked(KERNEL, SOFTMAX, STAGES, [LARGE], [RACED], [LeftOut("c", "liger", "gone", True)], ROOT),
+        "judge's own": unchecked(
+            KERNEL, SOFTMAX, STAGES, [LARGE], [RACED], [], {"user": "the judge's own uid 1000"}
+        ),
+    }
+    for word, (_, *more) in told.items():
+        assert len(more) == 1, word
+        assert word in more[0]
+
+
+def test_a_baseline_that_was_only_slow_leaves_nothing_open() -> None:
+    slow = LeftOut("c", "compile", "2 times the best", False)
+    assert len(unchecked(KERNEL, SOFTMAX, STAGES, [LARGE], [RACED], [slow], ROOT)) == 1
