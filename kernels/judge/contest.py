@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kernels.judge.contestants import Baseline, Contestant, Hosted, Replayed, graphed
+from kernels.judge.contestants import CHAIN_S, Baseline, Contestant, Hosted, Replayed, graphed
 from kernels.judge.environment import Nvml
 from kernels.judge.timing import MIN_ROUNDS, WIDTH, Board, Rounds, rounds_disagree
 from kernels.judge.track import Track
@@ -156,7 +156,8 @@ class Race:
         slots, steps = len(self.track.slots), max(1, len(self.candidate.plan.steps))
         chained_s = math.nan
         if self.candidate.blends:  # a certificate may come of it
-            order = [self.rng.randrange(slots) for _ in range(self.rng.randint(12, 20))]
+            calls = min(self.rng.randint(12, 20), max(3, int(CHAIN_S / max(candidate_s, 1e-9))))
+            order = [self.rng.randrange(slots) for _ in range(calls)]
             chained_s = self.candidate.chained(order, candidate_s)
         if math.isfinite(chained_s):
             told_s, limit_s = chained_s, CHAINED * candidate_s + CHAINED_STEP_S * steps

@@ -24,7 +24,7 @@ from kernels.problem import Inputs, Problem
 
 Callable_ = Callable[..., Any]
 _TURNS = 3
-_CHAIN_S, _CHAIN_CALLS = 0.012, 4096
+CHAIN_S, _CHAIN_CALLS = 0.012, 4096
 """How long a chain is by the candidate's own figure, and how long at most."""
 
 
@@ -115,7 +115,7 @@ class Replayed:
         CUDA's events lie in memory that a kernel of this process might reach, the judge's clock does not. It runs
         over the whole chain, so that no call can be slow where it does not count.
         """
-        times = max(1, int(min(_CHAIN_S / max(per_call_s, 1e-9), _CHAIN_CALLS) / len(order)))
+        times = max(1, int(min(CHAIN_S / max(per_call_s, 1e-9), _CHAIN_CALLS) / len(order)))
         looked = self.rng.randrange(_TURNS)
         shortest = {}
         for empty in (False, True) if self.track.slots[0].outputs else (False,):
