@@ -182,7 +182,8 @@ class Examiner:
         if self.runner.aliases and not probe.backward and not self._eager_aliases(case, inputs):
             text = f"output {self.runner.aliases[0]} lies in an input's memory ({case}); eager's does not"
             raise Refusal(Reason.output_aliases, text, probe.stage)
-        for number in self.runner.strided if not probe.backward else ():
+        dense = case.layout in ("contiguous", "offset")  # of other inputs an output may take the layout
+        for number in self.runner.strided if dense and not probe.backward else ():
             if self._eager_is_dense(case, inputs, number):
                 text = f"output {number} is not contiguous ({case}); eager's is, and its readers may ask for a view"
                 raise Refusal(Reason.wrong_strides, text, probe.stage)
