@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from applied import N, Rms, load, set_target
+from applied import N, Rms, load
+from applied_compiled import set_target
 
 V = 48
 INDEX = torch.arange(12).reshape(2, 6) * 5 % V

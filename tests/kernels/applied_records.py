@@ -10,6 +10,8 @@ from kernels.generate.families.cross_entropy import CrossEntropy
 from kernels.generate.families.embedding_gradient import EmbeddingGradient
 from kernels.generate.families.flash_attention import FlashAttention
 from kernels.generate.families.flat import Flat
+from kernels.generate.families.fused_mlp import FusedMlp
+from kernels.generate.families.gated import Gated
 from kernels.generate.families.gelu import Gelu
 from kernels.generate.families.layernorm import LayerNorm
 from kernels.generate.families.rmsnorm import RmsNorm
@@ -113,7 +115,7 @@ def records(wrong: float = 1.0) -> list[dict[str, Any]]:
         record("rmsnorm_backward", backward.source, m=12, n=64),
         record("cross_entropy", LOSS, m=12, v=48),
         record("embedding_gradient", TABLE, t=12, d=64, v=48),
-        record("swiglu", "", m=1, n=1),
+        record("reduce_sum", "", m=1, n=1),
     ]
 
 
@@ -153,6 +155,8 @@ def every_record() -> list[dict[str, Any]]:
         made_of(Backward(), "cross_entropy_cast_backward", narrow),
         made_of(Gelu(), "gelu", rows),
         made_of(Gelu(), "gelu_backward", rows),
+        *(made_of(Gated(), name, rows) for name in ("swiglu", "swiglu_backward", "geglu")),
+        made_of(FusedMlp(), "fused_mlp", Case.of("float32", m=6, d=16, f=32)),
         made_of(EmbeddingGradient(), "embedding_gradient", Case.of("float32", t=6, d=64, v=48)),
         attention_record(),
         adamw_record(),

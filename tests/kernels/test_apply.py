@@ -28,6 +28,7 @@ from tests.kernels.applied_records import (
 )
 
 SCRIPT = Path(__file__).parent / "applied.py"
+COMPILED = SCRIPT.with_name("applied_compiled.py")
 
 
 def run(
@@ -62,7 +63,7 @@ def test_a_job_computes_the_same_with_the_kernels_and_gets_everything_back(tmp_p
     assert seen["keys_same"]
     assert seen["calls"] == {"rmsnorm": 3, "rmsnorm_backward": 3, "cross_entropy": 3, "embedding_gradient": 3}
     assert seen["skipped"] == [
-        [f"swiglu {records()[4]['certificate'][:16]}", "no place in a model is known for it"]
+        [f"reduce_sum {records()[4]['certificate'][:16]}", "no place in a model is known for it"]
     ]
     assert seen["fallbacks_seen"]
     assert seen["restored"] == 3
@@ -70,7 +71,7 @@ def test_a_job_computes_the_same_with_the_kernels_and_gets_everything_back(tmp_p
 
 
 def test_torch_compile_takes_the_operators_without_a_break(tmp_path: Path) -> None:
-    seen = run("compiled", tmp_path, records())
+    seen = run("compiled", tmp_path, records(), script=COMPILED)
     assert seen["equal"]
     assert seen["opcheck"] == [True, True, True]
 
@@ -80,7 +81,8 @@ def test_a_compiler_that_may_look_in_sees_the_launches_and_nothing_of_a_demoted_
     write, on a step that is watched they are closed again, and of a disabled kernel torch's own formula is left."""
     case = Case.of("float32", m=12, n=64)
     norm, backward = made_of(RmsNorm(), "rmsnorm", case), made_of(Backward(), "rmsnorm_backward", case)
-    seen = run("seen_through", tmp_path, [norm, backward, made_of(Gelu(), "gelu", case)], interpret="0")
+    listed = [norm, backward, made_of(Gelu(), "gelu", case)]
+    seen = run("seen_through", tmp_path, listed, interpret="0", script=COMPILED)
     closed = [{"launches": 0, "written": [], "ours": 2}, {"launches": 0, "written": [], "ours": 1}]
     assert seen["closed"] == seen["watching"] == closed
     forward = {"launches": 2, "written": ["out", "out"], "ours": 0}
@@ -93,7 +95,7 @@ def test_a_compiler_that_may_look_in_sees_the_launches_and_nothing_of_a_demoted_
 @pytest.mark.full
 def test_every_operator_passes_torch_s_own_check_with_a_certified_kernel_behind_it(tmp_path: Path) -> None:
     """Schema, fake, autograd registration and tracing: what torch.compile and CUDA graphs rely on."""
-    seen = run("opchecked", tmp_path, every_record())
+    seen = run("opchecked", tmp_path, every_record(), script=COMPILED)
     assert sorted(seen["found"]) == seen["specs"]
     assert seen["found"] == {problem: {} for problem in seen["specs"]}
     assert seen["skipped"] == []
@@ -135,7 +137,7 @@ def test_a_wrong_optimiser_kernel_is_found_on_a_copy(tmp_path: Path) -> None:
 
 def test_a_cast_before_the_loss_is_folded_into_the_operator(tmp_path: Path) -> None:
     """In a compiled region the loss's kernels read 16-bit logits themselves, forward and backward."""
-    found = run("folded", tmp_path, narrow_records())
+    found = run("folded", tmp_path, narrow_records(), script=COMPILED)
     assert found["without"] == []
     assert found["kinds"] == ["torch.bfloat16"] * 2
     assert found["wide"][1] == 0 < found["wide"][0]

@@ -17,6 +17,7 @@ PARTS = (
     "operators",
     "guards",
     "norms",
+    "blocks",
     "modules",
     "functions",
     "copies",

@@ -6,10 +6,10 @@
     nightshift_kernels.canary(train_step)                            # keeps only what makes this step faster
     nightshift_kernels.unapply(model)                                # takes everything back
 
-What is swapped: modules that compute a certified operation (found by their numbers, not by their class), the
-gradients of nn.Embedding and RMSNorm, torch.nn.functional.cross_entropy, gelu, softmax and (where nothing is
-differentiated) scaled_dot_product_attention, and the step of torch.optim.AdamW. Parameters and state_dict stay as
-they are. Every call is guarded (device, dtype, shape, stride); what a guard refuses is torch's, and counted.
+What is swapped: modules that compute a certified operation (norms and gated blocks, found by their numbers, not by
+their class), the gradients of nn.Embedding and RMSNorm, torch.nn.functional.cross_entropy, gelu, softmax and (where
+nothing is differentiated) scaled_dot_product_attention, and torch.optim.AdamW's step. Parameters and state_dict
+stay as they are. Each call is guarded (device, dtype, shape, stride); what a guard refuses is torch's, and counted.
 Kernels are custom operators with fake implementations and gradients, so torch.compile and CUDA graphs take them.
 All ranks use the same kernels or none. At a step boundary the counts are logged, and a kernel that was demoted is
 computed by torch from then on (compiled regions are compiled anew); so is one whose output a shadow check finds

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kernels.apply.job.blocks import swap_block
 from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
@@ -26,6 +27,7 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
         report.applied.append((name, known, STATE.kernels[known].certificate if known in STATE.kernels else ""))
         return
     if next(module.children(), None) is not None:
+        swap_block(name, module, report)
         return
     if isinstance(module, nn.Embedding):
         made: tuple[str, Callable[..., Any]] | None = _embedding(module)

@@ -204,6 +204,17 @@ def _gelu_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tuple
     return (torch.ops.aten.gelu_backward(g, x),)
 
 
+def _swiglu_gradient(g: torch.Tensor, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[Any, ...]:
+    if in_use("swiglu_backward") is not None:
+        return tuple(invoke("swiglu_backward", g.contiguous(), gate, up))
+    return tuple(SPECS["swiglu_backward"].reference(g, gate, up))
+
+
+def _geglu_gradient(g: torch.Tensor, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[Any, ...]:
+    shaped = original_of("gelu")(gate, approximate="tanh")
+    return torch.ops.aten.gelu_backward(g * up, gate, approximate="tanh"), g * shaped
+
+
 def _attention_gradient(
     g: torch.Tensor, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[Any, ...]:
@@ -221,6 +232,8 @@ GRADIENTS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "cross_entropy": _loss_gradient_of("cross_entropy"),
     "cross_entropy_cast": _loss_gradient_of("cross_entropy_cast"),
     "gelu": _gelu_gradient,
+    "swiglu": _swiglu_gradient,
+    "geglu": _geglu_gradient,
     "flash_attention": _attention_gradient,
 }
 """(upstream gradient, output, *tensors, *numbers) → a gradient for each input, None for numbers and indices."""

@@ -67,6 +67,18 @@ def _exact_gelu(x: torch.Tensor) -> Any:
     return original_of("gelu")(x)
 
 
+def _silu_product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(gate) * up
+
+
+def _gelu_product(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    return original_of("gelu")(gate, approximate="tanh") * up
+
+
+def swiglu_backward_reference(g: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Any:
+    return torch.ops.aten.silu_backward(g * up, gate), g * F.silu(gate)
+
+
 def _table_gradient(gradient: torch.Tensor, index: torch.Tensor, rows: int) -> Any:
     return torch.ops.aten.embedding_dense_backward(gradient, index, rows, -1, False)
 
@@ -174,6 +186,20 @@ SPECS: dict[str, Spec] = {
         torch.ops.aten.gelu_backward,
         lambda g, x: x.new_empty(x.shape),
         lambda g, x: _matrix(x),
+    ),
+    "swiglu": Spec("(Tensor gate, Tensor up) -> Tensor", _silu_product, _new, _matrix),
+    "swiglu_backward": Spec(
+        "(Tensor g, Tensor gate, Tensor up) -> (Tensor, Tensor)",
+        swiglu_backward_reference,
+        lambda g, gate, up: (gate.new_empty(gate.shape), up.new_empty(up.shape)),
+        _matrix,
+    ),
+    "geglu": Spec("(Tensor gate, Tensor up) -> Tensor", _gelu_product, _new, _matrix),
+    "fused_mlp": Spec(
+        "(Tensor x, Tensor gate, Tensor up, Tensor down) -> Tensor",
+        lambda x, gate, up, down: F.linear(_silu_product(F.linear(x, gate), F.linear(x, up)), down),
+        _new,
+        lambda x, gate, *rest: {"m": x.shape[0], "d": x.shape[1], "f": gate.shape[0]},
     ),
     "embedding_gradient": Spec(
         "(Tensor gradient, Tensor index, int rows) -> Tensor",

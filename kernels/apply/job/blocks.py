@@ -1,0 +1,122 @@
+"""Gated feed-forward blocks, down(silu(gate(x)) · up(x)): found by their numbers, whatever they are called.
+
+The three linear layers stay what they are (their hooks, 16-bit copies, autocast): the kernel takes what lies
+between them, one pass instead of eager torch's two. Where nothing is differentiated a certified `fused_mlp` takes
+the block whole. The tanh form of GELU makes a GEGLU block.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kernels.apply.job.guards import guarded
+from kernels.apply.job.operators import operator_of
+from kernels.apply.job.problems import SPECS
+from kernels.apply.job.state import STATE, Report
+
+WHOLE = "fused_mlp"
+_FEW = (5, 7)
+"""Widths (d, f) that a block is asked at: linear layers take weights of any size, and real ones take seconds."""
+
+
+def swap_block(name: str, module: nn.Module, report: Report) -> None:
+    """Gives a gated block a forward that asks the guards between its layers."""
+    found = _gated_layers(module) if {"swiglu", "geglu", WHOLE} & STATE.kernels.keys() else None
+    if found is None:
+        return
+    problem, names = found
+    used = [p for p in (problem, *((WHOLE,) if problem == "swiglu" else ())) if p in STATE.kernels]
+    if not used:
+        return
+    for each in used:
+        operator_of(each)
+        report.applied.append((name, each, STATE.kernels[each].certificate))
+    module.forward = MethodType(_block_forward(problem, names), module)
+    module.__dict__["_nightshift_problem"] = used[0]
+
+
+def _gated_layers(module: nn.Module) -> tuple[str, tuple[str, str, str]] | None:
+    """(problem, names of gate, up and down) of a module whose only parameters are three such linear layers'."""
+    layers: dict[str, Any] = dict(module.named_children())
+    linear = [name for name, layer in layers.items() if type(layer) is nn.Linear]
+    own = {id(p) for name in linear for p in layers[name].parameters()}
+    if len(linear) != 3 or any(id(p) not in own for p in module.parameters()) or list(module.buffers()):
+        return None
+    for gate, up, down in itertools.permutations(linear):
+        f, d = layers[gate].weight.shape
+        fits = tuple(layers[up].weight.shape) == (f, d) and tuple(layers[down].weight.shape) == (d, f)
+        for problem in ("swiglu", "geglu") if fits else ():
+            if _computes(module, problem, (gate, up, down)):
+                return problem, (gate, up, down)
+    return None
+
+
+@torch.no_grad()
+def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
+    """Whether the module is that block: on small draws of two scales. One whose dropout is at work is not."""
+    layers: dict[str, Any] = dict(module.named_children())
+    gate, up, down = names
+    shapes = {gate: (_FEW[1], _FEW[0]), up: (_FEW[1], _FEW[0]), down: _FEW}
+    for number, scale in enumerate((1.0, 1e-2)):
+        generator = torch.Generator().manual_seed(number + 1)
+
+        def drawn(*shape: int, generator: torch.Generator = generator) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        values: dict[str, torch.Tensor] = {}
+        for name in names:
+            values[f"{name}.weight"] = drawn(*shapes[name])
+            if layers[name].bias is not None:
+                values[f"{name}.bias"] = drawn(shapes[name][0])
+        x = drawn(3, _FEW[0]) * scale
+
+        def linear(name: str, given: torch.Tensor, values: dict[str, torch.Tensor] = values) -> torch.Tensor:
+            return F.linear(given, values[f"{name}.weight"], values.get(f"{name}.bias"))
+
+        wanted = linear(down, SPECS[problem].reference(linear(gate, x), linear(up, x)))
+        try:
+            mine = torch.func.functional_call(module, values, (x,))
+        except Exception:  # noqa: BLE001  any module may be asked
+            return False
+        if not isinstance(mine, torch.Tensor) or mine.shape != wanted.shape:
+            return False
+        if not torch.allclose(mine.double(), wanted, rtol=3e-6, atol=3e-6 * float(wanted.abs().max())):
+            return False
+    return True
+
+
+def _block_forward(problem: str, names: tuple[str, str, str]) -> Callable[..., Any]:
+    reference = SPECS[problem].reference
+
+    def forward(self: nn.Module, x: torch.Tensor) -> Any:
+        gate, up, down = (getattr(self, name) for name in names)
+        whole = _whole(x, gate, up, down) if problem == "swiglu" else None
+        if whole is not None:
+            return whole
+        a, b = gate(x), up(x)
+        out = None
+        if a.dim() >= 2 and a.dtype == b.dtype:
+            out = guarded(problem, (a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])), ())
+        return down(reference(a, b) if out is None else out.reshape(a.shape))
+
+    return forward
+
+
+def _whole(x: torch.Tensor, *layers: Any) -> Any:
+    """The block by one operator, where nothing is differentiated, nothing hooked and no layer has a bias."""
+    if WHOLE not in STATE.kernels or torch.is_grad_enabled() or x.dim() < 2:
+        return None
+    plain = all(
+        layer.bias is None and not layer._forward_hooks and not layer._forward_pre_hooks for layer in layers
+    )
+    if not plain or torch.is_autocast_enabled(x.device.type):
+        return None
+    out = guarded(WHOLE, (x.reshape(-1, x.shape[-1]), *(layer.weight for layer in layers)), ())
+    return None if out is None else out.reshape(x.shape)
