@@ -70,13 +70,18 @@ def trace(job: Job, data: list[torch.Tensor], path: Path) -> None:
     session.export_chrome_trace(str(path))
 
 
-def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, most: int) -> dict[str, Any]:
-    """Trace → hotspots → searches → certificates → the job's file. Nobody chooses anything."""
+def optimise(
+    run: Path, path: Path, device: str, trials: int, wall_s: float, most: int, known: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Trace → hotspots → searches → certificates → the job's file. Nobody chooses anything.
+
+    known: kernels that an earlier run on this kind of GPU certified; their problems are not searched again.
+    """
     from collectors.seal import Signer
     from kernels import loop_cli
     from kernels import optimise as loop
     from kernels.apply.bundle import FILE, kernel_record, write_bundle
-    from kernels.apply.job.problems import SPECS
+    from kernels.apply.job.problems import SPECS, UNTRAINED
     from kernels.executor import LocalExecutor
     from kernels.judge.contest import Pace
     from kernels.judge.inputs import QUICK_GPU
@@ -91,7 +96,7 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
     peaks = probe(device) if device == "cuda" else None
     found = read_profile(path, peaks)
     places = frozenset(SPECS)
-    works, decisions = loop.from_profile(found, run, peaks, most, 0.002, problems=places)
+    works, decisions = loop.from_profile(found, run, peaks, most, 0.002, problems=places, untrained=UNTRAINED)
     loop_cli._write(run / "profile.json", loop_cli._profile_json(found, decisions))
     print(as_text(found), flush=True)
     if device == "cpu":
@@ -108,8 +113,11 @@ def optimise(run: Path, path: Path, device: str, trials: int, wall_s: float, mos
             run, executor, Provenance("benchmark", judge.environment.gpu, "none"), signer,
             Budget(trials=trials, wall_s=wall_s, patience=24, batch=16), ladder, peaks, tell=lambda text: None,
         )  # fmt: skip
-        records = []
+        records = list(known)
         for work in works:
+            if work.task.problem.name in {record["problem"] for record in known}:
+                rows.append({"task": work.task.name, "why": "certified in an earlier run", "trials": 0})
+                continue
             (done,) = made.search([work])
             print(f"{work.slug}: {done.why}", flush=True)
             rows.append(
@@ -244,6 +252,7 @@ def main() -> None:
     parser.add_argument("--loss-steps", type=int, default=300)
     parser.add_argument("--until", type=float, default=1e9, help="begin no further part after so many seconds")
     parser.add_argument("--bundle", type=Path, help="the job's file of an earlier run instead of searches")
+    parser.add_argument("--known", type=Path, help="a job's file whose kernels are not searched again")
     parser.add_argument("--autotune", action="store_true", help='a peer more: mode="max-autotune"')
     given = parser.parse_args()
     device = "cpu" if given.tiny else "cuda"
@@ -263,10 +272,11 @@ def main() -> None:
     data = batches(size, device, 8 if given.tiny else 24)
     tokens = size["batch"] * size["t"]
     bundle = given.bundle
+    known = load(given.known).KERNELS if given.known else []
     if bundle is None:
         trace(Job(size, device, 1, ""), data, run / "trace.json")
         save(result, "traced")
-        result["loop"] = optimise(run, run / "trace.json", device, given.trials, given.search_s, given.most)
+        result["loop"] = optimise(run, run / "trace.json", device, given.trials, given.search_s, given.most, known)
         (run / "trace.json").unlink()
         save(result, f"searched; to apply: {result['loop']['applied']}")
         bundle = run / "nightshift_kernels.py"

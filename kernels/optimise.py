@@ -20,7 +20,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,8 +180,10 @@ def from_profile(
     min_gain: float = 0.005,
     seed: int = 0,
     problems: frozenset[str] = frozenset(),
+    untrained: Collection[str] = (),
 ) -> tuple[list[Work], list[tuple[Hotspot, str]]]:
-    """(works, decisions) of a profile. `problems`: only these (those that a job's file has a place for)."""
+    """(works, decisions) of a profile. `problems`: only these (those that a job's file has a place for); untrained:
+    of them those whose place is only where nothing is differentiated."""
     works: list[Work] = []
     decisions: list[tuple[Hotspot, str]] = []
     for hotspot in found.hotspots:
@@ -189,6 +191,8 @@ def from_profile(
         why = _not_searched(replace(hotspot, gain=gain), min_gain)
         if not why and problems and hotspot.problem not in problems:
             why = "the job's file has no place for it"
+        if not why and hotspot.problem in untrained and hotspot.backward_s > 0:
+            why = "the job's file has a place for it only where nothing is trained"
         if not why and sum(told.startswith("searched") for _, told in decisions) >= most:
             why = f"after the {most} best"
         if not why:

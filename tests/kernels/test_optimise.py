@@ -142,7 +142,7 @@ def test_a_step_that_casts_its_weights_has_an_optimiser_searched_that_writes_the
     found = profile(RECORDED, peaks)
     works, decisions = from_profile(found, tmp_path, peaks, most=20)
     asked = {work.task.problem.name: str(work.task.case) for work in works}
-    assert asked["adamw_cast"] == "n=92288000 bfloat16"
+    assert asked["adamw_cast"] == "n=16777216 bfloat16"
     (why,) = (why for hotspot, why in decisions if hotspot.problem == "adamw")
     assert "searched" in why
     assert asked["rmsnorm_cast_backward"] == "m=8192 n=1024 bfloat16", (

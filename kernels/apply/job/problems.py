@@ -230,3 +230,5 @@ SPECS: dict[str, Spec] = {
         (0, 2, 3, 4),
     ),
 }
+UNTRAINED = ("flash_attention", "fused_mlp")
+"""Whose places are only where nothing is differentiated."""

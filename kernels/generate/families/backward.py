@@ -8,6 +8,7 @@ and a second kernel adds the parts in a fixed order, so the result is the same e
 from __future__ import annotations
 
 from kernels.generate.base import Config
+from kernels.generate.bulk import SHARED_BYTES
 from kernels.generate.rows import POLICIES
 from kernels.generate.space import Space
 from kernels.generate.template import HINTS, render
@@ -33,7 +34,7 @@ def rmsnorm_gradient(
         v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
         g = tl.load(gradient + row * g_row + column, mask=inside, other=0.0$load)
         g = g.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(v * v, 1) / n + eps)[:, None]
+        scale = tl.rsqrt((tl.sum(v * v, 1) / n + eps).to(tl.float32))[:, None]
         normal = v * scale
         gw = g * w
         inner = tl.sum(gw * normal, 1)[:, None] / n
@@ -161,4 +162,8 @@ class Backward:
             return render(problem, LOSS, config, like=case, keys={"bounds": "v 2..1048576"})
         cast, load = problem == "rmsnorm_cast_backward", HINTS[str(config["load"])]
         more = {key: text.replace("{load}", load) if cast else "" for key, text in RESIDUAL.items()}
-        return render(problem, RMSNORM, {**config, **more}, like=case, keys={"bounds": "m 1..16777216, n 1..16384"})
+        widest, stages = 16384, int(config["stages"])
+        while stages > 1 and stages * int(config["rows"]) * widest * (10 if cast else 8) > SHARED_BYTES:
+            widest //= 2  # rows in flight lie in shared memory
+        bounds = f"m 1..16777216, n 1..{max(widest, case['n'])}"
+        return render(problem, RMSNORM, {**config, **more}, like=case, keys={"bounds": bounds})

@@ -27,7 +27,7 @@ def layernorm(
         v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
         $after
         centred = tl.where(inside, v - (tl.sum(v, 1) / n)[:, None], 0.0)
-        scale = tl.rsqrt(tl.sum(centred * centred, 1) / n + eps)
+        scale = tl.rsqrt((tl.sum(centred * centred, 1) / n + eps).to(tl.float32))
         y = centred * scale[:, None] * w + b
         tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
 

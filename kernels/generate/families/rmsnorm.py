@@ -26,7 +26,7 @@ def rmsnorm(
         $masks
         v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
         $after
-        scale = tl.rsqrt(tl.sum(v * v, 1) / n + eps)
+        scale = tl.rsqrt((tl.sum(v * v, 1) / n + eps).to(tl.float32))
         y = v * scale[:, None] * w
         tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
 
@@ -65,7 +65,7 @@ def rmsnorm_residual(
         rounded = (v + r.to(tl.float32)).to(total.dtype.element_ty)
         tl.store(total + row * n + column, rounded, mask=inside$store)
         s = rounded.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(s * s, 1) / n + eps)
+        scale = tl.rsqrt((tl.sum(s * s, 1) / n + eps).to(tl.float32))
         y = s * scale[:, None] * w
         tl.store(out + row * n + column, y.to(out.dtype.element_ty), mask=inside$store)
 

@@ -30,7 +30,7 @@ def rmsnorm_late(
         $masks
     known = tl.full((1, BLOCK), True, tl.int1) if EVEN else column < n
     v = tl.load(x + row * x_row + column, mask=inside, other=0.0$load).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(v * v, 1) / n + eps)
+    scale = tl.rsqrt((tl.sum(v * v, 1) / n + eps).to(tl.float32))
     w = tl.load(weight + column, mask=known, other=0.0, eviction_policy="evict_last").to(tl.float32)
     tl.store(out + row * n + column, (v * scale[:, None] * w).to(out.dtype.element_ty), mask=inside$store)
 
