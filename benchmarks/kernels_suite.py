@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="shrunken tasks on Triton's interpreter: a dry run")
     parser.add_argument("--only", nargs="*", default=[], help="tasks whose files' names begin so")
     parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--merge", action="store_true", help="keep what OUT already holds, search the others")
     parser.add_argument(
         "--seconds", type=float, default=600.0, help="stop after so long; the rest counts as unsolved"
     )
@@ -81,6 +82,11 @@ def main() -> None:
         "families": sorted({work.generators[0].name for work in works}), "searched": 0, "solved": {},
     }  # fmt: skip
     print(f"{len(works)} of {count} tasks are covered")
+
+    before = OUT / "kernels_suite.json"
+    if given.merge and before.exists():
+        result = {**json.loads(before.read_text()), **{k: result[k] for k in ("tasks", "covered", "families")}}
+        works = [work for work in works if work.slug not in result["solved"]]
 
     def save() -> None:
         OUT.mkdir(parents=True, exist_ok=True)

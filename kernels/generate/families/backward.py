@@ -62,9 +62,11 @@ def entry(gradient, x, weight,$residual eps):
     units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
     programs = min(triton.cdiv(m, $rows), $waves * units)
     part = torch.empty((programs, n), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(n)
+    deep = $rows * block * (x.element_size() + gradient.element_size()) * $stages <= 160 << 10
     rmsnorm_gradient[(programs,)](
         gradient, x, weight,$residual out,$narrow part, m, n, eps, gradient.stride(0), x.stride(0),$stride
-        ROWS=$rows, BLOCK=triton.next_power_of_2(n), STAGES=$stages, num_warps=$warps,
+        ROWS=$rows, BLOCK=block, STAGES=$stages if deep else 1, num_warps=$warps,
     )
     add_parts[(triton.cdiv(n, 32),)](part, summed, programs, n, LINES=64, BLOCK=32, num_warps=4)
     return out,$narrow summed
@@ -90,10 +92,20 @@ import triton.language as tl
 
 @triton.jit
 def loss_gradient(
-    gradient, logits, target, out, v, x_row, g_step, t_step, BLOCK: tl.constexpr, STAGES: tl.constexpr
+    gradient, logits, target, out, v, x_row, g_step, t_step,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * x_row
+    g = tl.load(gradient + row * g_step).to(tl.float32)
+    hit = tl.load(target + row * t_step)
+    if HELD:  # the whole row in registers
+        at = tl.arange(0, BLOCK)
+        x = tl.load(base + at, mask=at < v, other=-float("inf")$load).to(tl.float32)
+        e = tl.exp(x - tl.max(x, 0))
+        y = (e * (1.0 / tl.sum(e, 0)) - tl.where(at == hit, 1.0, 0.0)) * g
+        tl.store(out + row * v + at, y.to(out.dtype.element_ty), mask=at < v$store)
+        return
     high = tl.full((BLOCK,), -3.0e38, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in tl.range(0, v, BLOCK, num_stages=STAGES):
@@ -104,8 +116,6 @@ def loss_gradient(
         high = peak
     peak = tl.max(high, 0)
     rest = 1.0 / tl.sum(total * tl.exp(high - peak), 0)
-    g = tl.load(gradient + row * g_step).to(tl.float32)
-    hit = tl.load(target + row * t_step)
     for start in tl.range(0, v, BLOCK, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(base + at, mask=at < v, other=-float("inf")$load).to(tl.float32)
@@ -119,7 +129,7 @@ def entry(gradient, logits, target):
     if m:
         loss_gradient[(m,)](
             gradient, logits, target, out, v, logits.stride(0), gradient.stride(0), target.stride(0),
-            BLOCK=min($block, triton.next_power_of_2(v)), STAGES=$stages, num_warps=$warps,
+            BLOCK=min($block, triton.next_power_of_2(v)), STAGES=$stages, HELD=$block >= v, num_warps=$warps,
         )
     return out
 """

@@ -42,11 +42,16 @@ def gather(gradient, first, following, out, t, d, g_row, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
+    lost = tl.zeros((BLOCK,), tl.float32)  # by rounding (Kahan 1965): a common token has thousands of summands
     token = t - tl.load(first + row)
     token = tl.where(token < t, token, -1)
     while token >= 0:
         upcoming = tl.load(following + token)
-        total += tl.load(gradient + token.to(tl.int64) * g_row + column, mask=column < d, other=0.0).to(tl.float32)
+        v = tl.load(gradient + token.to(tl.int64) * g_row + column, mask=column < d, other=0.0).to(tl.float32)
+        whole = total + (v - lost)
+        rest = (whole - total) - (v - lost)
+        lost = tl.where(rest == rest, rest, 0.0)
+        total = whole
         token = upcoming
     tl.store(out + row.to(tl.int64) * d + column, total.to(out.dtype.element_ty), mask=column < d)
 

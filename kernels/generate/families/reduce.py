@@ -15,14 +15,17 @@ import triton.language as tl
 
 
 @triton.jit
-def row_sum(x, out, m, n, x_row, ROWS: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr):
+def row_sum(x, out, m, x_row, n: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr):
     line = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     base = x + line[:, None] * x_row
     total = tl.zeros((ROWS, CHUNK), tl.float32)
     for start in tl.range(0, n, CHUNK, num_stages=STAGES):
         column = start + tl.arange(0, CHUNK)[None, :]
-        inside = (line[:, None] < m) & (column < n)
-        total += tl.load(base + column, mask=inside, other=0.0$load).to(tl.float32)
+        if ROWS == 1 and n % CHUNK == 0:
+            total += tl.load(base + column$load).to(tl.float32)
+        else:
+            inside = (line[:, None] < m) & (column < n)
+            total += tl.load(base + column, mask=inside, other=0.0$load).to(tl.float32)
     tl.store(out + line, tl.sum(total, 1).to(out.dtype.element_ty), mask=line < m)
 
 
@@ -32,7 +35,7 @@ def entry(x):
     if m:
         chunk = min($chunk, triton.next_power_of_2(n))
         row_sum[(triton.cdiv(m, $rows),)](
-            x, out, m, n, x.stride(0), ROWS=$rows, CHUNK=chunk, STAGES=$stages, num_warps=$warps
+            x, out, m, x.stride(0), n, ROWS=$rows, CHUNK=chunk, STAGES=$stages, num_warps=$warps
         )
     return out
 """

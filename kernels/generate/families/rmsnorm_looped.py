@@ -19,7 +19,9 @@ import triton.language as tl
 
 
 @triton.jit
-def rmsnorm_looped(x, weight, out, m, n, eps, x_row, ROWS: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr):
+def rmsnorm_looped(
+    x, weight, out, m, eps, x_row, n: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr
+):
     line = tl.arange(0, CHUNK)[None, :]
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     total = tl.zeros((ROWS, CHUNK), tl.float32)
@@ -52,7 +54,7 @@ def entry(x, weight, eps):
         chunk = min($chunk, triton.next_power_of_2(n))
         even = m % $rows == 0 and n % chunk == 0
         rmsnorm_looped[(triton.cdiv(m, $rows),)](
-            x, weight, out, m, n, eps, x.stride(0), ROWS=$rows, CHUNK=chunk, EVEN=even, num_warps=$warps
+            x, weight, out, m, eps, x.stride(0), n, ROWS=$rows, CHUNK=chunk, EVEN=even, num_warps=$warps
         )
     return out
 """

@@ -104,9 +104,11 @@ def entry(gradient, x, weight, mean, scale):
     units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
     programs = min(triton.cdiv(m, $rows), $waves * units)
     part = torch.empty((programs, 2, n), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(n)
+    deep = $rows * block * (x.element_size() + gradient.element_size()) * $stages <= 160 << 10
     layernorm_gradient[(programs,)](
         gradient, x, weight, mean, scale, out, part, m, n, gradient.stride(0), x.stride(0), mean.stride(0),
-        scale.stride(0), ROWS=$rows, BLOCK=triton.next_power_of_2(n), STAGES=$stages, num_warps=$warps,
+        scale.stride(0), ROWS=$rows, BLOCK=block, STAGES=$stages if deep else 1, num_warps=$warps,
     )
     add_parts[(triton.cdiv(2 * n, 32),)](
         part, to_weight, to_bias, programs, n, LINES=64, BLOCK=32, num_warps=4
