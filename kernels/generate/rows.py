@@ -26,7 +26,6 @@ MASKS = """if EVEN:
 
 POLICIES = ("", "evict_first")
 STORES = (*POLICIES, "streaming")
-KEPT = (*STORES, "evict_last")
 
 
 def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:

@@ -72,11 +72,10 @@ def bring(
 def multiply(
     out_map, a_room, b_room, o_room, full, free, order, m, n, k, PART: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
-    PAIR: gl.constexpr, TOGETHER: gl.constexpr,
+    PAIR: gl.constexpr, TOGETHER: gl.constexpr, PARTED: gl.constexpr,
 ):
     MINE: gl.constexpr = BM // 2 if TOGETHER else BM
     WIDE: gl.constexpr = BN // 2 if PAIR else BN
-    PARTED: gl.constexpr = PAIR or TOGETHER
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     half: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN // 2, 16])
     tiles_m, tiles_n = gl.cdiv(m, BM), gl.cdiv(n, WIDE)
@@ -151,7 +150,7 @@ def multiply(
 def product(
     a_map, b_map, c_map, o_map, m, n, k, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, PAIR: gl.constexpr, TOGETHER: gl.constexpr,
-    SHARE: gl.constexpr,
+    PARTED: gl.constexpr, SHARE: gl.constexpr,
 ):
     dtype: gl.constexpr = a_map.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -159,7 +158,7 @@ def product(
     BR: gl.constexpr = BN if ROWS else BK
     BC: gl.constexpr = BK if ROWS else BN
     MINE: gl.constexpr = BM // 2 if TOGETHER else BM
-    OUT: gl.constexpr = BN // 2 if PAIR or TOGETHER else BN
+    OUT: gl.constexpr = BN // 2 if PARTED else BN
     a_room = gl.allocate_shared_memory(dtype, [STAGES, BM, BK], layout)
     b_room = gl.allocate_shared_memory(dtype, [STAGES, BR, BC], layout)
     o_room = gl.allocate_shared_memory(dtype, [2, MINE, OUT], layout)
@@ -174,9 +173,9 @@ def product(
     gl.warp_specialize(
         [
             (multiply, (o_map, a_room, b_room, o_room, full, free, order, m, n, k, 0, BM, BN, BK, STAGES, GROUP,
-                        ROWS, PAIR, TOGETHER)),
+                        ROWS, PAIR, TOGETHER, PARTED)),
             (multiply, (o_map, a_room, b_room, o_room, full, free, order, m, n, k, 1, BM, BN, BK, STAGES, GROUP,
-                        ROWS, PAIR, TOGETHER)),
+                        ROWS, PAIR, TOGETHER, PARTED)),
             (bring, (a_map, b_map, c_map, a_room, b_room, full, free, m, n, k, BM, BN, BK, STAGES, GROUP,
                      ROWS, PAIR)),
         ],
@@ -195,13 +194,14 @@ def launch(a, b, c, out, BM, BN, STAGES, GROUP, ROWS, PAIR, TOGETHER):
     n = out.shape[1]
     wide = BN // 2 if PAIR else BN
     shape = (wide, $bk) if ROWS else ($bk, wide)
-    parts = BN // 2 if PAIR or TOGETHER else BN
+    parted = PAIR or (TOGETHER and STAGES > 3)  # the result goes out in halves where the ring leaves little room
+    parts = BN // 2 if parted else BN
     units = torch.cuda.get_device_properties(a.device).multi_processor_count
     count = triton.cdiv(m, BM) * triton.cdiv(n, wide)
     product[(min(units, count if TOGETHER else triton.cdiv(count, 2)),)](
         tiles(a, BM, $bk), tiles(b, *shape), tiles(c, *shape), tiles(out, BM // 2 if TOGETHER else BM, parts),
         m, n, k, BM=BM, BN=BN, BK=$bk, STAGES=STAGES, GROUP=GROUP, ROWS=ROWS, PAIR=PAIR, TOGETHER=TOGETHER,
-        SHARE=$share, num_warps=4, maxnreg=168,
+        PARTED=parted, SHARE=$share, num_warps=4, maxnreg=168,
     )
 
 """
@@ -237,7 +237,7 @@ class MatmulHopper:
 
         def admits(config: Config) -> bool:
             bm, bn, bk, stages, together = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "together"))
-            room = 2 * stages * bk * (bm + bn) + (bm * bn if together else 4 * bm * bn)
+            room = 2 * stages * bk * (bm + bn) + bm * bn * (4 if not together else 2 if stages == 3 else 1)
             held = bm * bn in ((1 << 15,) if together else (1 << 13, 1 << 14))
             return room <= SHARED_BYTES - 2048 and held and stages * bk >= 192
 

@@ -7,7 +7,7 @@ and memory is read once. It is how torch.compile writes long rows; on some shape
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import KEPT
+from kernels.generate.rows import STORES
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -69,7 +69,7 @@ class RmsNormLooped:
             return 4 <= int(config["rows"]) * int(config["chunk"]) / (32 * int(config["warps"])) <= 32
 
         return Space.of(
-            admits, rows=(1, 2, 4), chunk=(512, 1024, 2048, 4096), warps=(1, 2, 4, 8, 16, 32), store=KEPT
+            admits, rows=(1, 2, 4), chunk=(512, 1024, 2048, 4096), warps=(1, 2, 4, 8, 16, 32), store=STORES
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:

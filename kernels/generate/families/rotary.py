@@ -7,7 +7,7 @@ vectors. The rotation of q and k is one launch; it may write into its inputs ("i
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import KEPT, POLICIES
+from kernels.generate.rows import POLICIES, STORES
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -122,7 +122,7 @@ class Rotary:
             heads=(1, 2, 4),
             warps=(2, 4, 8),
             load=POLICIES,
-            store=KEPT,
+            store=STORES,
             place=places,
         )
 
