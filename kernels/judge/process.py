@@ -103,7 +103,7 @@ class Zygote:
             self._count += 1
             number = self._count
         scratch = self._root / f"host{number}"
-        uid = isolation.NOBODY - 1 - number % 4096
+        uid = user_of(os.getpid(), number)
         scratch.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(scratch, uid, uid)
@@ -158,6 +158,12 @@ class Zygote:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def user_of(judge: int, number: int) -> int:
+    """The user of a judge's host: limits on processes count per user, so that hosts of two judges on one machine
+    (`judge`: their process ids) must not share one either."""
+    return isolation.NOBODY - 1 - (509 * judge + number) % 4096
 
 
 def _read_all(descriptor: int) -> bytes:

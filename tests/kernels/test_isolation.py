@@ -14,7 +14,7 @@ import pytest
 
 from kernels.judge import isolation, seccomp
 from kernels.judge import process as process_module
-from kernels.judge.process import Limits, Process, Zygote
+from kernels.judge.process import Limits, Process, Zygote, user_of
 from kernels.judge.verdict import Reason, Refusal
 from kernels.judge.zygote import policy_of
 
@@ -222,3 +222,11 @@ def test_the_filter_denies_by_number_and_kills_other_architectures() -> None:
     assert len(program) < 4096
     assert all(len(instruction) == 8 for instruction in program)
     assert program[2][-4:] == (0x80000000).to_bytes(4, "little")
+
+
+def test_hosts_of_judges_on_one_machine_are_different_users() -> None:
+    """The kernel counts a user's processes: one candidate's fork bomb would be another's refusal."""
+    judges = range(7000, 7008)
+    users = [user_of(judge, number) for judge in judges for number in range(1, 200)]
+    assert len(set(users)) == len(users)
+    assert all(isolation.NOBODY - 4097 < user < isolation.NOBODY for user in users)
