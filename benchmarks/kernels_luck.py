@@ -30,7 +30,7 @@ from kernels.judge.gallery import Piece, read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge
 
-PARTS = ("mutants", "mutants_later", "mutants_third", "mutants_fourth", "exploits", "good")
+PARTS = ("mutants", "mutants_later", "mutants_third", "mutants_fourth", "mutants_fifth", "exploits", "good")
 Row = dict[str, Any]
 
 
