@@ -24,13 +24,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels_exploits import FOLDER, ROOT, limits
+from benchmarks.kernels_exploits import FOLDER, MUTANTS, ROOT, limits
 from detectors.evaluate import exact_interval
 from kernels.judge.gallery import Piece, read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge
 
-PARTS = ("mutants", "mutants_later", "mutants_third", "mutants_fourth", "mutants_fifth", "exploits", "good")
+PARTS = (*MUTANTS, "exploits", "good")
 Row = dict[str, Any]
 
 

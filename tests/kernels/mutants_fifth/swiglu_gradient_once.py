@@ -13,12 +13,14 @@ import triton.language as tl
 
 
 @triton.jit
-def forward(gate, up, out, n, g_row, g_column, u_row, u_column, BLOCK: tl.constexpr):
+def forward(gate, up, out, kept_g, kept_u, n, g_row, g_column, u_row, u_column, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < n
     g = tl.load(gate + row * g_row + column * g_column, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + row * u_row + column * u_column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(kept_g + row * n + column, g, mask=inside)
+    tl.store(kept_u + row * n + column, u, mask=inside)
     tl.store(out + row * n + column, g * tl.sigmoid(g) * u, mask=inside)
 
 
@@ -39,16 +41,16 @@ class SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up):
         m, n = gate.shape
-        out = torch.empty((m, n), dtype=gate.dtype, device=gate.device)
+        out, kept_g, kept_u = (torch.empty((m, n), dtype=gate.dtype, device=gate.device) for _ in range(3))
         if m:
             strides = (gate.stride(0), gate.stride(1), up.stride(0), up.stride(1))
-            forward[(m, triton.cdiv(n, 1024))](gate, up, out, n, *strides, BLOCK=1024)
-        ctx.gate, ctx.up = gate.clone(), up.clone()
+            forward[(m, triton.cdiv(n, 1024))](gate, up, out, kept_g, kept_u, n, *strides, BLOCK=1024)
+        ctx.save_for_backward(kept_g, kept_u)  # dense, whatever the inputs' strides
         return out
 
     @staticmethod
     def backward(ctx, dy):
-        gate, up = ctx.gate, ctx.up
+        gate, up = ctx.saved_tensors
         m, n = gate.shape
         dg, du = gate, up  # read once, so their memory can take the gradients
         if m:
