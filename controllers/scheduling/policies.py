@@ -48,8 +48,11 @@ def backfill(
     """By node: when somebody is expected to need it."""
     ends_s: F8 | None = None
     worth = Worth(state)
+    widest = math.inf if share else _widest(state, taken)
     for job in waiting:
         width = int(state.width[job])
+        if width > widest and reserve == 0:
+            continue
         avoid: B1 | None = taken
         if reserved := ends_s is not None:
             late = state.now_s + state.guess_s(job) > kept_s
@@ -77,6 +80,14 @@ def backfill(
             until_s, nodes = state.reservation(job, ends_s)
             kept_s[nodes] = until_s
             ends_s[nodes] = np.inf
+
+
+def _widest(state: State, taken: B1 | None) -> float:
+    """More GPUs than this fit nowhere now, whatever is reserved; starts only make it less."""
+    free = state.cluster.free().sum(1)
+    if taken is not None:
+        free = np.where(taken, 0, free)
+    return math.inf if int(free.max()) == state.cluster.shape.per_node else float(free.max())
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.scheduling.cluster import I8, NOBODY, Cluster, Shape
+from controllers.scheduling.cluster import F8, I8, NOBODY, Cluster, Shape
 from controllers.scheduling.interference import Load, columns
 from controllers.scheduling.policies import backfill
 from controllers.scheduling.predict import Durations
@@ -47,6 +47,18 @@ class _Given(Durations):
         self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0, name: str = ""
     ) -> float:
         return max(self._lasts_s[name], age_s + 1.0)
+
+
+@dataclass
+class _Play(State):
+    """When each job ends is known: nothing is predicted again at every look. `end_s` by job, now where it waits."""
+
+    end_s: F8 = field(default_factory=lambda: np.zeros(0))
+
+    def gpu_ends_s(self) -> F8:
+        ends = np.append(np.maximum(self.end_s, self.now_s + 1.0), self.now_s)
+        ends_s = ends[np.where(self.cluster.tenants == NOBODY, len(self.end_s), self.cluster.tenants)].max(2)
+        return np.asarray(np.where(self.cluster.closed, np.inf, ends_s))
 
 
 def occupied(shape: Shape, nodes: Mapping[int, Mapping[int, int]], closed: Mapping[int, int]) -> Cluster:
@@ -94,9 +106,10 @@ def starts_s(
     def begin(start: Start) -> None:
         job = jobs[start.job]
         found[job.name] = began_s[start.job] = state.now_s
+        state.end_s[start.job] = state.now_s + job.lasts_s
         heapq.heappush(ends, (state.now_s + job.lasts_s, start.job))
 
-    state = State(
+    state = _Play(
         cluster,
         np.asarray([job.submitted_s for job in jobs], float),
         np.asarray([job.gpus for job in jobs], np.int64),
@@ -109,6 +122,7 @@ def starts_s(
         begin=begin,
         name=[job.name for job in jobs],
         priority=[job.priority for job in jobs],
+        end_s=np.asarray([from_s + job.lasts_s if job.nodes else -math.inf for job in jobs]),
     )
     coming = sorted((max(jobs[n].comes_s, from_s), n) for n in range(len(jobs)) if n not in running)
     while coming or (state.queue and ends):
