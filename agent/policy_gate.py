@@ -48,9 +48,9 @@ def promotion(cluster: str, standing: Standing, evidence: Evidence, criteria: Cr
     """The plan of a step up, with every figure that an approver has to see."""
     share = {
         Mode.TRIAL: "jobs whose owners opted in, by a coin",
-        Mode.CANARY: f"{criteria.canary_share:.0%} of jobs",
+        Mode.CANARY: f"{criteria.canary_share:.0%} of {criteria.unit}",
     }
-    who = share.get(evidence.to, f"all jobs but the holdout of {criteria.holdout_share:.0%}")
+    who = share.get(evidence.to, f"all {criteria.unit} but the holdout of {criteria.holdout_share:.0%}")
     return Action(
         f"policy/{standing.kind}/{standing.manifest_sha256[:16]}/{evidence.to}",
         ActionKind.PROMOTE_POLICY,

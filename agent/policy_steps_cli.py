@@ -78,7 +78,7 @@ def standing(as_json: AsJson = False, config: Config = None) -> None:
                 then = "it waits for people"
             elif each.looks >= criteria.looks:
                 then = f"all {criteria.looks} looks are spent: it stays {each.mode}"
-            typer.echo(f"  outcomes of {settled[each.kind]} jobs; {then}")
+            typer.echo(f"  outcomes of {settled[each.kind]} {criteria.unit}; {then}")
     for plan in waiting:
         typer.echo(f"{plan.id}: {plan.state}, plan {plan.action.plan_sha256[:12]}: {plan.action.why}")
     if not found:
@@ -94,11 +94,12 @@ def promote(kind: Kind, config: Config = None) -> None:
     with _opened(config) as (policies, receipts, who):
         standing = policies.standing(kind)
         if standing.next is not None and (standing.evidence is None or not standing.evidence.ready):
-            least = least_jobs(standing, policies.criteria_of(kind))
+            criteria = policies.criteria_of(kind)
+            least = least_jobs(standing, criteria)
             have = receipts.jobs(kind, standing.policy, standing.mode, standing.since_s)
             if have < least:
                 raise Permanent(
-                    f"{standing.policy} stays {standing.mode}: outcomes of {have} jobs, and with fewer "
+                    f"{standing.policy} stays {standing.mode}: outcomes of {have} {criteria.unit}, and with fewer "
                     f"than {least} no policy passes; this was not counted as a look"
                 )
             found = receipts.gathered(kind, standing.policy, standing.mode, standing.since_s)

@@ -3,7 +3,7 @@
 Traces: the Philly-derived one under NIGHTSHIFT_DATA where it is there, and drawn ones of published shapes
 (`controllers/scheduling/shapes.py`). Each has its bound: the least mean completion time that anybody could reach.
 `--only NAME…` runs some of them and merges them into the committed file. `--resume` goes on where a run was cut
-short, as long as neither the rule nor this file has changed since.
+short, as long as the rule has not changed since.
 
 Every seed leaves another part of the trace out, draws how wrong the interference model is, and scales the arrivals
 to each load. All policies run on the same jobs; ratios are paired with FIFO with backfill in the same run, with
@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -314,12 +315,12 @@ def main() -> None:
 
 
 def rule_sha256() -> str:
-    """Of everything that the figures follow from: the package, and this file."""
-    package = Path(policies.__file__).parent
-    state = hashlib.sha256(Path(__file__).read_bytes())
-    for path in sorted(package.glob("*.py")):
-        if path.name not in ("controller.py", "epochs.py", "learn.py", "settings.py", "steer.py", "environment.py"):
-            state.update(path.read_bytes())
+    """Of every module that the runs follow from: those of the package that are loaded here."""
+    state = hashlib.sha256()
+    for name in sorted(sys.modules):
+        file = sys.modules[name].__file__ if name.startswith("controllers.scheduling.") else None
+        if file is not None:
+            state.update(Path(file).read_bytes())
     return state.hexdigest()
 
 

@@ -56,6 +56,8 @@ class Criteria:
     holdout_share: float = 0.05
     most_lockouts: float = 0.02
     """Share of the last day's turns that ended in a lock-out, above which a policy is demoted."""
+    unit: str = "jobs"
+    """What counts as one, in words: what is resampled, and what a coin is drawn for."""
     most_outside: float = 0.05
     """Share of jobs in which an input may lie outside the range of training, by the bound below it."""
 
@@ -65,7 +67,7 @@ CRITERIA: Mapping[str, Criteria] = {
     "power": Criteria(p95_margin=0.05, p99_margin=0.06),
     # what counts as a job is an hour of the queue, with a name and a coin of its own (`scheduling.epochs`).
     # Its slowdown is a mean over jobs against a play that goes by predictions, and off by 0.1 to 0.3 (simulated)
-    "scheduling": Criteria(block_s=math.inf, p95_margin=0.05, p99_margin=0.1, calibration=0.05),
+    "scheduling": Criteria(block_s=math.inf, p95_margin=0.05, p99_margin=0.1, calibration=0.05, unit="hours"),
 }
 
 
@@ -90,6 +92,7 @@ class Evidence:
     jobs: int
     turns: int
     checks: tuple[Check, ...]
+    unit: str = "jobs"
 
     @property
     def ready(self) -> bool:
@@ -98,7 +101,7 @@ class Evidence:
     @property
     def words(self) -> str:
         failed = [check.words for check in self.checks if not check.ok]
-        return "; ".join(failed) if failed else f"all {len(self.checks)} checks hold over {self.jobs} jobs"
+        return "; ".join(failed) if failed else f"all {len(self.checks)} checks hold over {self.jobs} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,7 @@ def assess(
     jobs = len({turn.job for turn in turns})
     checks = [
         _check("looks", look, criteria.looks, f"look {look} of {criteria.looks}"),
-        _check("jobs", -jobs, -criteria.least_jobs, f"{jobs} of {criteria.least_jobs} jobs"),
+        _check("jobs", -jobs, -criteria.least_jobs, f"{jobs} of {criteria.least_jobs} {criteria.unit}"),
         _check("fallback", fallback_share, criteria.most_fallback, f"fell back in {fallback_share:.1%} of turns"),
     ]
     # in shadow nothing of the policy's is executed: what is asked is whether its predictions are right and whether
@@ -258,15 +261,16 @@ def assess(
         )
     )
     bad, bound = violation_bound(mine, alpha)
-    checks.append(_check("violations", bad, 0, f"{bad} jobs with a violation"))
-    words = f"at most {bound:.1%} of jobs can have one (rule of three), {criteria.most_violations:.1%} is asked for"
+    checks.append(_check("violations", bad, 0, f"{bad} {criteria.unit} with a violation"))
+    words = f"at most {bound:.1%} of {criteria.unit} can have one (rule of three)"
+    words += f", {criteria.most_violations:.1%} is asked for"
     checks.append(_check("violation_bound", bound, criteria.most_violations, words))
     if standing.mode is not Mode.SHADOW:
         share = max(*lost, 2.0 * abs(lost[0] - lost[1]))
         words = f"no outcome of {lost[0]:.1%} of turns with the policy and {lost[1]:.1%} without"
         checks.append(_check("lost", share, criteria.most_lost, words))
         checks += _worth(turns, criteria, alpha, seed)
-    return Evidence(to, now_s, look, jobs, len(turns), tuple(checks))
+    return Evidence(to, now_s, look, jobs, len(turns), tuple(checks), criteria.unit)
 
 
 def _worth(turns: Sequence[Turn], criteria: Criteria, alpha: float, seed: int) -> list[Check]:
@@ -274,7 +278,8 @@ def _worth(turns: Sequence[Turn], criteria: Criteria, alpha: float, seed: int) -
         gain = doubly_robust(turns, alpha)
     except ValueError as error:
         return [Check("gain", False, math.nan, criteria.least_gain, f"gain cannot be told: {error}")]
-    words = f"gain {gain.mean:.4f}, at least {gain.low:.4f} with {1 - alpha:.2%} confidence over {gain.jobs} jobs"
+    sure = f"with {1 - alpha:.2%} confidence over {gain.jobs} {criteria.unit}"
+    words = f"gain {gain.mean:.4f}, at least {gain.low:.4f} {sure}"
     checks = [Check("gain", gain.low > criteria.least_gain, gain.low, criteria.least_gain, words)]
     for name, q, margin in (("p95", 0.95, criteria.p95_margin), ("p99", 0.99, criteria.p99_margin)):
         gap = quantile_gap(turns, q, np.random.default_rng(seed), alpha)

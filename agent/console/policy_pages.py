@@ -43,6 +43,7 @@ class PolicyPages:
         newest = {s.kind: self._receipts.newest(s.kind, _NEWEST) for s in standings}
         return self._site.page(
             request, "policies.html", standings=standings, rows=rows, steps=STEPS, settled=settled, needed=needed,
+            units={s.kind: self._gate.criteria_of(s.kind).unit for s in standings},
             newest=newest,
         )  # fmt: skip
 

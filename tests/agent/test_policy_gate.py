@@ -197,7 +197,7 @@ def test_the_command_line_stands_explains_and_takes_back(tmp_path: Path, clock: 
         assert word in told
     for _ in range(5):  # more than there are looks
         result = CliRunner().invoke(app, ["policy", "promote", "scheduling", "--config", str(config)])
-        assert "outcomes of 0 jobs" in str(result.exception)
+        assert "outcomes of 0 hours" in str(result.exception)
     assert "not looked at yet" in said("standing")
     assert "the baseline controls" in said("undo", "scheduling", "--reason", "odd waits")
     assert "ppo@ab is shadow (odd waits)" in said("standing")
