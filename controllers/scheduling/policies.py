@@ -33,36 +33,26 @@ def fifo(state: State) -> None:
 
 
 def backfill(
-    state: State,
-    order: Sequence[int] | None = None,
-    *,
-    share: bool = False,
-    taken: B1 | None = None,
-    reserve: int = 1,
+    state: State, order: Sequence[int] | None = None, *, share: bool = False, taken: B1 | None = None
 ) -> None:
-    """EASY backfill along an order (none: by submission), by predicted durations. `taken`: nodes closed to all;
-    `reserve`: so many of the first that do not fit get nodes and a time of their own."""
+    """EASY backfill along an order (none: by submission), by predicted durations. `taken`: nodes closed to all."""
     waiting = list(state.queue if order is None else order)
-    failed: set[tuple[int, bytes]] = set()
-    kept_s = np.full(state.cluster.shape.nodes, np.inf)
-    """By node: when somebody is expected to need it."""
-    ends_s: F8 | None = None
+    failed: set[tuple[int, bool]] = set()
+    blocked: B1 | None = None
+    until_s = math.inf
     worth = Worth(state)
     widest = math.inf if share else _widest(state, taken)
     for job in waiting:
         width = int(state.width[job])
-        if width > widest and reserve == 0:
+        if width > widest and blocked is not None:
             continue
-        avoid: B1 | None = taken
-        if reserved := ends_s is not None:
-            late = state.now_s + state.guess_s(job) > kept_s
-            avoid = late if taken is None else late | taken
-        key = width, b"" if avoid is None else avoid.tobytes()
-        if key in failed:
+        clear = blocked is None or state.now_s + state.guess_s(job) <= until_s
+        if (width, clear) in failed:
             continue
+        avoid = taken if clear or blocked is None else (blocked if taken is None else blocked | taken)
         gpus = state.cluster.alone(width, avoid)
         if gpus is not None:
-            state.start(job, gpus, "fits beside the reservation" if reserved else "fits now")
+            state.start(job, gpus, "fits now" if blocked is None else "fits beside the reservation")
             continue
         if share:
             seat = state.seat(job, avoid)
@@ -70,16 +60,12 @@ def backfill(
                 state.start(job, seat.gpus, "shares with a complementary job", shared=True)
                 continue
         if not share:
-            failed.add(key)
-        if reserve > 0:
-            reserve -= 1
-            if ends_s is None:
-                ends_s = state.gpu_ends_s()
-                if taken is not None:
-                    ends_s[taken] = np.inf
-            until_s, nodes = state.reservation(job, ends_s)
-            kept_s[nodes] = until_s
-            ends_s[nodes] = np.inf
+            failed.add((width, clear))
+        if blocked is None:
+            ends_s = state.gpu_ends_s()
+            if taken is not None:
+                ends_s[taken] = np.inf
+            until_s, blocked = state.reservation(job, ends_s)
 
 
 def _widest(state: State, taken: B1 | None) -> float:
@@ -134,21 +120,17 @@ CAREFULLY, BOLDLY = Care(certain=0.95, grace=0.05), Care(certain=0.7, grace=0.1)
 
 @dataclass
 class Steering:
-    """Ours: plain backfill, job by job, and guests beside it where that costs nobody. Five rules, in this order.
+    """Ours: plain backfill, job by job, and guests beside it where that costs nobody. Four rules, in this order.
 
     1. *Late* jobs, which the baseline's twin (`twin.py`) has started and we have not, start first, on the GPUs that
        they have there where those are free. Without guests this is the twin's plan exactly; the first that does not
        fit holds nodes that nobody else may enter until it sits, or shares if that costs it less than waiting.
-       While fewer wait with us than in the twin, a late job is only next in line until its *turn* (3) has come:
-       else narrow ones that slipped in there would take every node from a gang that is about to be late.
     2. *Guests* sit beside a running job: only one that is all but sure to leave before its
-       hosts, and only while each host still ends no later than in the twin, but for `grace` (`State.spare_s`); none
-       while a late job finds no place.
-    3. Who has waited `turn` of the longest wait in the twin goes by submission, and the first `reserve` of them
-       that do not fit get nodes and a time of their own (one does in EASY): what bounds the longest wait.
-    4. Behind them short and narrow go first, by predicted GPU-seconds over the time waited (Tsafrir et al. 2007
-       backfill shortest first).
-    5. Guests come only where there is something to win: where the twin's jobs have waited at least `from_pressure`
+       hosts, and only while each host still ends no later than in the twin, but for `grace` (`State.spare_s`);
+       none while a late job finds no place.
+    3. The first of the queue keeps its reservation (EASY); behind it short and narrow go first, by predicted
+       GPU-seconds over the time waited (Tsafrir et al. 2007 backfill shortest first), so everybody's turn comes.
+    4. Guests come only where there is something to win: where the twin's jobs have waited at least `from_pressure`
        of the time that jobs have worked, more boldly from `bold_pressure` on; and only as long as no more wait with
        us than in the twin (`_pays`): a model that is wrong about this cluster is found out by its queue.
 
@@ -163,8 +145,6 @@ class Steering:
     share: bool = True
     looks: int = 256
     margin: float = 3.0
-    turn: float = 0.5
-    reserve: int = 3
     from_pressure: float = 0.5
     bold_pressure: float = 2.0
     held: tuple[int, B1] | None = field(default=None, init=False)
@@ -173,40 +153,22 @@ class Steering:
     def __call__(self, state: State) -> None:
         late = state.twin.late() if state.twin is not None else []
         share = self.share and self._pays(state)
-        next_up: Set[int] = frozenset()
-        if share and state.twin is not None and len(state.queue) < state.twin.waiting:
-            next_up = set(late) - self._turns(state, late)
-            late = [job for job in late if job not in next_up]
         if self.held is not None and self.held[0] not in late:
             self.held = None
         for job in late:
             self._seat_late(state, job, share)
-        order = self.order(state, set(late), next_up)
-        old = len(self._turns(state, order))
-        backfill(
-            state,
-            order[: self.looks],
-            share=share and not any(job in late for job in state.queue),
-            taken=None if self.held is None else self.held[1],
-            reserve=max(1, min(old, self.reserve)),
-        )
+        rest = self.order(state, set(late))
+        taken = None if self.held is None else self.held[1]
+        share = share and not any(job in late for job in state.queue)
+        backfill(state, rest[: self.looks], share=share, taken=taken)
 
-    def order(self, state: State, late: Set[int] = frozenset(), next_up: Set[int] = frozenset()) -> list[int]:
-        """Who waits and is not late: the first of the queue and whose turn has come, then who is next in line, then
-        by rank; higher priority goes before all that."""
+    def order(self, state: State, late: Set[int] = frozenset()) -> list[int]:
+        """Who waits and is not late: the first of the queue, then by rank; higher priority goes before both."""
         rest = [job for job in state.queue if job not in late]
-        first = max(len(self._turns(state, rest)), 1)
-        rest[first:] = sorted(rest[first:], key=lambda job: (job not in next_up, self.rank(state, job)))
+        rest[1:] = sorted(rest[1:], key=lambda job: self.rank(state, job))
         if state.priority:
             rest.sort(key=lambda job: -state.priority[job])
         return rest
-
-    def _turns(self, state: State, jobs: Sequence[int]) -> set[int]:
-        """Whose turn has come."""
-        if state.twin is None:
-            return set()
-        before_s = state.now_s - self.turn * state.twin.longest_s
-        return {job for job in jobs if float(state.submit_s[job]) < before_s}
 
     def _pays(self, state: State) -> bool:
         """Whether sharing is worth its risk and has paid so far: what waits here and what is lost to neighbours

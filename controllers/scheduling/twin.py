@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.scheduling.cluster import F8, I8, Cluster
+from controllers.scheduling.cluster import I8, Cluster
 from controllers.scheduling.policies import backfill
 from controllers.scheduling.state import Start, State
 
@@ -30,7 +30,7 @@ class Twin:
     started_s: dict[int, float] = field(default_factory=dict)
     gpus: dict[int, I8] = field(default_factory=dict)
     """Where it started them."""
-    _wait_s: F8 = field(init=False)
+    _waited_s: float = 0.0
     _state: State = field(init=False)
     _ends: list[tuple[float, int]] = field(default_factory=list)
     _worked_s: dict[int, float] = field(default_factory=dict)
@@ -40,7 +40,6 @@ class Twin:
 
     def __post_init__(self) -> None:
         real = self.real
-        self._wait_s = np.zeros(len(real.submit_s))
         self._state = State(
             Cluster(real.cluster.shape),
             real.submit_s,
@@ -87,7 +86,7 @@ class Twin:
             if at_s < from_s:
                 self.started_s[job] = at_s
                 break
-            self._wait_s[job] = 0.0
+            self._waited_s -= at_s - float(self._state.submit_s[job])
             self._state.queue.append(job)
             if job in cluster.held:
                 cluster.take(job)
@@ -122,21 +121,14 @@ class Twin:
         return len(self._state.queue)
 
     @property
-    def longest_s(self) -> float:
-        """The longest that anybody has waited there, of those too who still wait."""
-        waits = self._state.queue[:1]
-        now_s = max((self._state.now_s - float(self._state.submit_s[job]) for job in waits), default=0.0)
-        return max(float(self._wait_s.max()), now_s)
-
-    @property
     def pressure(self) -> float:
         """Time that jobs have waited there over the work that jobs have done so far: how much there is to win."""
         here = self._state
-        waits_s = float(self._wait_s.sum()) + len(here.queue) * here.now_s - float(here.submit_s[here.queue].sum())
+        waits_s = self._waited_s + len(here.queue) * here.now_s - float(here.submit_s[here.queue].sum())
         return waits_s / max(float(self.real.done_s.sum()), 1.0)
 
     def _begin(self, start: Start) -> None:
-        self._wait_s[start.job] = self._state.now_s - float(self._state.submit_s[start.job])
+        self._waited_s += self._state.now_s - float(self._state.submit_s[start.job])
         self.started_s[start.job], self.gpus[start.job] = self._state.now_s, start.gpus
         cluster = self._state.cluster
         self._state.rate[start.job] = 1.0 / cluster.shape.across_racks if cluster.spans_racks(start.gpus) else 1.0

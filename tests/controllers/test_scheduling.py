@@ -239,7 +239,7 @@ def test_nobody_shares_where_little_is_to_be_won_and_sharing_is_bolder_where_muc
     state.done_s[0] = 1000.0
     for waited_s, pays, care in ((400.0, False, policies.CAREFULLY), (600.0, True, policies.CAREFULLY),
                                  (2000.0, True, policies.BOLDLY)):  # fmt: skip
-        state.twin._wait_s[0] = waited_s
+        state.twin._waited_s = waited_s
         assert policy._pays(state) == pays
         assert state.care == care
 
@@ -316,34 +316,3 @@ def test_a_slope_flattens_the_simulated_racks_rise_and_every_job_still_ends() ->
     assert flat.figures()["p99_rise_w"] < steep.figures()["p99_rise_w"]
     assert np.isfinite(flat.jct_s).all()
     assert (flat.slowed > 0.999).all()
-
-
-def test_nodes_reserved_for_two_gangs_take_nobody_who_is_expected_to_be_in_their_way() -> None:
-    load = load_of("vision", np.random.default_rng(0))
-    widths = (4, 3, 4, 4, 1)  # two nodes of four GPUs: who sits on all of one, on three of the other, and who waits
-    jobs = [Job(str(at), float(at), width, 1e5, load) for at, width in enumerate(widths)]
-    for reserve, started in ((1, {4}), (2, set())):
-        simulation = Simulation(jobs, World(Shape(2, 4, 2)), 0)
-        state = simulation.state
-        state.now_s = 10.0
-        state.queue = [0, 1]
-        policies.backfill(state)
-        state.done_s[1] = 50_000.0  # expected to run on for long, so the first gang waits for the other node
-        vars(state)["guess_s"] = lambda job, q=0.5: 1e6
-        state.queue = [2, 3, 4]
-        policies.backfill(state, reserve=reserve)
-        assert {4} - set(state.queue) == started
-
-
-def test_a_late_job_is_next_in_line_until_its_turn_while_fewer_wait_than_in_the_twin() -> None:
-    simulation = Simulation(JOBS, World(), twin=True)
-    state, policy = simulation.state, policies.Steering()
-    assert state.twin is not None
-    state.now_s = float(state.submit_s[9]) + 1000.0
-    state.queue = [5, 6, 7, 8]
-    state.twin._state.now_s, state.twin._wait_s[0] = state.now_s, 1e6
-    assert policy._turns(state, state.queue) == set()
-    assert policy.order(state, frozenset(), {8})[:2] == [5, 8]
-    state.twin._wait_s[0] = 100.0
-    assert policy._turns(state, state.queue) == {5, 6, 7, 8}
-    assert policy.order(state, frozenset(), {8}) == [5, 6, 7, 8]
