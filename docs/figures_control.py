@@ -26,8 +26,16 @@ def _shaped(d: dict[str, Any]) -> str:
     return "; ".join([_over(d["steering"]["over_backfill"]), *others])
 
 
+def _flat(d: dict[str, Any]) -> str:
+    """What a slope of the rack's draw costs, and what it takes from coinciding starts."""
+    if "rack_ramp" not in d:
+        return "–"
+    rises = " / ".join(f"{d[name]['p99_rise_w'] / 1e3:.1f}" for name in ("fifo_backfill", "steering", "rack_ramp"))
+    return f"{_over(d['rack_ramp']['over_backfill'])}; {rises} kW"
+
+
 def _rule(d: dict[str, Any]) -> str:
-    return "the present one" if "steering_oracle" in d else "**the one before guests were bounded**: run it again"
+    return d["rule_sha256"][:12] if "rule_sha256" in d else "**an earlier one**: run it again"
 
 
 def _mean(d: dict[str, Any], name: str) -> str:
@@ -75,8 +83,12 @@ TABLES = (
                 f"{_RUNS}/0.9", _bounds),
             Row("0.9: our order without sharing", f"{_RUNS}/0.9/steering_without_sharing/over_backfill", _over),
             Row("0.9: backfill's order with sharing", f"{_RUNS}/0.9/backfill_sharing/over_backfill", _over),
-            Row("the rule that these figures, and those of the two tables below, are of",
-                "results/shape_pai/loads/0.9", _rule),
+            *(Row(f"{load}: ours, starts spread by 4 kW a minute and rack; rise within a "
+                  "minute by starts that coincide, p99, of backfill / ours / spread",
+                  f"{_RUNS}/{load}", _flat)
+              for load in ("0.5", "0.9", "1.2")),
+            Row("the rule that these figures, and those of the two tables below, are of (hash of its modules)",
+                "results", _rule),
             Row("decision, 10,000 GPUs", "results/decision_10000_gpus_cpu_s", number(" s", 1, 2), "≤ 1 s"),
         ),
     ),

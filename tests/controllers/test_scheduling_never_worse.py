@@ -133,6 +133,27 @@ def test_a_late_job_shares_only_where_that_is_expected_to_cost_less_than_waiting
     assert min(seen) >= 0.0
 
 
+def test_nobody_becomes_a_guest_while_a_late_job_finds_no_place() -> None:
+    simulation = Simulation(jobs_of("ours", 150, 4, 1.2), World(harsher=1.0), 4, twin=True)
+    state, policy, guests, behind = simulation.state, policies.Steering(from_pressure=0.0), 0, 0
+    begin = state.begin
+
+    def noted(start: Start) -> None:
+        nonlocal guests
+        late = set(state.twin.late()) if state.twin is not None else set()
+        if start.shared and "late" not in start.why:
+            guests += 1
+            assert not late & set(state.queue)
+        begin(start)
+
+    state.begin = noted
+    for _ in simulation.steps():
+        policy(state)
+        behind += bool(state.twin is not None and state.twin.late())
+    assert guests > 10
+    assert behind > 10
+
+
 @cache
 def both(name: str, seed: int, load: float) -> tuple[Result, Result]:
     jobs = jobs_of(name, 150, seed, load)
