@@ -9,7 +9,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "kernels_table.json"
-_LEFT, _WIDTH, _LINE, _TOP = 330, 430, 19, 46
+_LEFT, _WIDTH, _LINE, _TOP = 400, 430, 19, 46
 _LOW, _HIGH = 0.8, 3.2
 _COLOURS = {"faster": "#2a9d5c", "inconclusive": "#8a8f98", "slower": "#c8553d"}
 
