@@ -202,10 +202,10 @@ def throughput(judge: Judge, count: int, threads: int) -> dict[str, Any]:
 
 
 def verdicts(
-    judge: Judge, names: list[str], seconds: float, scope: inputs.Scope, note: Callable[[list[Any]], None]
+    judge: Judge, names: list[str], seconds: float, scope: inputs.Scope, note: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Verdicts of known-good kernels, each twice with other secrets: how long, and whether they agree. `note` is
-    given the rows after every kernel."""
+    given what is known after every kernel."""
     rows: list[dict[str, Any]] = []
     begun, baselines_s = time.time(), 0.0
     for name in names:
@@ -223,7 +223,12 @@ def verdicts(
             whole = verdict.to_json()
             kept = ("status", "reason", "detail", "stages", "errors", "comparisons", "left_out", "took_s")
             rows.append({"name": name, **{key: whole[key] for key in kept}})
-        note(rows)
+        note(in_pairs(rows, scope, baselines_s))
+    return in_pairs(rows, scope, baselines_s)
+
+
+def in_pairs(rows: list[dict[str, Any]], scope: inputs.Scope, baselines_s: float) -> dict[str, Any]:
+    """What rows, two and two of one kernel, come to."""
     took = sum(float(row["took_s"]) for row in rows)
     agree = all(
         a["status"] == b["status"] or Status.inconclusive in (a["status"], b["status"])
@@ -239,7 +244,8 @@ def verdicts(
         "verdicts": rows,
         "scope": "full" if scope is inputs.FULL_GPU else "quick",
         "pairs": len(rows) // 2,
-        "per_hour": 3600 * len(rows) / took,
+        "raced_pairs": sum(bool(row["comparisons"]) for row in rows[::2]),
+        "per_hour": 3600 * len(rows) / took if took else None,
         "baselines_s": baselines_s,
         "agree": agree,
         "widths_at_50us": {
@@ -291,8 +297,8 @@ def main() -> None:
         if options.verdicts:
             scope = inputs.QUICK_GPU if options.quick else inputs.FULL_GPU
 
-            def note(rows: list[Any]) -> None:
-                options.out.write_text(json.dumps({**record, "full": {"verdicts": rows}}, indent=1) + "\n")
+            def note(known: dict[str, Any]) -> None:
+                options.out.write_text(json.dumps({**record, "full": known}, indent=1) + "\n")
 
             keep("full", lambda: verdicts(judge, options.verdicts, options.seconds, scope, note))
 
