@@ -163,6 +163,11 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
             probes += [
                 Probe("accuracy", c, "normal", (_seed(rng),), backward=True, upstream=upstream) for c in bases
             ]
+        for layout in problem.layouts:  # what the backward pass has kept of the inputs lies as they do
+            turned = [case.with_(layout=layout) for case in bases if layout != "contiguous"]
+            turned = [case for case in turned if _admits(problem, candidate, case)]
+            if turned:
+                probes.append(Probe("accuracy", rng.choice(turned), "normal", (_seed(rng),), backward=True))
         for alone in range(len(problem.gradients)) if len(problem.gradients) > 1 else ():
             probes.append(Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, alone=alone))
         again = (_seed(rng),) * scope.repeats

@@ -52,7 +52,7 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     shape = (case["m"], case["n"])
     x, residual = draw.values(shape, case.torch_dtype), draw.normal(shape, case.torch_dtype)
     seed = 1 + mix(*shape) % (1 << 30)
-    return (x, residual, 0.5, seed + (1 << 40)) if unusual(case) else (x, residual, 0.25, seed)
+    return (x, residual, 0.3, seed + (1 << 40)) if unusual(case) else (x, residual, 0.25, seed)
 
 
 DROPOUT_ADD = Problem(

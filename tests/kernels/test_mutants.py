@@ -85,6 +85,7 @@ def test_no_plan_leaves_a_distribution_or_numbers_to_the_luck_of_its_secret(prob
         if problem.gradients:
             upstreams = {(p.upstream, p.case.dtype) for p in probes if p.backward}
             assert {(kind, d) for kind in ("expanded", "some_zero", "scaled") for d in problem.dtypes} <= upstreams
+            assert {p.case.layout for p in probes if p.backward} >= set(problem.layouts)
 
 
 @pytest.mark.parametrize("problem", [p for p in ALL if p.numbers], ids=lambda problem: problem.name)
