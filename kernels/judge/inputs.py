@@ -189,8 +189,9 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
 
 
 def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case], scope: Scope) -> list[Case]:
-    """The case with the longest last axis, contiguous: kernels often take another path there. Of many rows, so that
-    eager's error is no luck; and for a GPU only, because an interpreter's time does not allow it."""
+    """The case with the longest last axis, contiguous, in every dtype: kernels often take another path there, whose
+    rounding 16 bits may hide. Of many rows, so that eager's error is no luck; and for a GPU only, because an
+    interpreter's time does not allow it."""
     last = problem.axes[-1].name
     plain = (case.with_(layout="contiguous") for case in admitted if all(case.sizes.values()))
     whole = [case for case in plain if _admits(problem, candidate, case)]
@@ -203,7 +204,7 @@ def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case], sc
             if more[axis.name] > axis.high or not _admits(problem, candidate, more):
                 break
             wide = more
-    return [wide]
+    return [c for dtype in problem.dtypes if (c := _of_dtype(problem, candidate, wide, dtype)) is not None]
 
 
 def _of_each_residue(problem: Problem, candidate: Candidate, rng: random.Random, scope: Scope) -> list[Case]:

@@ -50,7 +50,10 @@ def test_the_later_ten_read_like_honest_kernels() -> None:
 @pytest.mark.parametrize(
     ("name", "shows"),
     [
-        ("layernorm_one_pass_for_wide_rows", lambda p: p.distribution == "large_mean" and p.case["n"] > 8192),
+        (
+            "layernorm_one_pass_for_wide_rows",
+            lambda p: (p.distribution, p.case.dtype) == ("large_mean", "float32") and p.case["n"] > 8192,
+        ),
         ("geglu_wide_path_trusts_one_stride", lambda p: p.case.layout == "odd_padded" and p.case["n"] > 4096),
         ("reduce_sum_forgets_a_chunk_of_one", lambda p: p.case["n"] > 1024 and p.case["n"] % 1024 == 1),
         ("rmsnorm_weight_gradient_of_8192_rows", lambda p: p.backward and p.case["m"] > 8192),
