@@ -163,11 +163,18 @@ class Race:
             self.kernels.give_functions_back()
 
     def run(self, rounds: int, count: int) -> dict[str, list[float]]:
-        """Seconds a step, of each round; every contestant in each round. The first round only warms up."""
+        """Seconds a step, of each round; every contestant in each round. The first round only warms up.
+
+        Each round begins with another contestant, and each contestant with a few steps that are not timed: how fast
+        a GPU at its power limit runs depends on what ran before.
+        """
         times: dict[str, list[float]] = {name: [] for name in self.jobs}
+        names = list(self.jobs)
         for turn in range(rounds + 1):
-            for name, job in self.jobs.items():
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                job = self.jobs[name]
                 job.enter()
+                seconds(job, self.data, max(1, count // 4))
                 taken = seconds(job, self.data, count)
                 job.leave()
                 if turn:
