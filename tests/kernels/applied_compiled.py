@@ -163,6 +163,7 @@ def seen_through(kernels: Any) -> dict[str, Any]:
     norm.disabled, norm.record["certificate"] = "", "another"
     kernels.open_all()
     told["renamed"] = names["rmsnorm"] != kernels.STATE.opened["rmsnorm"]
+    told["opened"] = sorted(kernels.STATE.opened)
     return told
 
 

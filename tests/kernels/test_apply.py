@@ -81,7 +81,7 @@ def test_a_compiler_that_may_look_in_sees_the_launches_and_nothing_of_a_demoted_
     write, on a step that is watched they are closed again, and of a disabled kernel torch's own formula is left."""
     case = Case.of("float32", m=12, n=64)
     norm, backward = made_of(RmsNorm(), "rmsnorm", case), made_of(Backward(), "rmsnorm_backward", case)
-    listed = [norm, backward, made_of(Gelu(), "gelu", case)]
+    listed = [norm, backward, made_of(Gelu(), "gelu", case), adamw_record()]
     seen = run("seen_through", tmp_path, listed, interpret="0", script=COMPILED)
     closed = [{"launches": 0, "written": [], "ours": 2}, {"launches": 0, "written": [], "ours": 1}]
     assert seen["closed"] == seen["watching"] == closed
@@ -89,6 +89,7 @@ def test_a_compiler_that_may_look_in_sees_the_launches_and_nothing_of_a_demoted_
     assert seen["open"] == [forward, {"launches": 2, "written": ["out", "out", "part"], "ours": 0}]
     assert [graph["launches"] for graph in seen["no gradient"]] == [1, 0], "gelu's is left, of the norm's none"
     assert seen["disabled"] == [{"launches": 0, "written": [], "ours": 0}] * 2
+    assert seen["opened"] == ["gelu", "rmsnorm", "rmsnorm_backward"], "an optimiser's step is in no region"
     assert seen["renamed"], "a compiler's cache on disk must not give another kernel's launches"
 
 

@@ -74,7 +74,7 @@ def open_all() -> None:
     for problem in SPECS if STATE.kernels else ():
         operator_of(problem)
     for problem, kernel in STATE.kernels.items():
-        if kernel.traceable is not None:
+        if kernel.traceable is not None and not SPECS[problem].mutates:  # an optimiser's step is in no region
             open_operator_of(problem)
 
 
