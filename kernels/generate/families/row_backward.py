@@ -143,4 +143,4 @@ class RowBackward:
     def source(self, problem: str, case: Case, config: Config) -> str:
         if problem == "softmax_backward":
             return render(problem, SOFTMAX, row_values(config), keys={"bounds": "n 1..16384"}, like=case)
-        return render(problem, LAYERNORM, config, like=case, keys={"bounds": "m 1..16777216, n 1..16384"})
+        return render(problem, LAYERNORM, config, like=case, keys={"bounds": "m 1..1048576, n 1..16384"})
