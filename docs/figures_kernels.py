@@ -80,12 +80,12 @@ TABLES = (
             Row("refused for an expected reason, static read on", "summary/static_on", _judged, "all"),
             Row("the same, static read off", "summary/static_off", _judged, "all"),
             Row("known-good candidates not refused", "summary/good", _judged, "all"),
-            Row("ten mutants written after its freeze, refused by that judge", "summary/mutants_later", _judged,
-                "told apart"),
-            Row("the ten of an earlier freeze, which taught this judge", "summary/mutants", _judged, "told apart"),
+            Row("mutants of four earlier freezes, which taught this judge", "summary",
+                lambda x: ", ".join(_judged(x[p]) for p in ("mutants", "mutants_later", "mutants_third",
+                                                           "mutants_fourth")), "told apart"),
         ),
-        "Every row of the file names the commit it was judged at; what was changed since has run on the CPU only. "
-        "Static read on: by reading alone, or by the verdict without it.",
+        "Every row of the file names the commit it was judged at. Static read on: by reading alone, or by the "
+        "verdict without it. What each ten scored before it taught anybody: the judge's page.",
     ),
     Table(
         "The kernel judge's clock and pace (H200)",
