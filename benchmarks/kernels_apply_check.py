@@ -132,7 +132,9 @@ def main() -> None:
         os.environ["TRITON_INTERPRET"] = "1"
     architecture = "none" if given.tiny else ".".join(map(str, torch.cuda.get_device_capability()))
     file = OUT / "kernels_apply_check.json"
-    result: dict[str, Any] = {"environment": {"torch": torch.__version__, "device": device}, "rows": {}}
+    name = torch.cuda.get_device_name() if device == "cuda" else "none"
+    environment = {"gpu": name, "torch": torch.__version__, "device": device}
+    result: dict[str, Any] = {"environment": environment, "rows": {}}
     if given.cuda and file.exists():
         result = json.loads(file.read_text())
     torch.manual_seed(1)
