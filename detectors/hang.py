@@ -1,7 +1,9 @@
 """Hangs: no step for long, while the processes still hold their GPUs and the GPUs do no work.
 
-Ranks that wait in a collective spin: utilisation reads 100 % at well under the usual draw; the rank that they wait
-for idles. A run that ended has given its memory back and is no hang; a long evaluation draws its usual power.
+Ranks that wait in a collective spin: utilisation reads 100 % at well under the usual draw, or, where that is hardly
+more, with neither memory nor tensor cores at work; the rank that they wait for idles. A run that ended has given
+its memory back and is no hang; a long evaluation draws its usual power. A run that came back from a pause by
+itself, as from a checkpoint to a slow disk, may pause so long again.
 """
 
 from __future__ import annotations
@@ -13,13 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import Inventory, Subject
+from collectors.frame import Frame
+from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.activity import Activity
 from detectors.base import Fault, Finding, SeriesExhibit, Severity
 from detectors.episodes import Alarm
 from detectors.progress import Progress, Rhythm
 from detectors.runs import RunDetector, Runs
+
+PAUSE, PAUSES_TO = 1.5, 5.0
+"""A silence this many times as long as the longest pause that ended by itself is none of its kind; pauses excuse a
+silence of `hang_s` times PAUSES_TO at most."""
+WORKS = 0.9
+"""Where one GPU of a run idles, another that draws less than this share of its usual waits for it."""
+STILL = {"gpu_dram_active_ratio": 0.02, "gpu_tensor_active_ratio": 0.02}
+"""Below all of these a GPU does nothing, whatever its utilisation says; the first has to be known."""
 
 
 class HangSettings(BaseModel):
@@ -64,24 +75,24 @@ class Hang(RunDetector):
     ) -> Finding | None:
         if count:
             return self._runs.episodes.clear(Fault.HANG, subject, tick.at_s, f"Step {rhythm.step} came")
-        return self._judge(subject, rhythm, _lost(tick), tick.at_s, inventory)
+        return self._judge(subject, rhythm, _lost(tick), tick, inventory)
 
     def _others(self, read: set[Subject], tick: Tick, inventory: Inventory) -> Iterator[Finding | None]:
         lost = _lost(tick)
         for subject, rhythm in list(self._runs.progress.rhythms.items()):
             if subject not in read:
-                yield self._judge(subject, rhythm, lost, tick.at_s, inventory)
+                yield self._judge(subject, rhythm, lost, tick, inventory)
 
     def _judge(
-        self, subject: Subject, rhythm: Rhythm, lost: set[str], at_s: float, inventory: Inventory
+        self, subject: Subject, rhythm: Rhythm, lost: set[str], tick: Tick, inventory: Inventory
     ) -> Finding | None:
-        s = self.settings
+        s, at_s = self.settings, tick.at_s
         silent_s, open_now = at_s - rhythm.last_s, (Fault.HANG, subject) in self._runs.episodes
         typical = rhythm.typical_s
         if not open_now and silent_s > s.forget_s:
             del self._runs.progress.rhythms[subject]
             return None
-        if not np.isfinite(typical) or silent_s < s.strength * max(s.hang_s, s.ratio * typical):
+        if not np.isfinite(typical) or silent_s < s.strength * self._patience_s(rhythm):
             return None
         if rhythm.source in lost:
             return self._runs.episodes.no_data(
@@ -102,10 +113,31 @@ class Hang(RunDetector):
         now_w = self._runs.activity.power_w(held, *recent)
         usual_w = self._runs.activity.power_w(held, rhythm.last_s - s.hang_s, rhythm.last_s)
         with np.errstate(invalid="ignore"):
-            idles, spins = idle > 0.9, now_w < s.spin_power * usual_w
+            idles = idle > 0.9
+            spins = now_w < (WORKS if idles.any() else s.spin_power) * usual_w
+        spins |= self._still(held, tick.frames.get(SubjectKind.GPU))
         if not (idles | spins).all() and not open_now:
             return None
         return self._runs.episodes.fire(self._alarm(subject, rhythm, at_s, idles, held), at_s)
+
+    def _patience_s(self, rhythm: Rhythm) -> float:
+        """How long a silence of this run is none yet."""
+        s = self.settings
+        pause_s = min(PAUSE * rhythm.longest_s, PAUSES_TO * s.hang_s)
+        return max(s.hang_s, s.ratio * rhythm.typical_s, pause_s)
+
+    def _still(self, held: list[int], frame: Frame | None) -> NDArray[np.bool_]:
+        """[len(held)] whether neither the memory nor the tensor cores of a GPU are at work now."""
+        still = np.zeros(len(held), dtype=bool)
+        if frame is None or "gpu_dram_active_ratio" not in frame.columns:
+            return still
+        known = {name: frame.column(name) for name in STILL if name in frame.columns}
+        for place, slot in enumerate(held):
+            row = frame.index.rows.get(self._runs.activity.table.subjects[slot])
+            values = {name: np.nan if row is None else float(column[row]) for name, column in known.items()}
+            if values["gpu_dram_active_ratio"] >= 0:
+                still[place] = not any(value >= STILL[name] for name, value in values.items())
+        return still
 
     def _alarm(
         self,
@@ -135,7 +167,7 @@ class Hang(RunDetector):
             rhythm.last_s,
             Severity.CRITICAL,
             f"No step for {silent_s:.0f} s after step {rhythm.step} (typical {rhythm.typical_s:.2g} s); {state}",
-            score=silent_s / max(self.settings.hang_s, self.settings.ratio * rhythm.typical_s),
+            score=silent_s / self._patience_s(rhythm),
             threshold=self.settings.strength,
             evidence=(exhibit,),
             facts={"silent_s": silent_s, "last_step": float(rhythm.step), "idle_gpus": " ".join(idle[:8])},

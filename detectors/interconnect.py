@@ -5,9 +5,10 @@ matter (DCGM, dcgm_gpu_hardware_limits.h): more than 8 PCIe replays per minute, 
 and any NVLink replay or recovery, because a recovery is a retrained link. Rates are of a counter over a stretch of
 time, so a counter that starts anew or jumps once (a driver reload, a hot-plug) is no rate, and a rate has to last.
 A link that trains narrower or slower than it did before keeps working at half its bandwidth: it is compared with
-its own best. Speed alone is judged while the GPU works, since idle links slow down to save power. InfiniBand and
-Ethernet ports are judged alike: a port that goes down, recovers again and again, or trains slower than its best;
-its symbol errors by InfiniBand's bit error rate of 10^-12, which is six per minute at 100 Gbit/s on a good cable.
+its own best, and a GPU's with what all other GPUs of its model and node have, where it was never better. Speed
+alone is judged while the GPU works, since idle links slow down to save power. InfiniBand and Ethernet ports are
+judged alike: a port that goes down, recovers again and again, or trains slower than its best; its symbol errors by
+InfiniBand's bit error rate of 10^-12, which is six per minute at 100 Gbit/s on a good cable.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from detectors.snapshot import pack, unpack
 from detectors.table import Column, Table
 
 VERSION = 1
+PEERS = 3
+"""A GPU's link is compared with those of this many other GPUs of its node and model at least."""
+ASKED, ASK_S = 512, 60.0
+"""So many GPUs at most are compared in one look, each once in this time (s): half a fleet may have other links."""
 _GPU, _LINK, _NIC = SubjectKind.GPU, SubjectKind.LINK, SubjectKind.NIC
 
 
@@ -106,6 +111,8 @@ class Interconnect:
                     f"{signal.metric}.bad": Column(np.int16, 0),
                     f"{signal.metric}.rate": Column(np.float64, np.nan),
                 }
+                if kind is _GPU and not signal.setting:
+                    columns[f"{signal.metric}.asked_s"] = Column(np.float64, -np.inf)
             tables[kind] = Table(columns, self.settings.forget_s)
         return tables
 
@@ -132,7 +139,7 @@ class Interconnect:
             frame = tick.frames.get(kind)
             if frame is None or not len(frame.index):
                 continue
-            self._take(kind, table, frame, tick.at_s)
+            self._take(kind, table, frame, tick.at_s, inventory)
             for subject in {subject for _, subject in self._episodes}:
                 row = frame.index.rows.get(subject)
                 if row is not None:
@@ -144,7 +151,7 @@ class Interconnect:
             findings += [found] if found else []
         return findings
 
-    def _take(self, kind: SubjectKind, table: Table, frame: Frame, at_s: float) -> None:
+    def _take(self, kind: SubjectKind, table: Table, frame: Frame, at_s: float, inventory: Inventory) -> None:
         rows = table.rows(frame.index, at_s)
         anew = table["epoch"][rows] != frame.epoch
         table["epoch"][rows] = frame.epoch
@@ -157,7 +164,10 @@ class Interconnect:
             if signal.setting:
                 self._rate(signal, table, slots, value, anew, at_s)
             else:
-                self._level(signal, table, slots, value, busy, at_s)
+                value = np.where(busy, value, np.nan) if signal.when_busy else value
+                if kind is _GPU:
+                    self._as_its_peers(signal, table, slots, value, frame, at_s, inventory)
+                self._level(signal, table, slots, value, at_s)
 
     def _rate(
         self,
@@ -190,18 +200,45 @@ class Interconnect:
         base[slots] = np.where(move, value, base[slots])
         since[slots] = np.where(move, at_s, since[slots])
 
+    def _as_its_peers(
+        self,
+        signal: Watched,
+        table: Table,
+        slots: NDArray[Any],
+        value: Floats,
+        frame: Frame,
+        at_s: float,
+        inventory: Inventory,
+    ) -> None:
+        """A GPU that was never better than now is held to the level at which all others of its node and model are:
+        boards are built alike, and a card that trained narrow at boot has no better past."""
+        if not np.isfinite(value).any():
+            return
+        best = table[f"{signal.metric}.base"]
+        low = (value < np.nanmax(value)) & ~(best[slots] > value)
+        asked_s = table[f"{signal.metric}.asked_s"]
+        low &= ~(np.abs(at_s - asked_s[slots]) < ASK_S)
+        for row in np.flatnonzero(low)[:ASKED].tolist():
+            asked_s[slots[row]] = at_s
+            gpu = frame.index.subjects[row]
+            node = inventory.above(gpu, SubjectKind.NODE, at_s)
+            others = inventory.children(node, at_s, SubjectKind.GPU) if node is not None else []
+            model = inventory.fact(gpu, "model")
+            rows = [frame.index.rows.get(g) for g in others if g != gpu and inventory.fact(g, "model") == model]
+            theirs = value[[r for r in rows if r is not None]]
+            theirs = theirs[np.isfinite(theirs)]
+            if len(theirs) >= PEERS and theirs.min() == theirs.max() > value[row]:
+                best[slots[row]] = theirs[0]
+
     def _level(
         self,
         signal: Watched,
         table: Table,
         slots: NDArray[Any],
         value: Floats,
-        busy: NDArray[np.bool_],
         at_s: float,
     ) -> None:
         best, since = table[f"{signal.metric}.base"], table[f"{signal.metric}.t_s"]
-        if signal.when_busy:
-            value = np.where(busy, value, np.nan)
         best[slots] = np.fmax(best[slots], value)
         with np.errstate(invalid="ignore"):
             less = value < best[slots]
@@ -228,9 +265,16 @@ class Interconnect:
         subject, best = table.subjects[slot], float(table[f"{signal.metric}.base"][slot])
         since_s = float(table[f"{signal.metric}.t_s"][slot])
         exhibit = SeriesExhibit(
-            subject, signal.metric, "", (since_s, at_s), (now, now), best, "", "the reference is its own best"
+            subject,
+            signal.metric,
+            "",
+            (since_s, at_s),
+            (now, now),
+            best,
+            "",
+            "the reference is its own best, or its peers'",
         )
-        words = f"{signal.what}: {now:g}, was {best:g}"
+        words = f"{signal.what}: {now:g}, should be {best:g}"
         facts = {"level": now, "best": best, "signal": signal.metric}
         self._say(signal, subject, since_s, words, best / max(now, 0.5), 1.0, exhibit, facts, at_s)
 

@@ -41,6 +41,8 @@ class Rhythm:
     near_s: list[float] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     run_since_s: float = np.nan
+    longest_s: float = 0.0
+    """The longest pause of this subject after which steps came again, over its runs."""
 
     @property
     def typical_s(self) -> float:
@@ -59,7 +61,9 @@ class Progress:
         rhythm = self.rhythms.setdefault(series.subject, Rhythm())
         if rhythm.run != series.run:
             since_s = float(series.t_s[0]) if len(series.t_s) else at_s
-            rhythm = self.rhythms[series.subject] = Rhythm(run=series.run, gaps=rhythm.gaps, run_since_s=since_s)
+            rhythm = self.rhythms[series.subject] = Rhythm(
+                run=series.run, gaps=rhythm.gaps, run_since_s=since_s, longest_s=rhythm.longest_s
+            )
         rhythm.source = series.source
         t_s = series.t_s[np.isfinite(series.t_s)]
         known = np.maximum.accumulate(np.concatenate([[rhythm.last_s], t_s]))
@@ -79,6 +83,7 @@ class Progress:
         near = saved | np.concatenate([[False], saved[:-1]])
         for i in np.flatnonzero(long & np.isfinite(before)):
             gap = Gap(float(before[i]), float(t_s[i]), bool(near[i]), rhythm.count + int(i) + 1)
+            rhythm.longest_s = max(rhythm.longest_s, gap.end_s - gap.start_s)
             last = rhythm.gaps[-1] if rhythm.gaps else None
             if last is not None and 0 < gap.count - last.count <= NEAR_STEPS // 2:
                 gap = Gap(last.start_s, gap.end_s, last.checkpoint or gap.checkpoint, gap.count)
@@ -109,6 +114,7 @@ class Progress:
                 "near_s": r.near_s,
                 "gaps": [[g.start_s, g.end_s, g.checkpoint, g.count] for g in r.gaps],
                 "run_since_s": r.run_since_s,
+                "longest_s": r.longest_s,
             }
             for subject, r in self.rhythms.items()
         }

@@ -15,6 +15,7 @@ from detectors.episodes import Episodes
 from detectors.progress import Progress, Rhythm
 from detectors.promise import stated
 from detectors.snapshot import pack, unpack
+from detectors.starvation import Starvation
 
 VERSION = 1
 
@@ -22,10 +23,18 @@ VERSION = 1
 class Runs:
     """The state of one detector that watches runs: `take` a tick, then judge by `progress` and `activity`."""
 
-    def __init__(self, detector: str, progress: Progress, activity: Activity, budget_cost: float) -> None:
+    def __init__(
+        self,
+        detector: str,
+        progress: Progress,
+        activity: Activity,
+        budget_cost: float,
+        waits: Starvation | None = None,
+    ) -> None:
         self.detector = detector
         self.progress = progress
         self.activity = activity
+        self.waits = waits
         self.episodes = Episodes(detector, budget_cost)
 
     def take(self, tick: Tick) -> dict[Subject, int]:
@@ -38,6 +47,8 @@ class Runs:
             known = self.progress.rhythms.get(series.subject)
             before = known.count if known else 0
             rhythm = self.progress.take(series, tick.at_s)
+            if self.waits is not None:
+                self.waits.take(series, tick.at_s)
             came[series.subject] = came.get(series.subject, 0) + rhythm.count - before
         return came
 
@@ -52,6 +63,7 @@ class Runs:
             "bucket": self.activity.bucket,
             "rhythms": self.progress.saved(),
             "episodes": self.episodes.saved(),
+            "waits": {} if self.waits is None else self.waits.saved(),
         }
         return pack(self.detector, VERSION, meta, arrays)
 
@@ -63,6 +75,8 @@ class Runs:
             self.activity.bucket = int(meta["bucket"])
             self.progress.load(meta["rhythms"])
             self.episodes.load(meta["episodes"])
+            if self.waits is not None:
+                self.waits.load(meta.get("waits", {}))
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.detector}: {error!r}") from error
 

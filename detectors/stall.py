@@ -1,8 +1,10 @@
-"""Data stalls: a run that stops again and again while its GPU has nothing to do.
+"""Data stalls: a run that stops again and again, or waits at every step, while its GPU has nothing to do.
 
 A single pause proves nothing (an evaluation, a checkpoint, a slow file). A stall is a repeated gap between steps
 that costs a stated share of the time, is not a checkpoint, and during which the GPU really idles: in an evaluation
-it computes, and while other ranks are at fault it spins in a collective, which shows as busy.
+it computes, and while other ranks are at fault it spins in a collective, which shows as busy. A loader that is too
+slow for every step leaves no gaps: there the log's own waits are asked (`detectors.starvation`), and the GPU has to
+draw less than it did.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import Inventory, Subject
+from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.activity import Activity
 from detectors.base import Fault, Finding, SeriesExhibit, Severity
 from detectors.episodes import Alarm
 from detectors.progress import Gap, Progress, Rhythm
 from detectors.runs import RunDetector, Runs
+from detectors.starvation import Starvation, Waits
+
+DRAWS = 0.95
+"""A GPU that waits more than it did draws less than this share of what it drew."""
+PEERS_ASKED = 16
 
 
 class StallSettings(BaseModel):
@@ -60,7 +67,8 @@ class DataStall(RunDetector):
         s = self.settings
         progress = Progress(s.gap_ratio, s.gap_s, s.window_s)
         activity = Activity(count=int(s.window_s / 15.0) + 4)
-        return Runs(self.name, progress, activity, self.stated.per_1000_series_days / 1000.0)
+        cost = self.stated.per_1000_series_days / 1000.0
+        return Runs(self.name, progress, activity, cost, Starvation())
 
     def _stepped(
         self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory
@@ -69,6 +77,10 @@ class DataStall(RunDetector):
         s = self.settings
         gaps = [g for g in rhythm.gaps if g.end_s > at_s - s.window_s and not g.checkpoint]
         open_now = (Fault.DATA_STALL, subject) in self._runs.episodes
+        waits = self._runs.waits.of.get(subject) if self._runs.waits is not None else None
+        starved = None if waits is None else self._starved(subject, rhythm, waits, open_now, at_s, inventory)
+        if starved is not None:
+            return starved
         if len(gaps) >= s.gaps and (open_now or gaps[-1].end_s > at_s - s.clear_s):
             alarm = self._weigh(subject, rhythm, gaps, at_s, inventory)
             if alarm is not None and not self._over(rhythm, gaps):
@@ -76,6 +88,75 @@ class DataStall(RunDetector):
         if open_now and self._over(rhythm, gaps):
             return self._runs.episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps come without gaps again")
         return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s)
+
+    def _starved(
+        self, subject: Subject, rhythm: Rhythm, waits: Waits, open_now: bool, at_s: float, inventory: Inventory
+    ) -> Finding | None:
+        """The word on a run whose steps all wait longer than they did; None where the gaps decide."""
+        if not waits.news:  # by the minute: nothing else can have changed
+            goes_on = open_now and waits.usual is not None
+            return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s) if goes_on else None
+        waits.news = False
+        lost, s, limit = waits.lost(), self.settings, self.settings.strength * self.settings.lost_share
+        if waits.usual is not None:
+            if not open_now:
+                waits.usual = None
+            elif lost and max(lost[-2:]) < 0.5 * limit:
+                waits.usual = None
+                return self._runs.episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps wait as little as before")
+            else:
+                return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s)
+        before = waits.before()
+        if open_now or before is None or not lost or min(lost) < limit:
+            return None
+        if not self._others_wait(subject, 0.5 * limit, at_s, inventory):
+            return None
+        since_s = waits.stretches[-len(lost) - 1][0]
+        slots = self._runs.slots(inventory.gpus(subject, at_s))
+        now_w = self._runs.activity.power_w(slots, since_s, at_s)
+        then_w = self._runs.activity.power_w(slots, since_s - s.window_s / 2.0, since_s)
+        with np.errstate(invalid="ignore"):
+            if not (now_w < DRAWS * then_w).any():
+                return None
+        waits.usual = before
+        _, step_s, wait_s = waits.stretches[-1]
+        share = float(np.mean(lost))
+        exhibit = SeriesExhibit(
+            subject,
+            "data_s",
+            "s",
+            tuple(end_s for end_s, _, _ in waits.stretches),
+            tuple(wait for _, _, wait in waits.stretches),
+            before[1],
+            rhythm.source,
+            "mean wait of a step in each minute; the reference is what it was before",
+        )
+        alarm = Alarm(
+            Fault.DATA_STALL,
+            subject,
+            since_s,
+            Severity.WARNING,
+            f"Every step waits {wait_s:.2g} s for data, {before[1]:.2g} s before: {100 * share:.0f} % of the time",
+            score=share / s.lost_share,
+            threshold=s.strength,
+            evidence=(exhibit,),
+            facts={
+                "lost_share": share,
+                "wait_s_per_step": wait_s,
+                "usual_wait_s_per_step": before[1],
+                "step_s": step_s,
+                "typical_step_s": before[0],
+            },
+        )
+        return self._runs.episodes.fire(alarm, at_s)
+
+    def _others_wait(self, subject: Subject, limit: float, at_s: float, inventory: Inventory) -> bool:
+        """Whether half of the job's other ranks, of some, wait too: one whose own loader is slow is a straggler."""
+        job = inventory.above(subject, SubjectKind.JOB, at_s)
+        ranks = inventory.children(job, at_s, SubjectKind.RANK)[: PEERS_ASKED + 1] if job is not None else []
+        known = self._runs.waits.of if self._runs.waits is not None else {}
+        lost = [known[rank].lost() for rank in ranks if rank != subject and rank in known]
+        return sum(bool(of) and max(of) >= limit for of in lost) >= 0.5 * len(lost)
 
     def _over(self, rhythm: Rhythm, gaps: list[Gap]) -> bool:
         """Steps for longer than two and a half times the usual distance between gaps, or a new run without one."""
@@ -139,4 +220,7 @@ class DataStall(RunDetector):
                 yield self._runs.episodes.no_data(fault, subject, at_s, "No training step any more")
             else:
                 yield self._runs.episodes.again(fault, subject, at_s)
-        self._runs.progress.forget(at_s - 4 * self.settings.window_s)
+        oldest_s = at_s - 4 * self.settings.window_s
+        self._runs.progress.forget(oldest_s)
+        if self._runs.waits is not None:
+            self._runs.waits.forget(oldest_s)

@@ -154,6 +154,9 @@ def _stall(case: Case) -> Drafts:
         yield claim(_P.REPEATED, sentence, exhibit, level=level, times=2.0)
     if math.isfinite(lost):
         yield equals(case, "lost_share", f"{100 * lost:.0f} % of the time was lost to it")
+    wait_s = case.fact("wait_s_per_step")
+    if math.isfinite(wait_s):
+        yield equals(case, "wait_s_per_step", f"every step waited {wait_s:.2g} s for data")
     idle = case.fact("gpu_idle_share")
     if math.isfinite(idle):
         yield equals(

@@ -8,7 +8,7 @@ from collectors.subject import SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, State
 from detectors.interconnect import Interconnect
-from tests.detectors.gpus import START_S, gpu, tick, told
+from tests.detectors.gpus import START_S, gpu, inventory, tick, told
 
 REPLAY, CRC = "gpu_pcie_replay_total", "gpu_nvlink_crc_errors_total"
 
@@ -66,3 +66,33 @@ def test_a_link_that_trains_narrower_is_said_and_an_idle_slow_one_is_not() -> No
     found = told(Interconnect(), idle + [at(n, 8.0, 5.0, 90.0) for n in range(200, 260)])
     assert [(f.state, f.fault, f.subject) for f in found] == [(State.FIRING, Fault.PCIE_DEGRADED, gpu(0))]
     assert (found[0].facts["level"], found[0].facts["best"]) == (8.0, 16.0)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "told_of"),
+    [
+        ([16, 16, 16, 8, 16, 16, 16, 16], ["GPU-3"]),
+        ([16, 8, 16, 8, 16, 8, 16, 8], []),
+        ([8] * 8, []),
+        ([16, 16, 8], []),
+    ],
+    ids=["one of eight", "as the board is built", "all alike", "too few to tell"],
+)
+def test_a_link_that_was_narrow_from_the_first_look_is_told_by_its_peers(
+    lanes: list[float], told_of: list[str]
+) -> None:
+    """It has no better past; all other GPUs of its node and model do. Several of another width are by design."""
+    stream = [
+        tick(START_S + 5.0 * n, {g: {"gpu_pcie_link_width": w} for g, w in enumerate(lanes)}) for n in range(60)
+    ]
+    found = told(Interconnect(), stream)
+    assert [(f.fault, f.subject.name) for f in found] == [(Fault.PCIE_DEGRADED, name) for name in told_of]
+
+
+def test_a_gpu_of_another_model_is_no_peer() -> None:
+    """An L4 with its eight lanes among H200s is as it should be."""
+    known = inventory()
+    for number in range(8):
+        known.describe(gpu(number), model="NVIDIA L4" if number == 3 else "NVIDIA H200")
+    row = {g: {"gpu_pcie_link_width": 8.0 if g == 3 else 16.0} for g in range(8)}
+    assert told(Interconnect(), [tick(START_S + 5.0 * n, row) for n in range(60)], known) == []

@@ -1,0 +1,160 @@
+"""Runs that stop, wait or pause: hangs and data stalls from steps, and from what the GPUs do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collectors.frame import StepSeries
+from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.tick import Tick
+from detectors.base import Detector, Fault, State
+from detectors.hang import Hang
+from detectors.stall import DataStall
+from tests.detectors.gpus import JOB, START_S, gpu, inventory, tick, told
+
+TICK_S, RANKS = 5.0, 4
+Row = dict[str, float]
+Step = tuple[float, float]
+"""(time of the step, of which waiting for data) in s"""
+WORKS: Row = {"gpu_utilization_percent": 97.0, "gpu_power_w": 600.0, "gpu_memory_used_bytes": 6e10}
+IDLES: Row = {**WORKS, "gpu_utilization_percent": 0.0, "gpu_power_w": 110.0}
+
+
+def rank(number: int) -> Subject:
+    return Subject(SubjectKind.RANK, f"ml/train#{number}")
+
+
+def known() -> Inventory:
+    found = inventory(RANKS)
+    for number in range(RANKS):
+        found.observe(gpu(number), rank(number), START_S - 60)
+        found.observe(rank(number), JOB, START_S - 60)
+    return found
+
+
+def stream(
+    steps: Callable[[int], list[Step]], row: Callable[[float, int], Row], ticks: int, printed: int = RANKS
+) -> Iterator[Tick]:
+    """Every rank's own steps, its GPU's row by time (s) and number; `printed` ranks log."""
+    times = {r: START_S + np.cumsum([took for took, _ in steps(r)]) for r in range(printed)}
+    waits = {r: np.array([wait for _, wait in steps(r)]) for r in range(printed)}
+    for n in range(ticks):
+        at_s = START_S + TICK_S * n
+        series = []
+        for r in range(printed):
+            new = np.flatnonzero((times[r] > at_s - TICK_S) & (times[r] <= at_s))
+            if len(new):
+                columns = {"loss": np.full(len(new), 2.0), "data_s": waits[r][new]}
+                series.append(StepSeries(rank(r), "run", new, times[r][new], columns, "log"))
+        rows = {g: row(TICK_S * n, g) for g in range(RANKS)}
+        yield replace(tick(at_s, rows), steps=tuple(series))
+
+
+def words(detector: Detector, ticks: Iterator[Tick]) -> dict[str, list[State]]:
+    found: dict[str, list[State]] = {}
+    for finding in told(detector, list(ticks), known()):
+        found.setdefault(finding.subject.name, []).append(finding.state)
+    return found
+
+
+def test_a_run_that_pauses_for_its_checkpoints_hangs_once_at_most() -> None:
+    """Four minutes on a slow disk, every five minutes: the first pause is told, the next ones are its habit; a
+    silence of another kind is told again."""
+    usual, pause = [(0.5, 0.0)] * 600, [(240.0, 0.0)]
+    steps = (usual + pause) * 4 + usual
+    ends = np.cumsum([took for took, _ in steps])
+    starts = ends - [took for took, _ in steps]
+    pauses = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a > 100.0]
+
+    def row(t_s: float, _: int) -> Row:
+        return IDLES if t_s > ends[-1] or any(a < t_s <= b for a, b in pauses) else WORKS
+
+    found = told(Hang(), list(stream(lambda r: steps, row, int(ends[-1] / TICK_S) + 120)), known())
+    mine = [f for f in found if f.subject == rank(0)]
+    assert [f.state for f in mine] == [State.FIRING, State.CLEAR, State.FIRING]
+    assert mine[-1].at.t_s - START_S == pytest.approx(ends[-1] + 1.5 * 240.0, abs=2 * TICK_S)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "hangs"),
+    [
+        ({**WORKS, "gpu_power_w": 190.0}, False),
+        ({**WORKS, "gpu_power_w": 190.0, "gpu_dram_active_ratio": 0.3, "gpu_tensor_active_ratio": 0.2}, False),
+        ({**WORKS, "gpu_power_w": 190.0, "gpu_dram_active_ratio": 0.001}, True),
+        ({**WORKS, "gpu_power_w": 190.0, "gpu_dram_active_ratio": 0.001, "gpu_tensor_active_ratio": 0.3}, False),
+        ({**WORKS, "gpu_power_w": 120.0}, True),
+    ],
+    ids=["little less power", "at work", "spins: no memory traffic", "tensor cores at work", "much less power"],
+)
+def test_a_light_job_that_spins_hangs_where_its_memory_stands_still(waiting: Row, hangs: bool) -> None:
+    """It usually draws 220 W, so that spinning in a collective saves little power."""
+    steps = [(0.5, 0.0)] * 1200
+    ticks = stream(lambda r: steps, lambda t, g: waiting if t > 600.0 else {**WORKS, "gpu_power_w": 220.0}, 240)
+    assert bool(words(Hang(), ticks)) == hangs
+
+
+def test_where_one_gpu_of_a_job_idles_the_others_need_not_draw_much_less() -> None:
+    """Only rank 0 prints, so all GPUs are its own to watch: three spin at 86 % of their draw for the fourth."""
+    steps, whole = [(0.5, 0.0)] * 1200, known()
+    for number in range(RANKS):
+        whole.observe(gpu(number), rank(0), START_S - 60)
+
+    def row(t_s: float, g: int) -> Row:
+        return (
+            {**WORKS, "gpu_power_w": 220.0} if t_s <= 600 else IDLES if g == 2 else {**WORKS, "gpu_power_w": 190.0}
+        )
+
+    found = told(Hang(), list(stream(lambda r: steps, row, 240, printed=1)), whole)
+    assert [(f.fault, f.subject, f.facts["idle_gpus"]) for f in found] == [(Fault.HANG, rank(0), "GPU-2")]
+
+
+def slower(wait_s: float, step_s: float) -> list[Step]:
+    """Ten minutes of half-second steps, then twenty of others, then ten as before."""
+    usual = [(0.5, 0.02)] * 1200
+    return usual + [(step_s, wait_s)] * int(1200 / step_s) + usual
+
+
+def draws(watts: float) -> Callable[[float, int], Row]:
+    return lambda t_s, g: {**WORKS, "gpu_power_w": watts if 600 < t_s <= 1800 else 600.0}
+
+
+def test_a_loader_that_is_too_slow_for_every_step_is_a_stall_without_gaps() -> None:
+    """Steps take three times as long, two thirds of it waiting: told within six minutes, cleared when over."""
+    found = told(DataStall(), list(stream(lambda r: slower(1.02, 1.5), draws(300.0), 480)), known())
+    first = [f for f in found if f.subject == rank(0)]
+    assert [f.state for f in first] == [State.FIRING, State.CLEAR]
+    assert 600 - 61 <= first[0].since.t_s - START_S <= 600 + 61
+    assert first[0].at.t_s - START_S <= 600 + 400
+    assert first[0].facts["lost_share"] == pytest.approx(2 / 3, abs=0.05)
+    assert {f.subject for f in found} == {rank(r) for r in range(RANKS)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "watts"),
+    [
+        (lambda r: slower(0.02, 1.5), 600.0),
+        (lambda r: slower(0.05, 0.53), 590.0),
+        (lambda r: slower(1.02, 1.5), 600.0),
+        (lambda r: slower(1.02, 1.5) if r == 1 else slower(0.02, 1.5), 300.0),
+        (lambda r: [(1.5, 1.02)] * 1600, 300.0),
+    ],
+    ids=["longer sequences", "a little", "its GPUs work on", "one rank's own loader", "built so"],
+)
+def test_slower_steps_that_are_no_stall(steps: Callable[[int], list[Step]], watts: float) -> None:
+    """What grew is not the wait, or too little, or the GPU has not less to do; one rank alone is a straggler."""
+    assert words(DataStall(), stream(steps, draws(watts), 480)) == {}
+
+
+def test_a_starved_run_survives_a_restart_of_the_daemon() -> None:
+    """The usual pace is kept in the snapshot: the episode goes on and clears as it would have."""
+    ticks = list(stream(lambda r: slower(1.02, 1.5), draws(300.0), 480))
+    first, second = DataStall(), DataStall()
+    early = told(first, ticks[:250], known())
+    second.restore(first.snapshot())
+    late = told(second, ticks[250:], known())
+    assert {f.state for f in early} == {State.FIRING}
+    assert [f.state for f in late if f.subject == rank(0)] == [State.FIRING, State.CLEAR]
