@@ -30,7 +30,7 @@ def lookback(
 ) -> None:
     """Tells what Nightshift would have told you lately. Needs a Prometheus and no rights in the cluster."""
     from agent.construct import build_detectors
-    from agent.lookback import look_back, report
+    from agent.lookback import look_back, models, report
     from agent.lookback_page import as_json_values, as_text
     from agent.lookback_signals import blind_signals
     from agent.settings import load as load_settings
@@ -39,6 +39,7 @@ def lookback(
     from collectors.prometheus import PrometheusCollector
     from collectors.prometheus_range import RangeReader
     from collectors.subject import Inventory
+    from detectors.ecc_sku import told_of
 
     settings = load_settings(config)
     end_s = time.time() // step_s * step_s
@@ -58,7 +59,8 @@ def lookback(
         )
     finally:
         reader.close()
-    blind = blind_signals(reader.reading.series, has_record)
+    seen = models(inventory)
+    blind = blind_signals(reader.reading.series, has_record, seen)
     span_s, failed = (start_s, end_s), reader.reading.failed
     told = report(
         incidents,
@@ -72,6 +74,7 @@ def lookback(
         waited,
         step_s * len(read_s),
         read_s,
+        [told_of(model, reader.reading.series) for model in seen],
     )
     if as_json:
         typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))

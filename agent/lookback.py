@@ -88,6 +88,8 @@ class Report:
     """Alarms that did not page because the budget was not sure of them, or spent."""
     read_days: float = math.nan
     """Days of which telemetry was read: what a rate rests on."""
+    memory_signals: tuple[str, ...] = ()
+    """Of each model of GPU: which signals of memory errors it has, and which of them are read."""
     unseen: tuple[OwnEvent, ...] = ()
     """Events of yours with no telemetry at all in the day before: nobody can say what would have been told."""
 
@@ -224,6 +226,7 @@ def report(
     waited: int = 0,
     watched_s: float | None = None,
     read_s: Sequence[float] | None = None,
+    memory_signals: Sequence[str] = (),
 ) -> Report:
     """Sets what was seen beside what you did. watched_s: seconds of the span of which telemetry was read, at the
     times read_s (ascending); all of it where not given. A rate over no time is NaN."""
@@ -257,7 +260,14 @@ def report(
         waited=waited,
         read_days=7.0 * weeks,
         unseen=unseen,
+        memory_signals=tuple(memory_signals),
     )
+
+
+def models(inventory: Inventory) -> list[str]:
+    """The models of all GPUs that were seen, by name."""
+    gpus = {m.child for m in inventory.memberships() if m.child.kind is SubjectKind.GPU}
+    return sorted({inventory.fact(gpu, "model") or "" for gpu in gpus} - {""})
 
 
 def _warned(event: OwnEvent, incidents: Sequence[Seen]) -> Warned:

@@ -57,6 +57,9 @@ def as_text(told: Report, reading: Reading) -> str:
         lines.append(f"  ↑ {how}" if wide else f"    {how}")
     if not told.blind:
         lines.append("  None.")
+    if told.memory_signals:
+        lines += ["", "MEMORY ERRORS: what each model of GPU can tell, and what of it is read here"]
+        lines += [f"  {line}" for line in told.memory_signals]
     if told.gaps:
         lines += ["", f"NOT READ ({len(told.gaps)} queries failed): what is said above knows nothing of these"]
         lines += [f"  {gap}" for gap in told.gaps[:10]]
@@ -121,6 +124,7 @@ def as_json_values(told: Report, reading: Reading) -> dict[str, Any]:
         "budget_per_week": told.budget_per_week,
         "alarms_that_waited": told.waited,
         "blind": [plain(blind) for blind in told.blind],
+        "memory_signals": list(told.memory_signals),
         "gaps": list(told.gaps),
         "queries": reading.queries,
         "samples": reading.samples,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from collectors.metrics import METRICS
 from collectors.subject import SubjectKind
+from detectors.ecc_counters import RETIRED, RETIRED_UNCORRECTED
+from detectors.ecc_sku import cannot_have, family_of
 
 LOGS = {
     "divergence": "training logs (loss)",
@@ -64,13 +66,17 @@ class Blind:
     """What to add, literally, where `how` is to add a line."""
 
 
-def blind_signals(series: Mapping[str, int], own_record: bool | None) -> list[Blind]:
+def blind_signals(series: Mapping[str, int], own_record: bool | None, models: Collection[str] = ()) -> list[Blind]:
     """series: how many series of each of our metrics were found. One of which that could not be read is not called
-    blind, and so with own_record None: it is told with what was not read."""
-    found = []
-    for metric in dict.fromkeys(name for needs in NEEDS.values() for name in needs):
-        if series.get(metric) == 0:
-            by = tuple(detector for detector, needs in NEEDS.items() if metric in needs)
+    blind, and so with own_record None: it is told with what was not read. models: the GPUs' that were seen; what
+    none of them has is no blind spot, and what only old ones have is asked of them."""
+    found, absent = [], cannot_have(models)
+    needs_of = dict(NEEDS)
+    if any(family is not None and RETIRED in family.signals for family in map(family_of, models)):
+        needs_of["ecc"] += (RETIRED, RETIRED_UNCORRECTED)
+    for metric in dict.fromkeys(name for needs in needs_of.values() for name in needs):
+        if series.get(metric) == 0 and metric not in absent:
+            by = tuple(detector for detector, needs in needs_of.items() if metric in needs)
             found.append(Blind(metric, by, *how_to_enable(metric)))
     by_log: dict[str, list[str]] = {}
     for detector, what in LOGS.items():

@@ -30,6 +30,12 @@ _ABOUT_DETECTORS = (
     "measured on enough healthy telemetry ([figures](figures.md)); *event*: how often the event itself occurs, "
     "and the share with a fault behind it. [How the rates become pages](../concepts/alarm-budget.md).\n"
 )
+_SKU_SOURCE = (
+    "By NVIDIA's [GPU Memory Error Management](https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html) "
+    "and [Dynamic Page Retirement](https://docs.nvidia.com/deploy/dynamic-page-retirement/). Remapped rows cannot "
+    "be read while MIG instances are active. Where ECC can be switched off (`nvidia-smi -e 0`) and is, there are "
+    "no counts. Each `ecc` alarm tells `signals_seen` and `signals_blind` of its own GPU.\n"
+)
 _ABOUT_COMMANDS = (
     "Exit codes: 0 done, 1 the answer is no, 2 something has to be changed (said on standard error), "
     "75 trying again may work.\n"
@@ -111,6 +117,7 @@ def detectors_page() -> str:
     """What each detector promises, in its own words."""
     from agent.lookback_signals import LOGS, NEEDS
     from detectors.base import RateBasis
+    from detectors.ecc_sku import page as ecc_sku_page
     from detectors.plugins import ALL
 
     lines = [
@@ -136,6 +143,10 @@ def detectors_page() -> str:
         about = (sys.modules[kind.__module__].__doc__ or "").strip()
         needs = ", ".join(f"`{name}`" for name in NEEDS.get(kind.plugin, ())) or LOGS[kind.plugin]
         lines += ["", f"## {kind.plugin}", "", about, "", f"Needs: {needs}. [Settings](settings.md)."]
+        if kind.plugin == "ecc":
+            lines += ["", "Which signals of memory errors a GPU has (`nightshift lookback` says it of yours):", ""]
+            lines.append(ecc_sku_page())
+            lines += ["", _SKU_SOURCE]
     return "\n".join(lines) + "\n"
 
 
