@@ -7,9 +7,13 @@ stages between look like one; and where only the first stage loads data, like sl
 seldom alike; a stage is a whole block of consecutive ranks, at an edge of the job, of a size that divides it, with
 ranks much more alike than the block differs from the rest. Two workers that are alike slow and happen to fill the
 last block are taken for a stage too: whoever wants them told apart says `pipeline_stage`.
+
+Slow workers are few, and there is a gap between them and everybody else (`few_and_apart`); uneven work has none.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +23,10 @@ APART = 0.04
 """A block this much slower than the rest may be a stage; less is no news to anybody."""
 ALIKE = 0.5
 """Ranks of a stage differ by less than this share of the gap between the stages."""
+FEW = 1.0 / 3.0
+"""Slow workers are at most this share of a group, but for one, which may be one of two."""
+GAP = 0.5
+"""From the slowest of the others to the least slow worker, as a share of what that one is slower."""
 
 
 def by_stage(own_s: Floats) -> list[list[int]]:
@@ -48,3 +56,17 @@ def _apart(block: Floats, rest: Floats) -> bool:
     gap = max(float(block.min() - rest.max()), float(rest.min() - block.max()))
     fastest = min(float(rest.max()), float(block.max()))
     return gap > APART * fastest and float(np.ptp(block)) < ALIKE * gap
+
+
+def few_and_apart(ratio: Sequence[float], slow: Sequence[bool]) -> set[int]:
+    """Which of the `slow` ranks stand apart from all others, as slow workers do, and are few; ratio [n] is a rank's
+    own time over its peers' (NaN where not known). As many as possible."""
+    order = sorted((n for n in range(len(ratio)) if np.isfinite(ratio[n])), key=lambda n: -ratio[n])
+    for count in range(min(sum(slow), int(max(1.0, FEW * len(ratio)))), 0, -1):
+        if not all(slow[n] for n in order[:count]):
+            continue
+        least = ratio[order[count - 1]]
+        others = max(ratio[order[count]], 1.0) if count < len(order) else 1.0
+        if least - others >= GAP * (least - 1.0):
+            return set(order[:count])
+    return set()

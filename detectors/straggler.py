@@ -3,7 +3,9 @@
 The step time of a synchronous job is everyone's; only what a rank does alone tells it apart: its compute and its
 data time (all-reduce time holds the wait for the slowest). Ranks are compared within their pipeline stage, since
 stages are not equal, and step by step, since sequences are not equal either. A rank is accused only where it is
-slower in most steps: random imbalance makes every rank slow at times, a slow GPU or loader is slow all the time.
+slower in most steps, since random imbalance makes every rank slow at times, a slow GPU or loader all the time; and
+only where the slow ones are few and apart from all others (`detectors.stages`): work that is shared out unevenly
+(context, experts, two kinds of GPU) makes many ranks slow, by degrees.
 (Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.)
 """
 
@@ -23,7 +25,7 @@ from detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotErro
 from detectors.episodes import Alarm, Episodes
 from detectors.promise import stated
 from detectors.snapshot import pack, unpack
-from detectors.stages import by_stage
+from detectors.stages import by_stage, few_and_apart
 from detectors.table import Column, Table
 
 VERSION = 1
@@ -182,10 +184,16 @@ class Straggler:
         own = np.nansum([np.nan_to_num(took[name]) for name in SIGNALS], axis=0)
         typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
         worst: dict[int, tuple[str, Excess]] = {}
-        seen = np.zeros(len(slots), dtype=bool)
+        seen, shared_out = np.zeros(len(slots), dtype=bool), set[int]()
         for name in SIGNALS:
-            for row, excess in enumerate(excesses(took[name], typical_s, s.steps)):
+            found_of = excesses(took[name], typical_s, s.steps)
+            strong = [excess is not None and self._strength(excess) >= s.strength for excess in found_of]
+            few = few_and_apart([np.nan if e is None else e.ratio for e in found_of], strong)
+            for row, excess in enumerate(found_of):
                 if excess is None:
+                    continue
+                if strong[row] and row not in few:
+                    shared_out.add(row)
                     continue
                 seen[row] = True
                 known = worst.get(row)
@@ -205,7 +213,7 @@ class Straggler:
             table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
             if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
                 found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
-            elif e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often):
+            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often)):
                 found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
             findings += [found] if found else []
         return findings

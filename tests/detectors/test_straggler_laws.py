@@ -11,7 +11,7 @@ from collectors.frame import StepSeries
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import State
-from detectors.stages import by_stage
+from detectors.stages import by_stage, few_and_apart
 from detectors.straggler import STAGE, Straggler
 
 SEEDS = range(3)
@@ -98,6 +98,51 @@ def test_two_slow_workers_are_both_named(seed: int, ranks: int, stages: int) -> 
     job.compute[first] *= job.rng.uniform(1.2, 1.6)
     job.data[second] += job.rng.uniform(0.15, 0.4)
     assert job.named() == [first, second]
+
+
+UNEVEN = {
+    "context cut by length": np.linspace(0.6, 1.4, 16),
+    "a gentle slope": np.linspace(0.9, 1.12, 16),
+    "every second rank": np.tile([1.0, 1.3], 8),
+    "experts of unequal load": np.array(
+        [0.95, 1.07, 1.12, 0.72, 1.1, 0.81, 1.24, 0.9, 0.76, 1.02, 0.86, 1.18, 0.98, 1.27, 1.15, 0.84]
+    ),
+}
+
+
+@pytest.mark.parametrize("shares", UNEVEN.values(), ids=list(UNEVEN))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_work_that_is_shared_out_unevenly_accuses_nobody(seed: int, shares: np.ndarray) -> None:
+    """Many ranks are slow, by degrees, and none of them is ill."""
+    job = Job(seed, 16)
+    job.compute *= shares[:, None]
+    assert job.named() == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_slow_worker_among_uneven_work_is_named(seed: int) -> None:
+    """It stands apart from the most loaded of the others; they are not accused with it."""
+    job = Job(seed, 16)
+    job.compute *= UNEVEN["experts of unequal load"][:, None]
+    job.compute[9] *= 2.0
+    assert job.named() == [9]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "slow", "few"),
+    [
+        ([1.0, 1.3], [1], {1}),
+        ([1.0, 1.0, 1.3, 1.08, 1.0, 1.02], [2, 3], {2, 3}),
+        ([1.0, 1.0, 1.3, 1.08, 1.05, 1.02], [2, 3], {2}),
+        ([1.0, 1.3, 1.0, 1.3], [1, 3], set()),
+        ([1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [2, 3, 4, 5], set()),
+        ([1.0, 1.0, float("nan"), 1.2], [3], {3}),
+        ([], [], set()),
+    ],
+)
+def test_slow_workers_are_few_and_apart(ratio: list[float], slow: list[int], few: set[int]) -> None:
+    """As many as stand apart by half of what the least of them is slower; a third of the group at most."""
+    assert few_and_apart(ratio, [n in slow for n in range(len(ratio))]) == few
 
 
 @pytest.mark.parametrize("seed", SEEDS)
