@@ -41,14 +41,19 @@ class Shape:
 
 SHAPES = (
     Shape("steady", 20, 0.20, 0.3, 0.6, 0.2, 18),
-    Shape("smooth", 40, 0.04, 0.6, 0.6, 0.3, 18),
-    Shape("long", 80, 0.05, 0.3, 0.6, 0.3, 18),
-    Shape("slow", 30, 0.03, 0.5, 0.7, 0.2, 18),
+    Shape("smooth", 40, 0.025, 0.6, 0.6, 0.3, 18),
+    Shape("long", 80, 0.03, 0.3, 0.6, 0.3, 18),
+    Shape("slow", 30, 0.02, 0.5, 0.7, 0.2, 18),
     Shape("fast", 12, 0.30, 0.5, 0.85, 0.25, 12),
     Shape("young", 24, 0.15, 0.4, 0.85, 0.2, 3),
 )
 """`fast` leaves a quarter of an hour before the limit of a leak that fills it in two hours; `young` needs little
 history of a process that climbs nearly from its start."""
+
+
+MEAN_PACE = 2.25
+"""At the mean pace of its window a leak of a shape reaches the limit within this many horizons. The daily rise of a
+service looks like a leak that gains pace, far below its limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,8 @@ def _look(
     some = growth > 1e-9 * headroom
     growth = np.where(some, growth, 1.0)
     eta_s = _eta(left, floor, growth) * width_s
+    # A climb may gain pace, but not so much that most of what it needs is yet to be seen.
+    eta_s = np.where(width_s * left * (length - 1) / growth <= MEAN_PACE * horizon_s, eta_s, np.inf)
     sixths = _parts(floor, 6) / growth[:, None]
     quarters = _parts(floor, 4) / growth[:, None]
     jump = np.diff(floor, axis=1).max(axis=1) / growth
