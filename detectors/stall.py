@@ -151,11 +151,13 @@ class DataStall(RunDetector):
         return self._runs.episodes.fire(alarm, at_s)
 
     def _others_wait(self, subject: Subject, limit: float, at_s: float, inventory: Inventory) -> bool:
-        """Whether half of the job's other ranks, of some, wait too: one whose own loader is slow is a straggler."""
+        """Whether half of the job's other ranks, of some that load at all, wait too: a rank whose own loader is slow
+        is a straggler."""
         job = inventory.above(subject, SubjectKind.JOB, at_s)
         ranks = inventory.children(job, at_s, SubjectKind.RANK)[: PEERS_ASKED + 1] if job is not None else []
         known = self._runs.waits.of if self._runs.waits is not None else {}
-        lost = [known[rank].lost() for rank in ranks if rank != subject and rank in known]
+        others = [known[rank] for rank in ranks if rank != subject and rank in known]
+        lost = [waits.lost() for waits in others if waits.loads]
         return sum(bool(of) and max(of) >= limit for of in lost) >= 0.5 * len(lost)
 
     def _over(self, rhythm: Rhythm, gaps: list[Gap]) -> bool:

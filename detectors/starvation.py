@@ -20,6 +20,8 @@ STRETCH_S, STRETCH_STEPS = 60.0, 10
 """A stretch has at least this time and so many steps."""
 KEPT, KNOWN, IN_A_ROW = 60, 5, 5
 """Stretches kept; so many make the run's usual pace, and so many in a row show that it is lost."""
+LOADS = 0.005
+"""A rank whose steps wait less than this share of their time loads nothing."""
 PAUSE = 5.0
 """A step this many times as long as the stretch's mean is a pause, which is not this module's."""
 
@@ -64,6 +66,12 @@ class Waits:
             return None
         step_s, wait_s = np.median(np.array(past[: max(KNOWN, len(past) // 2)])[:, 1:], axis=0).tolist()
         return [step_s, wait_s]
+
+    @property
+    def loads(self) -> bool:
+        """Whether its steps waited for data at all: later stages of a pipeline get none."""
+        before = self.before()
+        return before is not None and before[1] > LOADS * before[0]
 
     def lost(self) -> list[float]:
         """Share of the time that steps wait longer than usual and are longer by it, in each of the last stretches;

@@ -118,6 +118,11 @@ def slower(wait_s: float, step_s: float) -> list[Step]:
     return usual + [(step_s, wait_s)] * int(1200 / step_s) + usual
 
 
+def computes() -> list[Step]:
+    """The same steps, of a rank that loads nothing."""
+    return [(took, 0.0) for took, _ in slower(1.02, 1.5)]
+
+
 def draws(watts: float) -> Callable[[float, int], Row]:
     return lambda t_s, g: {**WORKS, "gpu_power_w": watts if 600 < t_s <= 1800 else 600.0}
 
@@ -131,6 +136,12 @@ def test_a_loader_that_is_too_slow_for_every_step_is_a_stall_without_gaps() -> N
     assert first[0].at.t_s - START_S <= 600 + 400
     assert first[0].facts["lost_share"] == pytest.approx(2 / 3, abs=0.05)
     assert {f.subject for f in found} == {rank(r) for r in range(RANKS)}
+
+
+def test_where_one_stage_alone_loads_its_ranks_are_told() -> None:
+    """Ranks 2 and 3 get activations and wait for no data, before as after."""
+    found = words(DataStall(), stream(lambda r: slower(1.02, 1.5) if r < 2 else computes(), draws(300.0), 400))
+    assert set(found) == {rank(0).name, rank(1).name}
 
 
 @pytest.mark.parametrize(
