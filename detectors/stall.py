@@ -151,7 +151,7 @@ class DataStall(RunDetector):
         return self._runs.episodes.fire(alarm, at_s)
 
     def _others_wait(self, subject: Subject, limit: float, at_s: float, inventory: Inventory) -> bool:
-        """Whether half of the job's other ranks, of some that load at all, wait too: a rank whose own loader is slow
+        """Whether half of the job's other ranks that load at all, of some, wait too: one whose own loader is slow
         is a straggler."""
         job = inventory.above(subject, SubjectKind.JOB, at_s)
         ranks = inventory.children(job, at_s, SubjectKind.RANK)[: PEERS_ASKED + 1] if job is not None else []
