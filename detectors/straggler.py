@@ -46,7 +46,7 @@ class StragglerSettings(BaseModel):
     steps: int = Field(default=30, ge=10, le=RING, description="Steps that a rank and its peers must share")
     persist_s: float = Field(default=90.0, ge=0, description="... and be slower in, at every look for this long")
     ratio: float = Field(default=1.05, gt=1, description="Slower than its peers by this factor, in the median step")
-    often: float = Field(default=0.75, gt=0.5, le=1, description="Share of steps in which it is slower at all")
+    often: float = Field(default=0.8, gt=0.5, le=1, description="Share of steps in which it is slower at all")
     cost: float = Field(default=0.03, gt=0, description="Share of the peers' own time that the excess must cost")
     strength: float = Field(
         default=1.0, gt=0, description="An excess that is this many times all three of them is an alarm"
