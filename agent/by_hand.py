@@ -73,6 +73,8 @@ def read(line: LogRecord) -> Fix | None:
 
 def is_same(fix: Fix, plan: Action) -> bool:
     """Whether a person did what the plan says, or began it: a drain and a reboot begin with a cordon."""
+    if fix.kind is _A.UNCORDON and plan.kind is _A.RETURN_NODE:
+        return True
     return fix.kind is plan.kind or (fix.kind is _A.CORDON and plan.kind in _BEGINS_WITH_A_CORDON)
 
 

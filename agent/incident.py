@@ -59,6 +59,8 @@ class Cause(StrEnum):
     """A fault was attached that the diagnosis has not seen; after an action: one that calls for another action."""
     CONTAINMENT_KEPT = "containment_kept"
     """Not confirmed, but taking the action back would put the fault back to work: a person decides."""
+    RETURN_DUE = "return_due"
+    """The fault is gone, and only our own cordon or drain keeps a node out of use: giving it back is planned."""
     STAGE_FAILED = "stage_failed"
     """A stage failed in a way that trying again does not help, or too often."""
 
@@ -73,12 +75,15 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.DIAGNOSED, _C.GUARD_REFUSED): _S.ESCALATED,
     (_S.DIAGNOSED, _C.STAGE_FAILED): _S.ESCALATED,
     (_S.DIAGNOSED, _C.NEW_EVIDENCE): _S.OPEN,
+    (_S.DIAGNOSED, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.DIAGNOSED, _C.CONTAINMENT_KEPT): _S.ESCALATED,
     (_S.AWAITING_APPROVAL, _C.APPROVED): _S.APPROVED,
     (_S.AWAITING_APPROVAL, _C.REJECTED): _S.MONITORING,
     (_S.AWAITING_APPROVAL, _C.EXPIRED): _S.DIAGNOSED,
     (_S.AWAITING_APPROVAL, _C.WORLD_CHANGED): _S.DIAGNOSED,
     (_S.AWAITING_APPROVAL, _C.NEW_EVIDENCE): _S.OPEN,
     (_S.AWAITING_APPROVAL, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.AWAITING_APPROVAL, _C.RETURN_DUE): _S.DIAGNOSED,
     (_S.APPROVED, _C.INTENT_STORED): _S.ACTING,
     (_S.APPROVED, _C.REJECTED): _S.MONITORING,
     (_S.APPROVED, _C.STAGE_FAILED): _S.ESCALATED,
@@ -88,9 +93,11 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.ACTING, _C.ACTION_DONE): _S.CONFIRMING,
     (_S.ACTING, _C.ACTION_FAILED): _S.ESCALATED,
     (_S.ACTING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
+    (_S.ACTING, _C.CONTAINMENT_KEPT): _S.ESCALATED,
     (_S.ACTING, _C.EXPIRED): _S.DIAGNOSED,
     (_S.ACTING, _C.WORLD_CHANGED): _S.DIAGNOSED,
     (_S.CONFIRMING, _C.CONFIRMED): _S.RESOLVED,
+    (_S.CONFIRMING, _C.RETURN_DUE): _S.DIAGNOSED,
     (_S.CONFIRMING, _C.NOT_CONFIRMED): _S.UNDOING,
     (_S.CONFIRMING, _C.CONTAINMENT_KEPT): _S.ESCALATED,
     (_S.CONFIRMING, _C.NEW_EVIDENCE): _S.OPEN,
@@ -99,8 +106,10 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.UNDOING, _C.ACTION_FAILED): _S.ESCALATED,
     (_S.UNDOING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
     (_S.MONITORING, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.MONITORING, _C.RETURN_DUE): _S.DIAGNOSED,
     (_S.MONITORING, _C.NEW_EVIDENCE): _S.OPEN,
     (_S.ESCALATED, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.ESCALATED, _C.RETURN_DUE): _S.DIAGNOSED,
     (_S.RESOLVED, _C.RELAPSED): _S.OPEN,
     **{
         (state, _C.CLOSED_BY_PERSON): _S.RESOLVED
@@ -187,6 +196,11 @@ class Incident:
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.RESOLVED
+
+
+def last_cause(incident: Incident) -> str:
+    """Why an incident is in its present state; an acknowledgement moves nothing."""
+    return next((step.cause for step in reversed(incident.history) if step.cause != Cause.ACKNOWLEDGED), "")
 
 
 def taken_on(history: Sequence[Step]) -> Step | None:

@@ -13,9 +13,11 @@ from agent.records import dump, load, plain
 from agent.tables import audit_head, intents, plans
 from collectors.base import Permanent
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from controllers.cordon import TAKES_OUT
 from controllers.guard import Commitment
 
 _HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
+_GIVES_BACK = (ActionKind.UNCORDON, ActionKind.RETURN_NODE)
 _GIVES_BACK_ITSELF = (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE)
 
 
@@ -52,19 +54,22 @@ def has_intent(database: Database, action: Action, phase: str) -> bool:
         return connection.execute(sa.select(intents.c.action_id).where(mine)).one_or_none() is not None
 
 
-def commitments(connection: Connection, *, before_an_intent: bool = False) -> list[Commitment]:
-    """Every action that has begun and not failed, oldest first, for the guard.
+def commitments(
+    connection: Connection, *, before_an_intent: bool = False, incident: int | None = None
+) -> list[Commitment]:
+    """Every action that has begun and not failed, oldest first, for the guard; or those of one incident.
 
     `before_an_intent`: the transaction will store one. It then queues behind every other intent (on the audit
     log's head), so that two actions that fit alone and not together cannot both begin. A reader holds nobody up.
     """
     if before_an_intent:
         connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
-    rows = connection.execute(
+    query = (
         sa.select(intents, plans.c.body)
         .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
         .order_by(intents.c.at_s)
-    ).all()
+    )
+    rows = connection.execute(query if incident is None else query.where(intents.c.incident == incident)).all()
     ends = {(r.action_id, r.phase): load(Outcome, r.outcome) for r in rows if r.outcome is not None}
     found = []
     for row in rows:
@@ -79,15 +84,39 @@ def commitments(connection: Connection, *, before_an_intent: bool = False) -> li
         elif end is not None and end.status is not OutcomeStatus.UNKNOWN and action.kind in _GIVES_BACK_ITSELF:
             released_s = end.at_s
         found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
-    return [_released(item, found) for item in found if item.action.kind is not ActionKind.UNCORDON]
+    known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
+    back = [item for item in found if item.action.kind in _GIVES_BACK and item.action.id in known]
+    return [_released(item, back) for item in found if item.action.kind is not ActionKind.UNCORDON]
 
 
-def _released(item: Commitment, all_: list[Commitment]) -> Commitment:
-    """A cordon or drain that a later uncordon of the same target took back."""
+def standing_cordons(connection: Connection, incident: int) -> list[Action]:
+    """The cordons and drains of an incident that nothing of ours has taken back, oldest first: no uncordon, no
+    return, no later reset or reboot, which gives its node back itself. Whether they stand, only the world says."""
+    found = commitments(connection, incident=incident)
+    repaired = {
+        _node(item.action): item.begun_s
+        for item in found
+        if item.action.kind in _GIVES_BACK_ITSELF and item.released_s is not None
+    }
+    return [
+        item.action
+        for item in found
+        if item.action.kind in TAKES_OUT
+        and item.released_s is None
+        and repaired.get(_node(item.action), item.begun_s) <= item.begun_s
+    ]
+
+
+def _node(action: Action) -> str:
+    return str(action.params.get("node", action.target.name))
+
+
+def _released(item: Commitment, back: list[Commitment]) -> Commitment:
+    """A cordon or drain that a later uncordon or return of the same target took back."""
     later = [
         other.ended_s
-        for other in all_
-        if other.action.kind is ActionKind.UNCORDON
+        for other in back
+        if item.action.kind in TAKES_OUT
         and other.action.target == item.action.target
         and other.begun_s >= item.begun_s
         and other.ended_s is not None

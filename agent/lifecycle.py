@@ -16,20 +16,26 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 import structlog
 
+from agent.giving_back import may_be_proposed, stays
 from agent.incident import NEEDS_A_PERSON, Cause, IncidentState
 from agent.lease import LEASE_S, Election, Leadership
 from agent.policy import Rule
+from agent.stage_parts import Parts
 from agent.stage_queue import POLL_S, Run, StageQueue
-from agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Parts, Stages
+from agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Stages
 from agent.store import Conflict, name_of
-from agent.tables import incidents
+from agent.tables import findings, incidents
 from collectors.base import Permanent, Temporary
+from controllers.action import ActionKind
+from controllers.cordon import TAKES_OUT
+from detectors.base import State
 
 _S, _C = IncidentState, Cause
 _SEEN_AT_ONCE = 500
 _LOOK_AGAIN_S = 15.0
 """How long a queued run is trusted to be on its way before its record is read again."""
 _SWEEP_S = 3600.0
+_GIVEN_BACK = [str(kind) for kind in (*sorted(TAKES_OUT), ActionKind.RETURN_NODE)]
 _one_per_process = threading.Lock()
 
 
@@ -214,16 +220,30 @@ class Lifecycle:
         def in_(*states: IncidentState) -> sa.ColumnElement[bool]:
             return c.state.in_([str(state) for state in states])
 
+        of_return = c.action_kind == str(ActionKind.RETURN_NODE)
+        fires = sa.exists().where(findings.c.incident == c.number, findings.c.state == str(State.FIRING))
+        cleared_later = c.moved_by == str(_C.CONTAINMENT_KEPT)
+        cleared_later &= c.action_kind.in_(_GIVEN_BACK) & (c.clear_since_s > c.entered_s) & self._gives_back
         quiet = c.clear_since_s <= now_s - settings.quiet_s
         settled = c.entered_s <= now_s - settings.quiet_s
         wanted = sa.or_(
             in_(_S.OPEN, _S.DIAGNOSED, _S.APPROVED, _S.ACTING, _S.UNDOING),
             in_(_S.AWAITING_APPROVAL)
-            & sa.or_(c.expires_s <= now_s, c.news == 1, quiet, c.approval_rule == str(Rule.AUTOMATIC)),
+            & sa.or_(
+                c.expires_s <= now_s,
+                c.news == 1,
+                quiet & ~of_return,
+                of_return & fires,
+                c.approval_rule == str(Rule.AUTOMATIC),
+            ),
             in_(_S.MONITORING) & sa.or_(c.news == 1, quiet),
-            in_(_S.ESCALATED) & quiet & c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]),
+            in_(_S.ESCALATED)
+            & quiet
+            & sa.or_(c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]), cleared_later),
             in_(_S.CONFIRMING)
-            & sa.or_(quiet & settled, c.news == 1, c.entered_s <= now_s - settings.confirm_timeout_s),
+            & sa.or_(
+                quiet & settled, c.news == 1, of_return & fires, c.entered_s <= now_s - settings.confirm_timeout_s
+            ),
         )
         # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
         put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s, c.due_s <= now_s + settings.retry_max_s)
@@ -237,10 +257,14 @@ class Lifecycle:
         state, incident_id = IncidentState(row.state), name_of(row.number)
         quiet_s = -1.0 if row.clear_since_s is None else now_s - row.clear_since_s
         waits = state in (_S.AWAITING_APPROVAL, _S.MONITORING)
-        if (waits or state is _S.ESCALATED) and quiet_s >= self._parts.settings.quiet_s:
-            cause, note = _C.CLEARED_BY_ITSELF, f"every finding has been clear for {quiet_s:.0f} s"
+        returns = state is _S.AWAITING_APPROVAL and row.action_kind == ActionKind.RETURN_NODE
+        if (waits or state is _S.ESCALATED) and quiet_s >= self._parts.settings.quiet_s and not returns:
+            cause, left = self._clear(row)
+            note = f"every finding has been clear for {quiet_s:.0f} s{left}"
         elif (waits or state is _S.DIAGNOSED) and row.news:
             cause, note = _C.NEW_EVIDENCE, "a fault was found that the diagnosis has not seen"
+        elif returns and row.clear_since_s is None and row.expires_s > now_s:
+            cause, note = _C.WORLD_CHANGED, "the fault is back"
         elif state is _S.AWAITING_APPROVAL and row.expires_s <= now_s:
             cause, note = _C.EXPIRED, "nobody decided in time"
         elif state is _S.AWAITING_APPROVAL and row.approval_rule == str(Rule.AUTOMATIC):
@@ -249,6 +273,21 @@ class Lifecycle:
             return False
         self._store.move(incident_id, cause, "lifecycle", note, row.version)
         return True
+
+    def _clear(self, row: Any) -> tuple[Cause, str]:
+        """What becomes of an incident that is clear, and what it leaves behind: over, or its node is given back."""
+        giving = self._parts.giving_back
+        standing = giving.standing(row.number) if giving is not None else []
+        more = row.attempt < self._parts.settings.max_plans
+        kept = row.state == _S.ESCALATED and row.moved_by == _C.CONTAINMENT_KEPT
+        if kept or (standing and more and may_be_proposed(row.state, row.moved_by, row.action_kind)):
+            return _C.RETURN_DUE, ""
+        return _C.CLEARED_BY_ITSELF, stays(standing)
+
+    @property
+    def _gives_back(self) -> sa.ColumnElement[bool]:
+        giving = self._parts.giving_back
+        return sa.true() if giving is not None and giving.offered() else sa.false()
 
     def _queue_stage(self, queue: Queue, row: Any) -> None:
         now = time.monotonic()

@@ -94,6 +94,8 @@ class Rule(StrEnum):
 PEOPLE: Mapping[Rule, int] = {Rule.AUTOMATIC: 0, Rule.ONE: 1, Rule.TWO: 2}
 _STRICTNESS = list(Rule)
 _HARMLESS = frozenset({ActionKind.NONE, ActionKind.OBSERVE, ActionKind.NOTIFY_OWNER, ActionKind.SUGGEST_SCALING})
+_A_PERSON_DECIDES = frozenset({ActionKind.RETURN_NODE})
+"""Never automatic, whatever is configured: whether the hardware was repaired, only people know."""
 _MUST_SIGN_IN = frozenset({ActionKind.REBOOT_NODE, ActionKind.OPEN_RMA})
 
 
@@ -141,6 +143,8 @@ def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
         rule = Rule.AUTOMATIC
     radius = action.blast_radius
     wide = len(set(radius.gpus)) > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
+    if action.kind in _A_PERSON_DECIDES:
+        rule = max(rule, Rule.ONE, key=_STRICTNESS.index)
     rules = [rule, *([policy.wide] if wide else [])]
     touched = _touched(action)
     rules += [r for pattern, r in policy.places.items() if any(fnmatchcase(name, pattern) for name in touched)]

@@ -9,6 +9,7 @@ from agent.advisor import Advisor, resembling
 from agent.clock import Clock
 from agent.drill import Drills, is_drill, is_drills
 from agent.gate import Gate
+from agent.giving_back import GivingBack
 from agent.incident import Incident, IncidentState
 from agent.intents import commitments
 from agent.metrics import Metrics
@@ -21,7 +22,7 @@ from agent.rca.promql import range_query
 from agent.rca.redact import Redactor
 from agent.scoreboard import Scoreboard
 from agent.settings import Settings
-from agent.stages import Parts
+from agent.stage_parts import Parts
 from agent.store import Store
 from collectors.base import Permanent
 from collectors.history import History
@@ -55,7 +56,7 @@ class Practice:
 
     def heed(self, settings: Settings, actuators: Sequence[Actuator]) -> None:
         """From now on by these."""
-        self.actuators, self._autonomy = actuators, settings.autonomy
+        self.actuators, self._autonomy, self._economy = actuators, settings.autonomy, settings.economy
         redact = Redactor(settings.redact)
         model = Model(settings.llm) if settings.llm.enabled else None
         self._advisor = Advisor(
@@ -87,6 +88,14 @@ class Practice:
             guard=self._guard,
             not_earned=self._not_earned,
             probe=ResumedProgress(lambda: self._history, self._clock.now_s),
+            giving_back=GivingBack(
+                self._store,
+                lambda: self._history,
+                self._inventory,
+                self._clock.now_s,
+                lambda: any(ActionKind.RETURN_NODE in actuator.kinds() for actuator in self.actuators),
+                lambda: self._economy,
+            ),
         )
 
     def actuator_for(self, incident: Incident) -> Actuator:

@@ -26,7 +26,7 @@ BEFORE_S = 3600.0
 
 @dataclass(frozen=True)
 class ResumedProgress:
-    """Fulfils `agent.stages.Probe`. `history` is asked by a call, so that a reload's is the one that answers."""
+    """Fulfils `agent.stage_parts.Probe`. `history` is asked by a call: a reload's is the one that answers."""
 
     history: Callable[[], History]
     now_s: Callable[[], float]

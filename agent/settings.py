@@ -31,7 +31,7 @@ from agent.rca.model import ModelSettings
 from agent.rca.redact import Settings as RedactSettings
 from agent.scoreboard import Settings as AutonomySettings
 from agent.slack.settings import Settings as SlackSettings
-from agent.stages import LifecycleSettings
+from agent.stage_parts import LifecycleSettings
 from collectors.history import Settings as HistorySettings
 from controllers.guard import Settings as GuardSettings
 from controllers.playbooks.ladder import Ladder

@@ -14,25 +14,24 @@ only after its intent is on disk, and only once per action id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from agent.clock import Clock
-from agent.gate import Gate
+from agent.giving_back import LOOK_AGAIN_S, GivingBack, stays
 from agent.incident import Cause, Incident, IncidentState
 from agent.intents import commitments, end_intent, has_intent, store_intent
 from agent.policy import Rule, rule_for
 from agent.rca.diagnosis import Diagnosis
-from agent.store import Move, Store, number_of
+from agent.stage_parts import Parts
+from agent.store import Move, number_of
 from collectors.base import Permanent, Temporary
-from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, Proposal, UnderWay
-from controllers.guard import Commitment, Ruling
+from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, UnderWay
+from controllers.guard import Ruling
+from detectors.base import State
 
 _S, _C, _O = IncidentState, Cause, OutcomeStatus
 
@@ -58,72 +57,6 @@ STAGE_OF = {
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
 CONTAINMENT = frozenset({ActionKind.TAINT, ActionKind.CORDON, ActionKind.QUARANTINE_GPU, ActionKind.DRAIN})
 """Taking these back while the fault is still there would put it back to work."""
-
-
-class LifecycleSettings(BaseModel):
-    """Settings of the incident's way. Times are in the daemon's clock."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    quiet_s: float = Field(
-        default=120.0,
-        ge=0,
-        description="Every finding has to stay clear for so long before it is resolved.",
-    )
-    confirm_timeout_s: float = Field(
-        default=1800.0, gt=0, description="After an action, how long to wait for recovery before undoing it."
-    )
-    act_timeout_s: float = Field(
-        default=3600.0,
-        gt=0,
-        description="A drain, restart or reboot that is still under way after this is given to a person.",
-    )
-    max_plans: int = Field(default=5, ge=1, description="Plans for one incident before a person has to take over.")
-    max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
-    retry_s: float = Field(default=5.0, gt=0, description="Wait before a stage's second try; doubles each time.")
-    retry_max_s: float = Field(default=300.0, gt=0, description="Longest wait between two tries of a stage.")
-    workers: int = Field(default=4, ge=1, description="Stages that run at the same time.")
-
-
-class Diagnose(Protocol):
-    """Finds the cause of an incident. May raise Temporary or Permanent."""
-
-    def __call__(self, incident: Incident) -> Diagnosis: ...
-
-
-class Plan(Protocol):
-    """Chooses the least disruptive fitting mitigation, with a new action id for each `incident.attempt`."""
-
-    def __call__(self, incident: Incident) -> Proposal: ...
-
-
-class Probe(Protocol):
-    """Actively tests that the action worked: DONE where it did, FAILED where not; UnderWay to be asked again."""
-
-    def __call__(self, incident: Incident) -> Outcome: ...
-
-
-class Guard(Protocol):
-    """Whether an action may begin now, given those that have: asked in the transaction that stores the intent."""
-
-    def __call__(self, action: Action, begun: Sequence[Commitment]) -> Ruling: ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the stages work with; built once in `agent.app`."""
-
-    store: Store
-    gate: Gate
-    clock: Clock
-    diagnose: Diagnose
-    plan: Plan
-    actuator_for: Callable[[Incident], Actuator]
-    settings: LifecycleSettings
-    probe: Probe | None = None
-    guard: Guard | None = None
-    not_earned: Callable[[Action], str] | None = None
-    """Why a kind that is automatic by policy has not earned it yet; empty where it has."""
 
 
 class Lost(Exception):
@@ -199,6 +132,10 @@ class Stages:
     # Plan -------------------------------------------------------------------------------------------------------
 
     def _plan(self, incident: Incident) -> None:
+        giving = self._parts.giving_back
+        if giving is not None and giving.is_due(incident):
+            self._plan_return(incident, giving)
+            return
         if incident.attempt >= self._parts.settings.max_plans:
             self._move(incident, _C.GUARD_REFUSED, f"{incident.attempt} plans were made; a person has to take over")
             return
@@ -214,6 +151,29 @@ class Stages:
             self._move(incident, _C.GUARD_REFUSED, proposal.reason)
         else:
             self._move(incident, _C.NO_PLAN, proposal.reason)
+
+    def _plan_return(self, incident: Incident, giving: GivingBack) -> None:
+        """Proposes to give the node back; waits while it may not be; ends where nothing of ours is out of use."""
+        standing = giving.standing(number_of(incident.id))
+        if not standing or incident.attempt >= self._parts.settings.max_plans:
+            self._move(incident, _C.CLEARED_BY_ITSELF, f"every finding is clear{stays(standing)}")
+            return
+        node, action = standing[-1].target, giving.plan(incident, standing)
+        actuator = self._parts.actuator_for(replace(incident, action=action))
+        if action.kind not in actuator.kinds():  # a drill's
+            self._move(incident, _C.CLEARED_BY_ITSELF, f"every finding is clear{stays(standing)}")
+            return
+        if any(item.state is State.FIRING for item in incident.findings):
+            self._move(incident, _C.CONTAINMENT_KEPT, f"the fault is back; {node.name} stays cordoned")
+            return
+        if hindrances := giving.hindrances(incident, node):
+            raise Later("; ".join(hindrances), self._now() + LOOK_AGAIN_S)
+        if changed := actuator.changed(action):
+            told = f"every finding is clear; {node.name} is not given back by us: {'; '.join(changed)}"
+            self._move(incident, _C.CLEARED_BY_ITSELF, told)
+            return
+        rule = rule_for(action, self._parts.gate.policy)
+        self._store.save_plan(incident, action, action.why, by=Stage.PLAN, rule=rule)
 
     # Act --------------------------------------------------------------------------------------------------------
 
@@ -231,6 +191,10 @@ class Stages:
             outcome = actuator.read(action)  # the intent is older than this run: did it happen?
             if outcome.status not in (_O.NOT_DONE, _O.UNDER_WAY):
                 self._conclude(incident, action, outcome)
+                return
+            hindrances = self._hindrances(incident, action)
+            if outcome.status is _O.UNDER_WAY and hindrances:
+                self._conclude(incident, action, Outcome(_O.REFUSED, "; ".join(hindrances), self._now()))
                 return
             # what has begun is carried on: its own effects break its preconditions, and half of it is worse
             if outcome.status is _O.NOT_DONE and not self._still_right(incident, action, actuator):
@@ -274,11 +238,21 @@ class Stages:
         """Asks again, right before acting: approval, expiry, preconditions. False where it moved instead."""
         objections = self._parts.gate.objections(incident)
         objections += [(_C.WORLD_CHANGED, sentence) for sentence in actuator.changed(action)]
-        if incident.clear_since_s is not None:
+        if action.kind is ActionKind.RETURN_NODE:
+            objections += [(_C.WORLD_CHANGED, sentence) for sentence in self._hindrances(incident, action)]
+        elif incident.clear_since_s is not None:
             objections.append((_C.WORLD_CHANGED, "every finding has become clear since the plan was made"))
         if objections:
             self._move(incident, objections[0][0], "; ".join(sentence for _, sentence in objections))
         return not objections
+
+    def _hindrances(self, incident: Incident, action: Action) -> list[str]:
+        """Why a node may not be given back, as of now; empty for every other action."""
+        if action.kind is not ActionKind.RETURN_NODE:
+            return []
+        if self._parts.giving_back is None:
+            return ["nothing here gives nodes back any more"]
+        return self._parts.giving_back.hindrances(self._store.incident(incident.id), action.target)
 
     def _stop_unless_allowed(self) -> None:
         if not self._may_act():
@@ -289,7 +263,8 @@ class Stages:
 
     def _conclude(self, incident: Incident, action: Action, outcome: Outcome) -> None:
         done = {_O.DONE: _C.ACTION_DONE, _O.ALREADY_DONE: _C.ACTION_DONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
-        cause = done.get(outcome.status, _C.ACTION_FAILED)
+        failed = _C.CONTAINMENT_KEPT if action.kind is ActionKind.RETURN_NODE else _C.ACTION_FAILED
+        cause = done.get(outcome.status, failed)
         self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "act", outcome))
 
     # Confirm ----------------------------------------------------------------------------------------------------
@@ -309,9 +284,12 @@ class Stages:
                 tested = Outcome(_O.FAILED, str(error), now)
             if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
                 told = f"; {tested.detail}" if tested is not None and tested.detail else ""
-                self._move(incident, _C.CONFIRMED, proof + told)
+                self._move(incident, self._recovered(incident), proof + told)
                 return
             failure = f"{proof}, but the probe says: {tested.detail}"
+        elif action.kind is ActionKind.RETURN_NODE and any(f.state is State.FIRING for f in incident.findings):
+            self._move(incident, _C.NEW_EVIDENCE, f"the fault is back since {action.target.name} was given back")
+            return
         elif now - incident.entered_s < settings.confirm_timeout_s:
             if incident.news:
                 self._take_up_news(incident, action)
@@ -320,6 +298,12 @@ class Stages:
             self._move(incident, _C.CONTAINMENT_KEPT, f"{failure}; {action.kind} of {action.target} stays in place")
         else:
             self._move(incident, _C.NOT_CONFIRMED, failure)
+
+    def _recovered(self, incident: Incident) -> Cause:
+        """Over, or what is next is giving the node back."""
+        giving = self._parts.giving_back
+        owes = giving is not None and incident.attempt < self._parts.settings.max_plans
+        return _C.RETURN_DUE if owes and giving and giving.standing(number_of(incident.id)) else _C.CONFIRMED
 
     def _take_up_news(self, incident: Incident, action: Action) -> None:
         """Diagnoses again what came after the action. Only where that finds another cause, or calls for another

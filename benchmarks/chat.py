@@ -28,7 +28,7 @@ from agent.people import Settings as PeopleSettings
 from agent.policy import ApprovalSettings, Role
 from agent.slack.room import Slack
 from agent.slack.settings import Settings
-from agent.stages import LifecycleSettings, Parts
+from agent.stage_parts import LifecycleSettings, Parts
 from agent.store import Store
 from benchmarks.report import write
 from benchmarks.waiting_incidents import diagnose, end, finding, plan, reach, spread

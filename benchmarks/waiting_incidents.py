@@ -32,7 +32,7 @@ from agent.incident import Incident, IncidentState
 from agent.lifecycle import Lifecycle
 from agent.policy import ApprovalSettings, Person, Role
 from agent.rca.diagnosis import Confidence, Diagnosis
-from agent.stages import LifecycleSettings, Parts
+from agent.stage_parts import LifecycleSettings, Parts
 from agent.store import Store
 from collectors.frame import Instant
 from collectors.subject import Subject, SubjectKind

@@ -34,6 +34,8 @@ class ActionKind(StrEnum):
     """Keep off a node what does not tolerate its fault."""
     CORDON = "cordon"
     UNCORDON = "uncordon"
+    RETURN_NODE = "return_node"
+    """Probe a node that we cordoned or drained, once its fault is gone, and uncordon it where the probe passes."""
     DRAIN = "drain"
     RESET_GPU = "reset_gpu"
     REBOOT_NODE = "reboot_node"

@@ -12,6 +12,7 @@ _K = ActionKind
 _FACTS: dict[ActionKind, tuple[tuple[str, str, str], ...]] = {
     _K.CORDON: (("takes new pods", "yes", "no"),),
     _K.UNCORDON: (("takes new pods", "no", "yes"),),
+    _K.RETURN_NODE: (("takes new pods", "no", "yes, where the probe passes"),),
     _K.DRAIN: (("takes new pods", "yes", "no"), ("its jobs", "run here", "stop whole and start elsewhere")),
     _K.QUARANTINE_GPU: (("is offered to jobs", "yes", "no"),),
     _K.RESTART_JOB: (("its processes", "run on", "stopped once, started from the checkpoint"),),

@@ -35,6 +35,7 @@ _DOES = {
     ActionKind.TAINT: "taint the node",
     ActionKind.CORDON: "cordon the node",
     ActionKind.UNCORDON: "uncordon the node",
+    ActionKind.RETURN_NODE: "probe the node and, where that passes, uncordon it",
     ActionKind.DRAIN: "drain the node",
     ActionKind.RESET_GPU: "reset the GPU",
     ActionKind.REBOOT_NODE: "reboot the node",

@@ -40,6 +40,7 @@ TOLD = {
     Cause.CONTAINMENT_KEPT: "No recovery; what was taken out of use stays out",
     Cause.UNDONE: "Taken back; a person has to look",
     Cause.CLEARED_BY_ITSELF: "Cleared",
+    Cause.RETURN_DUE: "The fault is gone; what is next is giving the node back",
     Cause.RELAPSED: "It is back",
     Cause.CLOSED_BY_PERSON: "Closed",
     Cause.ACKNOWLEDGED: "Taken on",

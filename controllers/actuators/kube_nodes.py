@@ -29,6 +29,21 @@ def is_cordoned(node: Object) -> bool:
     return (node.get("spec") or {}).get("unschedulable") is True
 
 
+def cordoned_by(node: Object) -> set[str]:
+    """The field managers that have written the cordon which stands; empty where the API server does not say
+    (kubernetes.io/docs/reference/using-api/server-side-apply, "Field management")."""
+    found = set()
+    for entry in node["metadata"].get("managedFields") or []:
+        if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
+            found.add(str(entry.get("manager", "")))
+    return found
+
+
+def is_ready(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
 def taints(node: Object) -> list[Object]:
     return list((node.get("spec") or {}).get("taints") or [])
 

@@ -11,6 +11,7 @@ Both go the same way, a step a call, and each step finds out by itself whether i
     check     another Job: a DCGM diagnostic, or what you name
     return    the components come back; the node is uncordoned if the cordon is ours and the check passed
 
+Giving a node back that was only cordoned or drained (`return_node`) is the last two alone: nothing is stopped.
 A repair or check that fails leaves the node cordoned, with its components back, and says what its Job said.
 
 Sources: NVIDIA/mig-parted (nvidia-mig-manager, `paused-for-mig-change`), the GPU operator's
@@ -38,8 +39,10 @@ from controllers.actuators.kube_probe import ProbeJob, Probes
 from controllers.actuators.kube_repair_jobs import job_name
 from controllers.actuators.kube_workloads import POLL_S
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from controllers.cordon import CORDON_OF, TAKES_OUT
 
 _A, _O = ActionKind, OutcomeStatus
+Labels = dict[str, str | None]
 PAUSED = "paused-for-gpu-reset"
 AGENT_PAUSED = "nightshift.dev/node-agent-paused"
 """Label of a node from which our node agent keeps away; the chart's DaemonSet honours it."""
@@ -75,13 +78,14 @@ class RepairSettings(KubernetesSettings):
 
 
 class KubernetesRepairActuator:
-    """Resets GPUs and reboots nodes. Fulfils `controllers.action.Actuator`."""
+    """Resets GPUs, reboots nodes, gives nodes back. Fulfils `controllers.action.Actuator`."""
 
     plugin: ClassVar[str] = "kubernetes_repair"
     Settings: ClassVar[type[BaseModel]] = RepairSettings
     TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
         _A.RESET_GPU: SubjectKind.GPU,
         _A.REBOOT_NODE: SubjectKind.NODE,
+        _A.RETURN_NODE: SubjectKind.NODE,
     }
 
     def __init__(
@@ -118,7 +122,12 @@ class KubernetesRepairActuator:
         return kube_rights.refused(self._kube, kinds, own_namespace=self._settings.namespace)
 
     def changed(self, action: Action) -> list[str]:
-        return self._nodes.changed(action)
+        """A node is not given back on nothing but the default check, which only lists its GPUs."""
+        sentences = self._nodes.changed(action)
+        default = RepairSettings.model_fields["check_command"].default
+        if action.kind is _A.RETURN_NODE and not self._probe(action) and self._settings.check_command == default:
+            sentences.append(f"the {action.params.get('probe')} probe cannot run: no image is set for it")
+        return sentences
 
     # acting
 
@@ -129,12 +138,29 @@ class KubernetesRepairActuator:
             return self._outcome(_O.ALREADY_DONE, f"{action.id} was done before")
         if mark.get("phase") == "failed":
             return self._outcome(_O.FAILED, str(mark.get("why", "the repair failed")))
+        if action.kind is _A.RETURN_NODE:
+            return self._return(action, node_name)
         mark = self._begin(action, node_name, mark)
         self._empty(action, node_name)
         if action.kind is _A.RESET_GPU:
             mark = self._release(action, node_name, mark)
         failure = self._repair(action, node_name, mark) or self._check(action, node_name)
         return self._bring_back(action, node_name, mark, failure)
+
+    def _return(self, action: Action, node_name: str) -> Outcome:
+        """Checks a node as it stands, and uncordons it; the cordon that the plan rests on is read again before the
+        check and, in the version that is written, after it."""
+        node = self._kube.get(kube_nodes.path(node_name))
+        if changed := self.changed(action):
+            return self._outcome(_O.REFUSED, f"{'; '.join(changed)}: nothing is done")
+        if not self._mark(node, action):
+            self._write(action, node, {"phase": "begun"})
+        failure = self._check(action, node_name)
+        node = self._kube.get(kube_nodes.path(node_name))
+        whose = self._nodes.cordon_of(node)
+        if not failure and any(whose != p.expected for p in action.preconditions if p.fact == CORDON_OF):
+            failure = f"the cordon is now of {whose}"
+        return self._end(action, node, {}, {}, failure, keep=failure is not None)
 
     def _begin(self, action: Action, node_name: str, mark: dict[str, Any]) -> dict[str, Any]:
         """Writes down, once, what has to be known afterwards: the boot id, and whose the cordon is."""
@@ -162,7 +188,7 @@ class KubernetesRepairActuator:
             subject = Subject(SubjectKind.JOB, job)
             self._finish(replace(action, id=f"{action.id}-job{number}", kind=_A.RESTART_JOB, target=subject))
         held = set(action.blast_radius.pods)
-        left = [p for p in kube_nodes.evictable(self._kube, node_name) if _name(p) in held]
+        left = [p for p in kube_nodes.evictable(self._kube, node_name) if kube_nodes.pod_name(p) in held]
         waits = [wait for p in left if (wait := kube_nodes.evict(self._kube, p, self._settings.drain_grace_s))]
         if waits:
             raise UnderWay("; ".join(waits), retry_after_s=POLL_S)
@@ -180,9 +206,9 @@ class KubernetesRepairActuator:
         running = {name: labels[name] for name in self._settings.components if labels.get(name) == "true"}
         if running or AGENT_PAUSED not in labels:
             mark = {**mark, "labels": {**mark["labels"], **running}, "phase": "releasing"}
-            changes: dict[str, str | None] = {**dict.fromkeys(running, PAUSED), AGENT_PAUSED: "true"}
+            changes: Labels = {**dict.fromkeys(running, PAUSED), AGENT_PAUSED: "true"}
             self._write(action, node, mark, changes)
-        left = sorted(_name(pod) for pod in self._holders(node_name))
+        left = sorted(kube_nodes.pod_name(pod) for pod in self._holders(node_name))
         if left:
             raise UnderWay(f"{', '.join(left)} hold handles on the GPU and leave", retry_after_s=POLL_S)
         return mark
@@ -201,7 +227,7 @@ class KubernetesRepairActuator:
         node = self._kube.get(kube_nodes.path(node_name))
         boot_id = ((node.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
         if boot_id and boot_id != mark["boot_id"]:
-            if not _is_ready(node):
+            if not kube_nodes.is_ready(node):
                 raise UnderWay(f"{node_name} has rebooted and is not ready yet", retry_after_s=POLL_S)
             return None
         failure = self._run(
@@ -292,15 +318,19 @@ class KubernetesRepairActuator:
     def _bring_back(self, action: Action, node_name: str, mark: dict[str, Any], failure: str | None) -> Outcome:
         """Everything that was paused runs again. A node that was not repaired stays out of use."""
         node = self._kube.get(kube_nodes.path(node_name))
-        labels: dict[str, str | None] = {**mark["labels"], AGENT_PAUSED: None}
-        keep = failure is not None or mark["theirs"]
+        labels: Labels = {**mark["labels"], AGENT_PAUSED: None}
+        return self._end(action, node, mark, labels, failure, keep=failure is not None or mark["theirs"])
+
+    def _end(
+        self, action: Action, node: Object, mark: dict[str, Any], labels: Labels, failure: str | None, *, keep: bool
+    ) -> Outcome:
+        """One write: how it ended, and the uncordon unless the node is kept out of use."""
+        name = str(node["metadata"]["name"])
         ended = {**mark, "phase": "failed" if failure else "done", "why": failure or ""}
         self._write(action, node, ended, labels, uncordon=not keep)
         if failure is not None:
-            return self._outcome(
-                _O.FAILED, f"{action.kind} of {action.target}: {failure}; {node_name} stays cordoned"
-            )
-        back = f"; {node_name} stays cordoned, as somebody else had it" if mark["theirs"] else ""
+            return self._outcome(_O.FAILED, f"{action.kind} of {action.target}: {failure}; {name} stays cordoned")
+        back = f"; {name} stays cordoned, as somebody else had it" if keep else ""
         return self._outcome(_O.DONE, f"{action.kind} of {action.target} done; {self._checked_by(action)}{back}")
 
     # reading back
@@ -324,7 +354,7 @@ class KubernetesRepairActuator:
             raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
         if action.target.kind is not expected:
             raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")
-        name = action.target.name if action.kind is _A.REBOOT_NODE else str(action.params.get("node", ""))
+        name = action.target.name if expected is SubjectKind.NODE else str(action.params.get("node", ""))
         if not name:
             raise Permanent(f"action {action.id}: params.node is missing: which node holds {action.target}?")
         return name
@@ -342,14 +372,16 @@ class KubernetesRepairActuator:
         action: Action,
         node: Object,
         mark: dict[str, Any],
-        labels: dict[str, str | None] | None = None,
+        labels: Labels | None = None,
         *,
         uncordon: bool = False,
     ) -> None:
         text = json.dumps({**mark, "id": action.id, "at_s": self._now_s()})
-        change: Object = {"metadata": {"annotations": {MARKER + action.kind: text}, "labels": labels or {}}}
-        if uncordon:
+        marks: Labels = {MARKER + action.kind: text}
+        change: Object = {"metadata": {"annotations": marks, "labels": labels or {}}}
+        if uncordon:  # with the marks of our cordons, so that a later one of a person's is not taken for ours
             change["spec"] = {"unschedulable": None}
+            marks |= {MARKER + kind: None for kind in TAKES_OUT}
         version = str(node["metadata"]["resourceVersion"])
         path = kube_nodes.path(str(node["metadata"]["name"]))
         self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
@@ -358,15 +390,6 @@ class KubernetesRepairActuator:
         return Outcome(status, detail, self._now_s())
 
 
-def _name(pod: Object) -> str:
-    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-
-
 def _holds(labels: dict[str, str], apps: set[str]) -> bool:
     ours = ("app.kubernetes.io/name", "nightshift"), ("app.kubernetes.io/component", "node")
     return labels.get("app") in apps or all(labels.get(key) == value for key, value in ours)
-
-
-def _is_ready(node: Object) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)

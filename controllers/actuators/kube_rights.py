@@ -79,10 +79,13 @@ RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
     | _rights("list", "pods")
     | _rights("create", "pods", subresource="eviction")
     | _JOBS,
+    ActionKind.RETURN_NODE: _rights("get patch", "nodes"),
 }
-OWN_RIGHTS: Mapping[ActionKind, frozenset[Right]] = dict.fromkeys(
-    (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE), _rights("get create", "jobs", "batch")
-)
+OWN_RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
+    ActionKind.RESET_GPU: _rights("get create", "jobs", "batch"),
+    ActionKind.REBOOT_NODE: _rights("get create", "jobs", "batch"),
+    ActionKind.RETURN_NODE: _rights("get create", "jobs", "batch") | _rights("list", "pods"),
+}
 """Beside those, in the one namespace where repair Jobs run."""
 LEASE_RIGHTS = _rights("get create update", "leases", "coordination.k8s.io")
 """Electing a leader by a Lease, in the release's own namespace (`controllers.actuators.kube_lease`)."""

@@ -26,6 +26,7 @@ from controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scali
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
 from controllers.actuators.kube_marks import MARKER, Marks
 from controllers.actuators.kube_workloads import POLL_S, Workloads, pod_path
+from controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
 _K, _A = SubjectKind, ActionKind
 
@@ -129,6 +130,8 @@ class KubernetesActuator:
         match subject.kind, fact:
             case _K.NODE, "cordoned":
                 return _word(kube_nodes.is_cordoned(self._kube.get(kube_nodes.path(subject.name))))
+            case _K.NODE, fact if fact == CORDON_OF:
+                return self.cordon_of(self._kube.get(kube_nodes.path(subject.name)))
             case _K.NODE, "tainted":
                 return _word(kube_nodes.is_tainted(self._kube.get(kube_nodes.path(subject.name))))
             case _K.NODE, "drained":
@@ -234,6 +237,17 @@ class KubernetesActuator:
     def owns_cordon(self, node: Object) -> bool:
         """Whether a node's cordon is Nightshift's: then it may take it back."""
         return bool(self._cordons(node))
+
+    def cordon_of(self, node: Object) -> str:
+        """Whose cordon stands on a node (`controllers.cordon`): ours only where nobody
+        but us has written `spec.unschedulable`, by the API server's own record of it."""
+        if not kube_nodes.is_cordoned(node):
+            return NOBODY
+        marks = [mark for kind in (_A.CORDON, _A.DRAIN) if (mark := self.marks.of(node, kind)) is not None]
+        theirs = not marks or any(mark.get("theirs") for mark in marks)
+        if theirs or kube_nodes.cordoned_by(node) != {self._settings.field_manager}:
+            return SOMEBODY_ELSE
+        return cordon_ids([str(mark.get("id")) for mark in marks])
 
     def _cordons(self, node: Object) -> list[ActionKind]:
         marks = {kind: self.marks.of(node, kind) for kind in (_A.CORDON, _A.DRAIN)}

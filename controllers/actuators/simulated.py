@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from collectors.base import Permanent, Temporary
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS fact (subject TEXT, name TEXT, value TEXT NOT NULL, PRIMARY KEY (subject, name));
@@ -44,6 +45,7 @@ EFFECTS: Mapping[ActionKind, tuple[SubjectKind, Mapping[str, str]]] = {
     _A.TAINT: (_K.NODE, {"tainted": _YES}),
     _A.CORDON: (_K.NODE, {"cordoned": _YES}),
     _A.UNCORDON: (_K.NODE, {"cordoned": _NO, "drained": _NO}),
+    _A.RETURN_NODE: (_K.NODE, {"cordoned": _NO, "drained": _NO, "probes": _COUNT}),
     _A.DRAIN: (_K.NODE, {"cordoned": _YES, "drained": _YES}),
     _A.QUARANTINE_GPU: (_K.GPU, {"quarantined": _YES}),
     _A.RESET_GPU: (_K.GPU, {"resets": _COUNT}),
@@ -58,8 +60,9 @@ _TAKE_BACK: Mapping[ActionKind, Mapping[str, str]] = {
     _A.DRAIN: {"cordoned": _NO, "drained": _NO},
     _A.QUARANTINE_GPU: {"quarantined": _NO},
 }
+_CORDONS = "target = ? AND undone_at_s IS NULL AND kind IN ('cordon', 'drain')"
 _DEFAULTS: Mapping[SubjectKind, Mapping[str, str]] = {
-    _K.NODE: {"cordoned": _NO, "tainted": _NO, "drained": _NO, "boots": "1"},
+    _K.NODE: {"cordoned": _NO, "tainted": _NO, "drained": _NO, "boots": "1", "probes": "0"},
     _K.GPU: {"quarantined": _NO, "resets": "0"},
     _K.JOB: {"running": _YES, "restarts": "0", "owner_notified": "0"},
     _K.POD: {"running": _YES, "restarts": "0"},
@@ -178,6 +181,7 @@ class SimulatedSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     path: Path = Field(default=Path("simulated-cluster.sqlite"), description="SQLite file that holds the cluster.")
+    probes: bool = Field(default=False, description="Whether it probes nodes, and so gives cordoned ones back")
 
 
 class SimulatedActuator:
@@ -186,29 +190,29 @@ class SimulatedActuator:
     plugin: ClassVar[str] = "simulated"
     Settings: ClassVar[type[BaseModel]] = SimulatedSettings
 
-    def __init__(self, path: Path | str, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | str, now_s: Callable[[], float] = time.time, *, probes: bool = False) -> None:
         self.cluster = SimulatedCluster(path)
-        self._now_s = now_s
+        self._now_s, self._probes = now_s, probes
 
     @classmethod
     def from_settings(
         cls, settings: SimulatedSettings, now_s: Callable[[], float] = time.time
     ) -> SimulatedActuator:
-        return cls(settings.path, now_s)
+        return cls(settings.path, now_s, probes=settings.probes)
 
     @property
     def name(self) -> str:
         return self.plugin
 
     def kinds(self) -> frozenset[ActionKind]:
-        return frozenset(EFFECTS)
+        return frozenset(EFFECTS) - (frozenset() if self._probes else {_A.RETURN_NODE})
 
     def changed(self, action: Action) -> list[str]:
         """Sentences on preconditions that no longer hold, each with what was expected and what was read."""
         sentences = []
         for condition in action.preconditions:
             facts = self.cluster.facts(condition.subject)
-            found = facts.get(condition.fact)
+            found = self._cordon_of(condition.subject) if condition.fact == CORDON_OF else facts.get(condition.fact)
             if not facts:
                 sentences.append(f"{condition.subject} does not exist any more")
             elif found != condition.expected:
@@ -216,11 +220,23 @@ class SimulatedActuator:
                 sentences.append(f"{condition.subject}: {read}")
         return sentences
 
+    def _cordon_of(self, node: Subject) -> str:
+        """By the marks of what stands, and by the fact `cordoned_by`, which a person's cordon sets."""
+        facts = self.cluster.facts(node)
+        with self.cluster.transaction() as db:
+            rows = db.execute(f"SELECT action_id FROM marker WHERE {_CORDONS}", (str(node),)).fetchall()
+        if facts.get("cordoned") != _YES:
+            return NOBODY
+        return SOMEBODY_ELSE if "cordoned_by" in facts or not rows else cordon_ids(row[0] for row in rows)
+
     def execute(self, action: Action) -> Outcome:
         """Carries the action out and marks it with its id in one transaction."""
         self._refuse_misfit(action)
         mishap = self.cluster.next_mishap("execute", action.kind)
         _before(mishap)
+        if action.kind is _A.RETURN_NODE and self.cluster.facts(action.target).get("probe") == "fails":
+            name = action.target.name
+            return self._outcome(OutcomeStatus.FAILED, f"the probe failed; {name} stays cordoned", action)
         with self.cluster.transaction() as db:
             done = self._marker(db, action)
             if done is None:
@@ -293,6 +309,8 @@ class SimulatedActuator:
         for name, value in facts.items():
             new = str(int(known.get(name, "0")) + 1) if value == _COUNT else value
             db.execute("INSERT OR REPLACE INTO fact VALUES (?, ?, ?)", (str(action.target), name, new))
+        if action.kind is _A.RETURN_NODE:
+            db.execute(f"UPDATE marker SET undone_at_s = ? WHERE {_CORDONS}", (self._now_s(), str(action.target)))
         params = json.dumps(dict(action.params), sort_keys=True)
         db.execute(
             "INSERT INTO effect (action_id, kind, target, params, at_s, undo) VALUES (?, ?, ?, ?, ?, ?)",

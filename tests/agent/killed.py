@@ -16,7 +16,7 @@ from pathlib import Path
 from agent.clock import SteppedClock
 from agent.incident import TRANSITIONS, Cause, Incident, IncidentState
 from agent.intents import store_intent
-from agent.stages import LifecycleSettings
+from agent.stage_parts import LifecycleSettings
 from agent.store import Move
 from controllers.action import Action, ActionKind, Precondition, Proposal
 from controllers.actuators.simulated import Mishap
@@ -51,6 +51,7 @@ class Scenario:
     prepare: Callable[[World], object] = field(default=lambda world: None)
     action: Callable[[World, Incident], Action] | None = None
     plans: bool = True
+    gives_back: bool = False
     effects: tuple[bool, ...] = ()
     """`undo` of each effect that the world must show in the end."""
 
@@ -162,6 +163,13 @@ SCENARIOS: Mapping[str, Scenario] = {
         action=_cordon,
         effects=(False,),
     ),
+    "given back": Scenario(
+        (*_ACTED, "return_due", *_ACTED[2:], "confirmed"),
+        {_S.AWAITING_APPROVAL: _approve, _S.CONFIRMING: _clear},
+        action=_cordon,
+        gives_back=True,
+        effects=(False, False),
+    ),
     "refused by the world": Scenario(
         (*_BEGIN, "approved", "intent_stored", "action_failed"),
         {_S.AWAITING_APPROVAL: _approve},
@@ -219,14 +227,15 @@ def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
         fault_point=fault_point,
         settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=100, max_tries=1),
         lease_s=1.5,
+        gives_back=scenario.gives_back,
     )
     if scenario.action is not None:
         world.action = partial(scenario.action, world)
     if not (home / "prepared").exists():
         scenario.prepare(world)
         if kill_at.startswith("world "):
-            _, method, mode = kill_at.split()
-            world.cluster.plan_mishap(Mishap(mode), method=method)
+            _, method, mode, *kind = kill_at.split()
+            world.cluster.plan_mishap(Mishap(mode), method=method, kind=ActionKind(kind[0]) if kind else None)
         (home / "prepared").touch()
     plan = None if scenario.plans else (lambda incident: Proposal(None, "watched only"))
     lifecycle = world.lifecycle(**({"plan": plan} if plan else {}))

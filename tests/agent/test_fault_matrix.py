@@ -15,7 +15,7 @@ from kubernetes import client, config
 from agent.incident import Incident, IncidentState
 from agent.lifecycle import Lifecycle
 from agent.policy import ApprovalSettings, Rule
-from agent.stages import LifecycleSettings, Parts
+from agent.stage_parts import LifecycleSettings, Parts
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, Actuator, BlastRadius, Precondition, Undo
 from controllers.actuators.kube_client import KubeClient

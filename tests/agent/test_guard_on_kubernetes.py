@@ -22,7 +22,7 @@ from agent.advisor import out_of_use
 from agent.incident import Incident, IncidentState
 from agent.lifecycle import Lifecycle
 from agent.policy import ApprovalSettings, Rule
-from agent.stages import LifecycleSettings
+from agent.stage_parts import LifecycleSettings
 from collectors.subject import Inventory, Subject, SubjectKind
 from controllers import guard
 from controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo

@@ -19,8 +19,8 @@ from agent.gate import GateAnswer
 from agent.incident import TRANSITIONS, Cause, Incident, IncidentState
 from agent.lifecycle import Lifecycle
 from agent.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from agent.stage_parts import LifecycleSettings
 from agent.stage_queue import Run
-from agent.stages import LifecycleSettings
 from agent.store import NoSuchIncident
 from controllers.action import Action, ActionKind, BlastRadius, Outcome, Precondition
 from controllers.actuators.simulated import Mishap, SimulatedActuator

@@ -31,6 +31,8 @@ def _cases() -> list[tuple[str, str]]:
                 found.setdefault(f"{when} {state.value if state else 'none'} {cause}", name)
         if scenario.effects == (False, True):
             found |= dict.fromkeys(_WORLD, name)
+        if scenario.gives_back:
+            found |= {f"world execute {mode} return_node": name for mode in ("die_before", "die_after")}
     return [(name, place) for place, name in found.items()]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.incident import Incident, IncidentState
-from agent.stages import LifecycleSettings
+from agent.stage_parts import LifecycleSettings
 from collectors.base import Permanent, Temporary
 from controllers.action import ActionKind, Outcome, OutcomeStatus, Precondition, Proposal
 from controllers.actuators.simulated import Mishap

@@ -12,7 +12,7 @@ from agent.incident import IncidentState
 from agent.lifecycle import Lifecycle
 from agent.policy import ApprovalSettings, Person, Role, Rule
 from agent.scoreboard import Level, Rating, Score, Scoreboard, Settings, place_of, rate, wilson_low
-from agent.stages import LifecycleSettings
+from agent.stage_parts import LifecycleSettings
 from collectors.subject import Subject, SubjectKind
 from controllers.action import ActionKind
 from detectors.base import State

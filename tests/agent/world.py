@@ -6,13 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from agent.clock import Clock
 from agent.gate import Gate
+from agent.giving_back import GivingBack
 from agent.incident import Incident
 from agent.lifecycle import Lifecycle
 from agent.policy import ApprovalSettings, Person, Role
-from agent.stages import LifecycleSettings, Parts
+from agent.stage_parts import LifecycleSettings, Parts
 from agent.store import Store
+from collectors.frame import Frame, SeriesIndex
+from collectors.history import History
+from collectors.subject import Inventory, SubjectKind
 from controllers.action import Action, ActionKind, Proposal, Undo
 from controllers.actuators.simulated import SimulatedActuator, SimulatedCluster
 from tests.agent.incidents import GPU, JOB, NODE, a_diagnosis, an_action
@@ -20,6 +26,18 @@ from tests.agent.incidents import GPU, JOB, NODE, a_diagnosis, an_action
 ANN = Person("ann", frozenset({Role.APPROVER}), "console", None)
 BOB = Person("bob", frozenset({Role.APPROVER}), "cli", None)
 UNDOABLE = Undo(True, "lift the quarantine", ActionKind.QUARANTINE_GPU)
+
+
+class SeenNow(History):
+    """The telemetry of one GPU that is always there."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def latest(self, kind: SubjectKind) -> Frame | None:
+        now_s, index = self._clock.now_s(), SeriesIndex(SubjectKind.GPU, (GPU,))
+        return Frame(now_s, index, ("gpu_power_w",), np.ones((1, 1)), np.full((1, 1), now_s), np.zeros(1, np.int64))
 
 
 def _restart(incident: Incident) -> Action:
@@ -40,12 +58,17 @@ class World:
     )
     action: Callable[[Incident], Action] = _restart
     lease_s: float = 3.0
+    gives_back: bool = False
+    """Its actuator probes nodes, so that those which were only cordoned or drained are given back."""
 
     def __post_init__(self) -> None:
         self.store = Store(self.url, self.clock, fault_point=self.fault_point)
         self.gate = Gate(self.store, self.policy, self.clock)
         self.cluster = SimulatedCluster(self.folder / "cluster.sqlite")
-        self.actuator = SimulatedActuator(self.cluster.path, self.clock.now_s)
+        self.actuator = SimulatedActuator(self.cluster.path, self.clock.now_s, probes=self.gives_back)
+        self.history: History = SeenNow(self.clock)
+        self.inventory = Inventory()
+        self.inventory.observe(GPU, NODE, 0.0)
         for subject in (NODE, GPU, JOB):
             self.cluster.add(subject)
 
@@ -58,6 +81,9 @@ class World:
             plan=lambda incident: Proposal(self.action(incident), "least disruptive"),
             actuator_for=lambda _: self.actuator,
             settings=self.settings,
+            giving_back=GivingBack(
+                self.store, lambda: self.history, self.inventory, self.clock.now_s, lambda: self.gives_back
+            ),
         )
         return replace(made, **changes)  # type: ignore[arg-type]
 

@@ -13,7 +13,17 @@ from kubernetes import client
 
 from collectors.base import Permanent
 from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, Actuator, BlastRadius, Outcome, OutcomeStatus, UnderWay, Undo
+from controllers.action import (
+    Action,
+    ActionKind,
+    Actuator,
+    BlastRadius,
+    Outcome,
+    OutcomeStatus,
+    Precondition,
+    UnderWay,
+    Undo,
+)
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_probe import ProbeJob, Probes
 from controllers.actuators.kube_repair import (
@@ -25,6 +35,7 @@ from controllers.actuators.kube_repair import (
 )
 from controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
 from controllers.actuators.kubernetes import KubernetesSettings
+from controllers.cordon import CORDON_OF
 from tests.controllers.kube_scenes import (
     Patient,
     PatientRepair,
@@ -86,6 +97,15 @@ def reboot(node: str) -> Action:
     return plan(ActionKind.REBOOT_NODE, Subject(SubjectKind.NODE, node), node)
 
 
+def cordoned_by_us(cluster: Cluster, node: str) -> Action:
+    """The plan to give back a node that we cordoned."""
+    ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
+    Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(ours)
+    back = plan(ActionKind.RETURN_NODE, ours.target, node)
+    holds = (Precondition(ours.target, CORDON_OF, ours.id),)
+    return replace(back, params={"probe": "dcgm"}, preconditions=holds)
+
+
 def waits(actuator: KubernetesRepairActuator, action: Action, match: str) -> None:
     with pytest.raises(UnderWay, match=match):
         actuator.execute(action)
@@ -98,7 +118,7 @@ def finished(actuator: KubernetesRepairActuator, action: Action, between: Callab
 
 def test_it_fulfils_the_actuator_contract(actuator: KubernetesRepairActuator) -> None:
     assert isinstance(actuator, Actuator)
-    assert actuator.kinds() == {ActionKind.RESET_GPU, ActionKind.REBOOT_NODE}
+    assert actuator.kinds() == {ActionKind.RESET_GPU, ActionKind.REBOOT_NODE, ActionKind.RETURN_NODE}
 
 
 def test_a_gpu_is_emptied_and_released_before_it_is_reset_and_checked_before_it_is_given_back(
@@ -307,7 +327,10 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     other = Cluster(cluster.kubeconfig, cluster.api, "elsewhere", cluster.server)
     cluster.core.create_namespace({"metadata": {"name": "elsewhere"}})
     kube = client_with(cluster, rules_of(RIGHTS[kind]), rules_of(OWN_RIGHTS[kind]))
-    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True)
+    probes = Probes(dcgm=ProbeJob(image="dcgm:1"))
+    settings = RepairSettings(
+        image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True, probes=probes
+    )
     actuator = KubernetesRepairActuator(settings, kube, now_s=clock)
     assert actuator.refused() == [] or kind is not ActionKind.REBOOT_NODE
     node, beside = cluster.node(), cluster.node()
@@ -317,6 +340,8 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     action = reset(node, held) if kind is ActionKind.RESET_GPU else reboot(node)
     radius = BlastRadius(jobs=action.blast_radius.jobs, pods=("elsewhere/alone",))
     action = replace(action, blast_radius=radius)
+    if kind is ActionKind.RETURN_NODE:
+        action = cordoned_by_us(cluster, node)
     assert actuator.changed(action) == []
 
     def happens() -> None:

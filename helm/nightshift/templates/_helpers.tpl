@@ -103,7 +103,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- with .Values.power }}{{ if .enabled }}{{ $_ := set $config "power" (mergeOverwrite (dict "enabled" true "act" .act "racks" .racks "kubernetes" (dict) "nodes" $nodes) .settings) }}{{ end }}{{ end -}}
 {{- if include "nightshift.acts" . }}
 {{- $repairs := list }}{{ $others := list -}}
-{{- range .Values.actions }}{{ if has . (list "reset_gpu" "reboot_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
+{{- range .Values.actions }}{{ if has . (list "reset_gpu" "reboot_node" "return_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
 {{- $actuators := list -}}
 {{- if $others }}{{ $actuators = append $actuators (mergeOverwrite (dict "type" "kubernetes" "actions" $others) .Values.actuatorSettings) }}{{ end -}}
 {{- if $repairs }}
@@ -139,8 +139,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (eq .Values.mode "act") (not .Values.actions) -}}
 {{- fail "actions: mode is act, but no action is named; take mode: observe" -}}
 {{- end -}}
-{{- if and (eq .Values.mode "act") (or (has "reset_gpu" .Values.actions) (has "reboot_node" .Values.actions)) (not .Values.repair.image.repository) -}}
-{{- fail "repair.image.repository: reset_gpu and reboot_node are Jobs that need an image with nvidia-smi, nsenter and a shell" -}}
+{{- if and (eq .Values.mode "act") (or (has "reset_gpu" .Values.actions) (has "reboot_node" .Values.actions) (has "return_node" .Values.actions)) (not .Values.repair.image.repository) -}}
+{{- fail "repair.image.repository: reset_gpu, reboot_node and return_node are Jobs that need an image with nvidia-smi, nsenter and a shell" -}}
 {{- end -}}
 {{- if and .Values.scheduling.act (not (include "nightshift.acts" .)) -}}
 {{- fail "scheduling.act: opens gates and writes holds: it needs mode: act" -}}

@@ -1,0 +1,42 @@
+"""Give a node back: probe it, and uncordon it where the probe passes.
+
+Not among the remedies of a fault: it is drawn up when a fault is gone and only our own cordon or drain still keeps
+its node out of use (`agent.giving_back`). It rests on that cordon: a node that somebody else cordoned, or whose
+cordon is of another incident, is not what was approved any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from controllers.action import Action, ActionKind, Precondition, Situation, Undo
+from controllers.cordon import CORDON_OF, cordon_ids
+from controllers.playbooks.plan import Economy, draw_up
+from controllers.playbooks.probes import probe_for
+
+_WAITS_S = 12 * 3600.0
+"""Nothing grows worse while this waits, and all that it rests on is read again before it begins."""
+
+
+def return_node(situation: Situation, standing: Sequence[Action], economy: Economy | None = None) -> Action:
+    """The plan for the node that these actions of ours took out of use. Raises ValueError without any."""
+    if not standing:
+        raise ValueError(f"{situation.incident_id}: nothing of ours is out of use")
+    economy = economy or Economy()
+    node, probe = standing[-1].target, probe_for(situation.cause)
+    action = draw_up(
+        situation,
+        economy,
+        ActionKind.RETURN_NODE,
+        node,
+        why=f"its fault has cleared, and only our {standing[-1].kind} keeps it out of use: the {probe} probe has to"
+        " pass first",
+        undo=Undo(False, "a node that fails again is cordoned by a new plan"),
+        nodes=(node,),
+        gpus=tuple(situation.inventory.gpus(node, situation.at_s)),
+        note="nothing runs there but the probe; if it fails, the node stays cordoned",
+        params={"probe": probe},
+        preconditions=(Precondition(node, CORDON_OF, cordon_ids([action.id for action in standing])),),
+    )
+    return replace(action, expires_at_s=situation.at_s + max(economy.expires_s, _WAITS_S))
