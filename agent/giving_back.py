@@ -47,9 +47,7 @@ class GivingBack:
         self.offered, self._economy = offered, economy
 
     def standing(self, number: int) -> list[Action]:
-        """The cordons and drains of an incident that wait to be taken back; none where nobody could."""
-        if not self.offered():
-            return []
+        """The cordons and drains of an incident that nothing of ours has taken back."""
         with self._store.database.read() as connection:
             return standing_cordons(connection, number)
 
@@ -103,9 +101,9 @@ class GivingBack:
 
 
 def stays(standing: Sequence[Action]) -> str:
-    """What a person has to know of an incident that ends while something of ours is out of use."""
+    """What a person has to know of an incident that ends while something of ours may be out of use."""
     names = sorted({action.target.name for action in standing})
-    return f"; {', '.join(names)} stays cordoned: uncordon by hand" if names else ""
+    return f"; our cordon of {', '.join(names)} is left as it is: uncordon by hand" if names else ""
 
 
 def may_be_proposed(row_state: str, moved_by: str, action_kind: str | None) -> bool:

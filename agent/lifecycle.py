@@ -280,7 +280,8 @@ class Lifecycle:
         standing = giving.standing(row.number) if giving is not None else []
         more = row.attempt < self._parts.settings.max_plans
         kept = row.state == _S.ESCALATED and row.moved_by == _C.CONTAINMENT_KEPT
-        if kept or (standing and more and may_be_proposed(row.state, row.moved_by, row.action_kind)):
+        could = giving is not None and giving.offered() and bool(standing)
+        if kept or (could and more and may_be_proposed(row.state, row.moved_by, row.action_kind)):
             return _C.RETURN_DUE, ""
         return _C.CLEARED_BY_ITSELF, stays(standing)
 

@@ -155,7 +155,7 @@ class Stages:
     def _plan_return(self, incident: Incident, giving: GivingBack) -> None:
         """Proposes to give the node back; waits while it may not be; ends where nothing of ours is out of use."""
         standing = giving.standing(number_of(incident.id))
-        if not standing or incident.attempt >= self._parts.settings.max_plans:
+        if not standing or not giving.offered() or incident.attempt >= self._parts.settings.max_plans:
             self._move(incident, _C.CLEARED_BY_ITSELF, f"every finding is clear{stays(standing)}")
             return
         node, action = standing[-1].target, giving.plan(incident, standing)
@@ -168,7 +168,10 @@ class Stages:
             return
         if hindrances := giving.hindrances(incident, node):
             raise Later("; ".join(hindrances), self._now() + LOOK_AGAIN_S)
-        if changed := actuator.changed(action):
+        left = self._left_alone(action)
+        if left is not None and left.retry_at_s is not None:
+            raise Later(left.reason, left.retry_at_s)
+        if changed := [*actuator.changed(action), *([left.reason] if left else [])]:
             told = f"every finding is clear; {node.name} is not given back by us: {'; '.join(changed)}"
             self._move(incident, _C.CLEARED_BY_ITSELF, told)
             return
@@ -192,8 +195,7 @@ class Stages:
             if outcome.status not in (_O.NOT_DONE, _O.UNDER_WAY):
                 self._conclude(incident, action, outcome)
                 return
-            hindrances = self._hindrances(incident, action)
-            if outcome.status is _O.UNDER_WAY and hindrances:
+            if outcome.status is _O.UNDER_WAY and (hindrances := self._hindrances(incident, action, begun=True)):
                 self._conclude(incident, action, Outcome(_O.REFUSED, "; ".join(hindrances), self._now()))
                 return
             # what has begun is carried on: its own effects break its preconditions, and half of it is worse
@@ -246,13 +248,21 @@ class Stages:
             self._move(incident, objections[0][0], "; ".join(sentence for _, sentence in objections))
         return not objections
 
-    def _hindrances(self, incident: Incident, action: Action) -> list[str]:
-        """Why a node may not be given back, as of now; empty for every other action."""
+    def _hindrances(self, incident: Incident, action: Action, *, begun: bool = False) -> list[str]:
+        """Why a node may not be given back, as of now; empty for every other action. Once begun, a place that has
+        been put into maintenance or has opted out meanwhile is one; before, the guard is asked with the intent."""
         if action.kind is not ActionKind.RETURN_NODE:
             return []
         if self._parts.giving_back is None:
             return ["nothing here gives nodes back any more"]
-        return self._parts.giving_back.hindrances(self._store.incident(incident.id), action.target)
+        found = self._parts.giving_back.hindrances(self._store.incident(incident.id), action.target)
+        left = self._left_alone(action) if begun else None
+        return found + ([left.reason] if left else [])
+
+    def _left_alone(self, action: Action) -> Ruling | None:
+        """The guard's no whatever else is under way: maintenance, or an opt-out; None where it says none."""
+        ruling = self._parts.guard(action, ()) if self._parts.guard is not None else None
+        return None if ruling is None or ruling.allowed else ruling
 
     def _stop_unless_allowed(self) -> None:
         if not self._may_act():
@@ -284,7 +294,8 @@ class Stages:
                 tested = Outcome(_O.FAILED, str(error), now)
             if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
                 told = f"; {tested.detail}" if tested is not None and tested.detail else ""
-                self._move(incident, self._recovered(incident), proof + told)
+                cause, left = self._recovered(incident)
+                self._move(incident, cause, proof + told + left)
                 return
             failure = f"{proof}, but the probe says: {tested.detail}"
         elif action.kind is ActionKind.RETURN_NODE and any(f.state is State.FIRING for f in incident.findings):
@@ -299,11 +310,14 @@ class Stages:
         else:
             self._move(incident, _C.NOT_CONFIRMED, failure)
 
-    def _recovered(self, incident: Incident) -> Cause:
-        """Over, or what is next is giving the node back."""
+    def _recovered(self, incident: Incident) -> tuple[Cause, str]:
+        """Over, and what it leaves behind; or what is next is giving the node back."""
         giving = self._parts.giving_back
-        owes = giving is not None and incident.attempt < self._parts.settings.max_plans
-        return _C.RETURN_DUE if owes and giving and giving.standing(number_of(incident.id)) else _C.CONFIRMED
+        standing = giving.standing(number_of(incident.id)) if giving is not None else []
+        if giving is None or not standing or not giving.offered():
+            return _C.CONFIRMED, stays(standing)
+        more = incident.attempt < self._parts.settings.max_plans
+        return (_C.RETURN_DUE, "") if more else (_C.CONFIRMED, stays(standing))
 
     def _take_up_news(self, incident: Incident, action: Action) -> None:
         """Diagnoses again what came after the action. Only where that finds another cause, or calls for another

@@ -7,6 +7,8 @@ would go with them (kubernetes.io/docs/tasks/administer-cluster/safely-drain-nod
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from collectors.base import Temporary
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
 
@@ -19,6 +21,10 @@ TAINT = "nightshift.dev/degraded"
 """Key of our taint; its value names the fault, its effect is NoSchedule."""
 REPAIR_LABEL = "nightshift.dev/repair"
 """Label of our own repair Jobs and their pods."""
+CLAIMS = ("quarantineHealthEvent", "quarantineHealthEventIsCordoned", "k8saas.nvidia.com/cordon-by")
+"""Annotations and labels by which NVSentinel's fault-quarantine says that it keeps a node out of use
+(github.com/NVIDIA/NVSentinel, fault-quarantine/pkg/common). On a node that is cordoned already it writes these
+alone, and counts on the cordon."""
 
 
 def path(name: str) -> str:
@@ -37,6 +43,13 @@ def cordoned_by(node: Object) -> set[str]:
         if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
             found.add(str(entry.get("manager", "")))
     return found
+
+
+def claimed(node: Object, claims: Iterable[str]) -> bool:
+    """Whether another tool says of a node that it keeps it out of use, by an annotation or a label of its own."""
+    meta = node["metadata"]
+    said = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
+    return any(str(said.get(key, "")).lower() not in ("", "false") for key in claims)
 
 
 def is_ready(node: Object) -> bool:

@@ -54,6 +54,10 @@ class KubernetesSettings(BaseModel):
         ge=0,
         description="How long a job that saves on request has before it is stopped (s); 0: none is asked",
     )
+    cordon_claims: tuple[str, ...] = Field(
+        default=kube_nodes.CLAIMS,
+        description="Annotations or labels by which other tools keep a node out; its cordon is theirs, too, then",
+    )
     actions: tuple[ActionKind, ...] | None = Field(
         default=None, description="Only these kinds of action; none: every kind that it knows."
     )
@@ -235,23 +239,24 @@ class KubernetesActuator:
         return self._outcome(OutcomeStatus.DONE, f"{action.target} uncordoned")
 
     def owns_cordon(self, node: Object) -> bool:
-        """Whether a node's cordon is Nightshift's: then it may take it back."""
+        """Whether a node's cordon is Nightshift's alone: then it may take it back."""
         return bool(self._cordons(node))
 
     def cordon_of(self, node: Object) -> str:
-        """Whose cordon stands on a node (`controllers.cordon`): ours only where nobody
-        but us has written `spec.unschedulable`, by the API server's own record of it."""
+        """Whose cordon stands on a node (`controllers.cordon`)."""
         if not kube_nodes.is_cordoned(node):
             return NOBODY
-        marks = [mark for kind in (_A.CORDON, _A.DRAIN) if (mark := self.marks.of(node, kind)) is not None]
-        theirs = not marks or any(mark.get("theirs") for mark in marks)
-        if theirs or kube_nodes.cordoned_by(node) != {self._settings.field_manager}:
-            return SOMEBODY_ELSE
-        return cordon_ids([str(mark.get("id")) for mark in marks])
+        return cordon_ids(ours.values()) if (ours := self._cordons(node)) else SOMEBODY_ELSE
 
-    def _cordons(self, node: Object) -> list[ActionKind]:
-        marks = {kind: self.marks.of(node, kind) for kind in (_A.CORDON, _A.DRAIN)}
-        return [kind for kind, mark in marks.items() if mark is not None and not mark.get("theirs")]
+    def _cordons(self, node: Object) -> dict[ActionKind, str]:
+        """The ids of our actions whose cordon stands; none as soon as somebody else has a part in it: had it before
+        us, wrote it after us by the API server's own record, or claims the node in their own words."""
+        marks = {kind: mark for kind in (_A.CORDON, _A.DRAIN) if (mark := self.marks.of(node, kind)) is not None}
+        theirs = any(mark.get("theirs") for mark in marks.values())
+        theirs |= kube_nodes.cordoned_by(node) != {self._settings.field_manager}
+        if theirs or kube_nodes.claimed(node, self._settings.cordon_claims):
+            return {}
+        return {kind: str(mark.get("id")) for kind, mark in marks.items()}
 
     def _drain(self, action: Action) -> Outcome:
         """Cordons, stops gangs whole and starts them elsewhere, evicts the rest; UnderWay until all of it is done.
@@ -375,10 +380,14 @@ class KubernetesActuator:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} has no taint of ours any more")
         if not kube_nodes.is_cordoned(node):
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is schedulable")
-        if action.kind not in self._cordons(node) or not self.marks.has(node, action):
-            return self._refused(action, "its cordon is not this action's")
-        self.marks.patch(kube_nodes.path(name), node, action, {"spec": {"unschedulable": None}}, undone=True)
-        return self._outcome(OutcomeStatus.DONE, f"{action.target} uncordoned")
+        ours = self._cordons(node)
+        if ours.get(action.kind) != action.id:
+            return self._refused(action, "its cordon is not this action's alone, or not any more")
+        others = sorted(id_ for id_ in ours.values() if id_ != action.id)
+        change: Object = {} if others else {"spec": {"unschedulable": None}}
+        self.marks.patch(kube_nodes.path(name), node, action, change, undone=True)
+        left = f"stays cordoned for {', '.join(others)}" if others else "uncordoned"
+        return self._outcome(OutcomeStatus.DONE, f"{action.target} {left}")
 
     def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
         return Outcome(status, detail, self._now_s())

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 from agent.incident import IncidentState
 from agent.lifecycle import Lifecycle
+from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from controllers.actuators.simulated import SimulatedActuator
 from detectors.base import State
-from tests.agent.incidents import ManualClock, a_finding
+from tests.agent.incidents import NODE, ManualClock, a_finding
 from tests.agent.world import ANN, World
 
-_S = IncidentState
+_S, _A = IncidentState, ActionKind
 
 
 @contextmanager
@@ -41,3 +43,41 @@ def approved(world: World, name: str) -> None:
 def cleared(world: World, clock: ManualClock, name: str) -> None:
     world.store.update_finding(name, a_finding(state=State.CLEAR))
     clock.advance(11)
+
+
+def state_of(world: World, name: str) -> tuple[IncidentState, ActionKind | None]:
+    read = world.store.incident(name)
+    return read.state, None if read.action is None else read.action.kind
+
+
+def is_cordoned(world: World) -> bool:
+    return world.cluster.facts(NODE)["cordoned"] == "true"
+
+
+def contained(world: World, lifecycle: Lifecycle) -> str:
+    """An incident whose node was cordoned with a person's approval."""
+    name = opened(world)
+    assert lifecycle.wait_idle()
+    approved(world, name)
+    assert lifecycle.wait_idle()
+    assert is_cordoned(world)
+    return name
+
+
+class SlowProbe(SimulatedActuator):
+    """Its probe runs until it is told to end."""
+
+    ended = False
+    begun = False
+
+    def execute(self, action: Action) -> Outcome:
+        if action.kind is _A.RETURN_NODE and not self.ended:
+            self.begun = True
+            raise UnderWay("the probe runs", retry_after_s=1.0)
+        return super().execute(action)
+
+    def read(self, action: Action) -> Outcome:
+        outcome = super().read(action)
+        if action.kind is _A.RETURN_NODE and self.begun and outcome.status is OutcomeStatus.NOT_DONE:
+            return Outcome(OutcomeStatus.UNDER_WAY, "the probe runs", 0.0)
+        return outcome

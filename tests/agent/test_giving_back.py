@@ -18,11 +18,20 @@ from collectors.frame import Frame, SeriesIndex
 from collectors.history import History
 from collectors.subject import SubjectKind
 from collectors.tick import Tick
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
-from controllers.actuators.simulated import SimulatedActuator
+from controllers.action import Action, ActionKind
 from detectors.base import Fault, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_diagnosis, a_finding, an_action
-from tests.agent.lives import approved, causes_of, cleared, opened, running
+from tests.agent.lives import (
+    SlowProbe,
+    approved,
+    causes_of,
+    cleared,
+    contained,
+    is_cordoned,
+    opened,
+    running,
+    state_of,
+)
 from tests.agent.world import BOB, UNDOABLE, World
 
 _S, _A = IncidentState, ActionKind
@@ -40,25 +49,6 @@ def world(sqlite_url: str, tmp_path: Path, clock: ManualClock) -> Iterator[World
     made.action = lambda i: an_action(f"{i.id}-{i.attempt + 1}", _A.CORDON, NODE, undo=UNDOABLE)
     yield made
     made.store.close()
-
-
-def state_of(world: World, name: str) -> tuple[IncidentState, ActionKind | None]:
-    read = world.store.incident(name)
-    return read.state, None if read.action is None else read.action.kind
-
-
-def is_cordoned(world: World) -> bool:
-    return world.cluster.facts(NODE)["cordoned"] == "true"
-
-
-def contained(world: World, lifecycle: object) -> str:
-    """An incident whose node was cordoned with a person's approval."""
-    name = opened(world)
-    assert lifecycle.wait_idle()  # type: ignore[attr-defined]
-    approved(world, name)
-    assert lifecycle.wait_idle()  # type: ignore[attr-defined]
-    assert is_cordoned(world)
-    return name
 
 
 def test_a_cordoned_node_is_given_back_once_clear_approved_and_probed(world: World, clock: ManualClock) -> None:
@@ -278,26 +268,8 @@ def test_who_rejects_it_leaves_the_node_cordoned_for_good(world: World, clock: M
         assert lifecycle.wait_idle()
     read = world.store.incident(name)
     assert read.state is _S.RESOLVED
-    assert read.history[-1].note.endswith("; n1 stays cordoned: uncordon by hand")
+    assert read.history[-1].note.endswith("; our cordon of n1 is left as it is: uncordon by hand")
     assert is_cordoned(world)
-
-
-class SlowProbe(SimulatedActuator):
-    """Its probe runs until it is told to end."""
-
-    ended = False
-    begun = False
-
-    def execute(self, action: Action) -> Outcome:
-        if action.kind is _A.RETURN_NODE and not self.ended:
-            self.begun = True
-            raise UnderWay("the probe runs", retry_after_s=1.0)
-        return super().execute(action)
-
-    def read(self, action: Action) -> Outcome:
-        if action.kind is _A.RETURN_NODE and self.begun and not self.ended:
-            return Outcome(OutcomeStatus.UNDER_WAY, "the probe runs", 0.0)
-        return super().read(action)
 
 
 @pytest.mark.parametrize("change", [it_alarms, *_IN_FULL])
@@ -336,13 +308,14 @@ def test_a_node_that_fails_again_after_its_return_is_diagnosed_anew(world: World
 
 
 def test_without_an_actuator_that_probes_an_incident_ends_as_before(world: World, clock: ManualClock) -> None:
-    """Nothing is proposed that nobody here could do."""
+    """Nothing is proposed that nobody here could do; that the cordon is left is said."""
     world.gives_back = False
     with running(world) as lifecycle:
         name = contained(world, lifecycle)
         cleared(world, clock, name)
         assert lifecycle.wait_idle()
-    assert causes_of(world, name)[-1] == "confirmed"
+    last = world.store.incident(name).history[-1]
+    assert (last.cause, "our cordon of n1 is left as it is" in last.note) == ("confirmed", True)
 
 
 def test_a_person_who_uncordons_did_what_was_proposed() -> None:

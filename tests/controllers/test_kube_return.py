@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSe
 from controllers.actuators.kubernetes import KubernetesSettings
 from controllers.cordon import CORDON_OF, cordon_ids
 from tests.controllers.kube_scenes import Patient, PatientRepair, repair_job_ends, repair_jobs
-from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.cluster import MARK, Cluster
 
 S, A = OutcomeStatus, ActionKind
 _numbers = itertools.count()
@@ -104,14 +105,46 @@ def a_person_uncordons(cluster: Cluster, node: str) -> None:
 
 
 def the_mark_is_gone(cluster: Cluster, node: str) -> None:
-    cluster.core.patch_node(node, {"metadata": {"annotations": {MARKER + A.CORDON: None}}})
+    cluster.core.patch_node(node, {"metadata": {"annotations": {MARKER + A.CORDON: None, MARKER + A.DRAIN: None}}})
 
 
 def another_cordons(cluster: Cluster, node: str) -> None:
     Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(act(A.DRAIN, node))
 
 
-CHANGES = [a_person_cordons_anew, a_person_uncordons, the_mark_is_gone, another_cordons]
+def a_person_applies_the_cordon_too(cluster: Cluster, node: str) -> None:
+    """Server-side apply of what stands: nothing changes but that the field is theirs as well."""
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": {"unschedulable": True}}
+    KubeClient(cluster.api).request(
+        "PATCH",
+        f"/api/v1/nodes/{node}",
+        body=body,
+        query={"fieldManager": "gitops"},
+        content_type="application/apply-patch+yaml",
+    )
+
+
+def nvsentinel_counts_on_it(cluster: Cluster, node: str) -> None:
+    said = {"quarantineHealthEvent": "[]", "quarantineHealthEventIsCordoned": "True"}
+    cluster.core.patch_node(node, {"metadata": {"annotations": said}})
+
+
+def the_node_is_replaced(cluster: Cluster, node: str) -> None:
+    """Another machine under the same name, which its people have cordoned until it is ready."""
+    cluster.core.delete_node(node)
+    body = {"metadata": {"name": node, "labels": {MARK: "node"}}, "spec": {"unschedulable": True}}
+    cluster.core.create_node(body, field_manager="kubelet")
+
+
+CHANGES = [
+    a_person_cordons_anew,
+    a_person_uncordons,
+    the_mark_is_gone,
+    another_cordons,
+    a_person_applies_the_cordon_too,
+    nvsentinel_counts_on_it,
+    the_node_is_replaced,
+]
 
 
 @pytest.mark.parametrize("during", [False, True])
@@ -131,6 +164,36 @@ def test_a_node_whose_cordon_is_not_just_ours_is_left_as_it_is(
     assert actuator.execute(action).status in (S.REFUSED, S.FAILED)
     assert is_cordoned(cluster, node) is before
     assert len(repair_jobs(cluster)) == during
+
+
+@pytest.mark.parametrize("kind", [A.CORDON, A.DRAIN])
+@pytest.mark.parametrize("change", [c for c in CHANGES if c not in (a_person_uncordons, another_cordons)])
+def test_neither_is_it_uncordoned_by_an_undo_or_an_uncordon(
+    cluster: Cluster, actuator: KubernetesRepairActuator, change: Change, kind: ActionKind
+) -> None:
+    """The same cordons, for everything else that could take one back."""
+    node = cluster.node()
+    taken = replace(act(kind, node), undo=Undo(True, "uncordon"))
+    nodes = Patient(KubernetesSettings(), KubeClient(cluster.api))
+    nodes.execute(taken)
+    change(cluster, node)
+    assert nodes.undo(taken).status is S.REFUSED
+    assert nodes.execute(act(A.UNCORDON, node)).status is S.REFUSED
+    assert is_cordoned(cluster, node)
+
+
+def test_what_two_of_our_actions_hold_is_uncordoned_by_the_last(cluster: Cluster) -> None:
+    """Taking one back leaves the other's node out of use."""
+    node = cluster.node()
+    first, second = (replace(act(kind, node), undo=Undo(True, "uncordon")) for kind in (A.CORDON, A.DRAIN))
+    nodes = Patient(KubernetesSettings(), KubeClient(cluster.api))
+    for action in (first, second):
+        nodes.execute(action)
+    outcome = nodes.undo(first)
+    assert (outcome.status, f"stays cordoned for {second.id}" in outcome.detail) == (S.DONE, True)
+    assert is_cordoned(cluster, node)
+    assert nodes.undo(second).status is S.DONE
+    assert not is_cordoned(cluster, node)
 
 
 def test_a_cordon_that_a_person_had_set_before_ours_is_theirs(
