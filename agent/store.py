@@ -176,7 +176,8 @@ class Store(Archive, Kept, Runs):
             "state": finding.state,
             "severity": finding.severity,
             "last_seen_s": finding.at.t_s,
-            "changed_s": now if old is None or old.state != finding.state else old.changed_s,
+            # what seems to have changed in the future did so before the clock went back
+            "changed_s": now if old is None or old.state != finding.state else min(now, old.changed_s),
         }
         if old is None or finding.state is State.FIRING:
             values["body"] = dump(finding)

@@ -384,7 +384,7 @@ class KubernetesActuator:
         if ours.get(action.kind) != action.id:
             return self._refused(action, "its cordon is not this action's alone, or not any more")
         others = sorted(id_ for id_ in ours.values() if id_ != action.id)
-        change: Object = {} if others else {"spec": {"unschedulable": None}}
+        change = {} if others else {"spec": {"unschedulable": None}}
         self.marks.patch(kube_nodes.path(name), node, action, change, undone=True)
         left = f"stays cordoned for {', '.join(others)}" if others else "uncordoned"
         return self._outcome(OutcomeStatus.DONE, f"{action.target} {left}")

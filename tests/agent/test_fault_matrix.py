@@ -16,7 +16,7 @@ from agent.incident import Incident, IncidentState
 from agent.lifecycle import Lifecycle
 from agent.policy import ApprovalSettings, Rule
 from agent.stage_parts import LifecycleSettings, Parts
-from collectors.subject import Subject, SubjectKind
+from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind, Actuator, BlastRadius, Precondition, Undo
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_nodes import is_tainted
@@ -102,7 +102,8 @@ class Cell:
                 upset(next(acting))
             self.lifecycle._stand()  # the lead is renewed, as the daemon's loop does
             self.lifecycle.advance(self.clock.now_s())
-            if incident.state is S.CONFIRMING and incident.clear_since_s is None:
+            looks = incident.clear_since_s is None or self.kind is A.RETURN_NODE
+            if incident.state is S.CONFIRMING and looks:
                 self.world.store.update_finding(name, a_finding(state=State.CLEAR, at_s=self.clock.now_s()))
             self.controllers()
             self.clock.advance(6.0)
@@ -223,6 +224,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, max_plans=3),
         action=plan,
     )
+    world.inventory = Inventory()
     world.inventory.observe(GPU, Subject(K.NODE, node), -1e6)  # before any clock that goes back
     parts = world.parts(actuator_for=actuator_for)
     cell = Cell(cluster, world, clock, kind, node, target, jobs, is_done, parts)
