@@ -39,7 +39,7 @@ from agent.slack.ledger import Ledger
 from agent.slack.members import Members
 from agent.slack.proposals import Promotions, Teller
 from agent.slack.settings import Settings
-from agent.slack.web import Web
+from agent.slack.web import Opener, Web
 from agent.store import Store
 from agent.suppression import Suppressor
 from collectors.base import Permanent, Temporary
@@ -165,8 +165,9 @@ class Slack:
                 wait_s = min(most_s, 2 * wait_s)
 
     def _connect(self) -> None:
+        opener = Opener(self.web.client, lambda: self._now("slack.app_token_file", self._settings.app_token_file))
         self._socket = SocketModeHandler(
-            self._bolt, self._app_token, web_client=self.web.client, proxy=self._settings.proxy or None
+            self._bolt, self._app_token, web_client=opener, proxy=self._settings.proxy or None
         )
         self._socket.connect()  # type: ignore[no-untyped-call]
 
@@ -184,7 +185,8 @@ class Slack:
         logger = logging.getLogger("nightshift.slack")
         bolt = App(
             logger=logger,
-            signing_secret=self._signing_secret or "unused in Socket Mode",
+            signing_secret="unused: what comes over HTTP is verified before it comes here",
+            request_verification_enabled=False,
             authorize=authorize,
             client=WebClient(base_url=self.web.client.base_url),  # answers go to response URLs: no token needed
         )
@@ -256,11 +258,25 @@ class Slack:
         return again
 
     def _renewed(self) -> str:
+        return self._now("slack.bot_token_file", self._settings.bot_token_file)
+
+    def _now(self, setting: str, path: Path | None) -> str:
+        """A secret as its file has it now; empty where that is no good just now, which is said."""
         try:
-            return secret_of("slack.bot_token_file", self._settings.bot_token_file)
+            return secret_of(setting, path)
         except Permanent as error:
-            self._log.error("the bot token's file cannot be read", error=str(error))
+            self._log.error("a secret's file cannot be read", error=str(error))
             return ""
+
+    def _is_signed(self, text: str, headers: dict[str, str]) -> bool:
+        """By the secret that we have, or by the one that its file has by now."""
+        if SignatureVerifier(self._signing_secret).is_valid_request(text, headers):
+            return True
+        found = self._now("slack.signing_secret_file", self._settings.signing_secret_file)
+        if found in ("", self._signing_secret) or not SignatureVerifier(found).is_valid_request(text, headers):
+            return False
+        self._signing_secret = found
+        return True
 
     async def _from_http(self, request: Request) -> Response:
         """Reads a bounded body and checks the signature and its age (5 minutes) before anything is parsed
@@ -273,7 +289,7 @@ class Slack:
         headers = dict(request.headers.items())
         try:
             text = body.decode()
-            if not SignatureVerifier(self._signing_secret).is_valid_request(text, headers):
+            if not self._is_signed(text, headers):
                 return Response("the signature does not hold, or is too old", 401)
             many: dict[str, str | Sequence[str]] = {name: [value] for name, value in headers.items()}
             asked = BoltRequest(body=text, query=request.url.query, headers=many)

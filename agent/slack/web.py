@@ -11,6 +11,7 @@ from typing import Any
 
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
+from slack_sdk.web import SlackResponse
 
 from agent.outlets.delivery import NoAnswer, RateLimited, Refused
 from agent.rca.summary import plain
@@ -33,6 +34,18 @@ UNREACHABLE_CHANNEL = frozenset(
     }
 )
 """Refusals that concern one channel; another one may do."""
+
+
+class Opener(WebClient):
+    """Opens sockets with the app-level token as its file has it now: one that was revoked is replaced without a
+    restart, whenever the socket's client connects again (docs.slack.dev, apps.connections.open)."""
+
+    def __init__(self, like: WebClient, renew: Callable[[], str]) -> None:
+        super().__init__(base_url=like.base_url, proxy=like.proxy, timeout=like.timeout, retry_handlers=[])
+        self._app_token = renew
+
+    def apps_connections_open(self, *, app_token: str, **more: Any) -> SlackResponse:
+        return super().apps_connections_open(app_token=self._app_token() or app_token, **more)
 
 
 class Web:

@@ -107,6 +107,36 @@ def test_a_revoked_token_loses_no_message_and_a_new_one_in_its_file_is_taken_up_
     assert buttons_of(quiet.card(first)) == buttons_of(quiet.card(second))
 
 
+@SOCKET
+def test_a_new_app_level_token_in_its_file_is_taken_up_without_a_restart(
+    chat: Chat, to: str, tmp_path: Path
+) -> None:
+    """The old one was revoked, which ends the socket; the next one is opened with what the file says then."""
+    _, ts = _shown(chat)
+    before = chat.stand_in.opened
+    (tmp_path / "app").write_text("xapp-2")
+    chat.stand_in.revoked["xapp-1"] = "token_revoked"
+    chat.stand_in.disconnect()
+    until(lambda: chat.stand_in.opened > before and chat.stand_in.connected, "the socket is open again")
+    until(lambda: _clicked(chat, ts), "a click is acknowledged")
+    assert _told(chat)
+
+
+def test_a_new_signing_secret_in_its_file_is_taken_up_without_a_restart(
+    chat: Chat, to: str, tmp_path: Path
+) -> None:
+    """Nothing that a secret of another file signs is let in, before or after."""
+    old, new = chat.stand_in.signing_secret, "regenerated"
+    _, ts = _shown(chat)
+    chat.stand_in.signing_secret = new
+    assert chat.stand_in.click(ANN, CHANNEL, ts, "evidence", to=to).status == 401
+    (tmp_path / "signing").write_text(new)
+    assert chat.stand_in.click(ANN, CHANNEL, ts, "evidence", to=to).status == 200
+    assert _told(chat)
+    chat.stand_in.signing_secret = old
+    assert chat.stand_in.click(ANN, CHANNEL, ts, "evidence", to=to).status == 401
+
+
 def test_a_token_that_is_revoked_from_the_start_is_said_and_tried_again(tmp_path: Path) -> None:
     with a_chat(tmp_path, f"sqlite:///{tmp_path}/store.sqlite", mode="http") as chat:
         chat.stand_in.revoked["xoxb-1"] = "account_inactive"
