@@ -146,6 +146,7 @@ class KubernetesCollector:
             if c.get("type") != "Ready" and c.get("status") == "True"
         )
         facts = {
+            "uid": str(meta.get("uid", "")),
             "zone": str(labels.get(ZONE_LABEL, ""))[:200],
             "conditions": ",".join(wrong)[:200],
             "unschedulable": _word(spec.get("unschedulable") is True),

@@ -8,6 +8,7 @@ would go with them (kubernetes.io/docs/tasks/administer-cluster/safely-drain-nod
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from collectors.base import Temporary
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
@@ -123,12 +124,21 @@ def pod_name(pod: Object) -> str:
     return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
-def evict(kube: KubeClient, pod: Object, grace_s: int | None, *, dry_run: bool = False) -> str | None:
+@dataclass(frozen=True)
+class Wait:
+    """What is waited for, and how long the API server asks not to be asked again (`Retry-After`)."""
+
+    text: str
+    retry_after_s: float = 0.0
+
+
+def evict(kube: KubeClient, pod: Object, grace_s: int | None, *, dry_run: bool = False) -> Wait | None:
     """Asks for one eviction (policy/v1) of this very pod; returns what is waited for, None where it is gone. A
     budget's 429, several budgets' 500, and the 403 of a namespace that is going are waits."""
     meta, name = pod["metadata"], pod_name(pod)
     if meta.get("deletionTimestamp"):
-        return f"pod {name} is terminating"
+        held = ", ".join(str(finalizer) for finalizer in meta.get("finalizers") or [])
+        return Wait(f"pod {name} is terminating" + (f", held by {held}" if held else ""))
     options: Object = {"preconditions": {"uid": meta["uid"]}}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
@@ -145,5 +155,5 @@ def evict(kube: KubeClient, pod: Object, grace_s: int | None, *, dry_run: bool =
     except NotFound:
         return None  # it ended by itself since it was listed
     except Temporary as error:
-        return f"pod {name} waits: {error}"
-    return f"pod {name} is terminating"
+        return Wait(f"pod {name} waits: {error}", error.retry_after_s or 0.0)
+    return Wait(f"pod {name} is terminating")

@@ -133,7 +133,14 @@ class KubernetesRepairActuator:
 
     def execute(self, action: Action) -> Outcome:
         node_name = self._node_of(action)
-        mark = self._mark(self._kube.get(kube_nodes.path(node_name)), action)
+        node = self._kube.find(kube_nodes.path(node_name))
+        mark = {} if node is None else self._mark(node, action)
+        if not mark and (stopped := self._left_stopped(action)):
+            return self._carry_on(action, node_name, stopped)
+        if node is None:
+            return self._outcome(
+                _O.REFUSED, f"{action.kind} of {action.target}: {node_name} does not exist any more"
+            )
         if mark.get("phase") == "done":
             return self._outcome(_O.ALREADY_DONE, f"{action.id} was done before")
         if mark.get("phase") == "failed":
@@ -179,19 +186,41 @@ class KubernetesRepairActuator:
 
     def _empty(self, action: Action, node_name: str) -> None:
         """Cordons the node and moves what the plan named; UnderWay until it has gone."""
-        node = Subject(SubjectKind.NODE, node_name)
+        if action.kind is not _A.REBOOT_NODE:
+            node = Subject(SubjectKind.NODE, node_name)
+            self._finish(replace(action, id=f"{action.id}-cordon", kind=_A.CORDON, target=node))
+        for step in self._stops(action):
+            self._finish(step)
         if action.kind is _A.REBOOT_NODE:
-            self._finish(replace(action, id=f"{action.id}-drain", kind=_A.DRAIN, target=node))
             return
-        self._finish(replace(action, id=f"{action.id}-cordon", kind=_A.CORDON, target=node))
-        for number, job in enumerate(action.blast_radius.jobs):
-            subject = Subject(SubjectKind.JOB, job)
-            self._finish(replace(action, id=f"{action.id}-job{number}", kind=_A.RESTART_JOB, target=subject))
         held = set(action.blast_radius.pods)
         left = [p for p in kube_nodes.evictable(self._kube, node_name) if kube_nodes.pod_name(p) in held]
         waits = [wait for p in left if (wait := kube_nodes.evict(self._kube, p, self._settings.drain_grace_s))]
         if waits:
-            raise UnderWay("; ".join(waits), retry_after_s=POLL_S)
+            after_s = max([POLL_S, *(wait.retry_after_s for wait in waits)])
+            raise UnderWay("; ".join(wait.text for wait in waits), retry_after_s=after_s)
+
+    def _stops(self, action: Action) -> list[Action]:
+        """The steps of a repair that stop jobs and start them elsewhere."""
+        if action.kind is _A.REBOOT_NODE:
+            return [replace(action, id=f"{action.id}-drain", kind=_A.DRAIN)]
+        steps = [Subject(SubjectKind.JOB, job) for job in action.blast_radius.jobs]
+        return [
+            replace(action, id=f"{action.id}-job{number}", kind=_A.RESTART_JOB, target=job)
+            for number, job in enumerate(steps)
+        ]
+
+    def _left_stopped(self, action: Action) -> list[Action]:
+        if action.kind is _A.RETURN_NODE:
+            return []
+        return [step for step in self._stops(action) if self._nodes.read(step).status is _O.UNDER_WAY]
+
+    def _carry_on(self, action: Action, node_name: str, stopped: list[Action]) -> Outcome:
+        """The node is gone, or another machine has its name: what was stopped is started again, and that is all."""
+        for step in stopped:
+            self._nodes.execute(step)
+        again = f"{node_name} is gone or replaced; started again: {', '.join(action.blast_radius.jobs)}"
+        return self._outcome(_O.REFUSED, f"{action.kind} of {action.target}: {again}")
 
     def _finish(self, step: Action) -> None:
         """A step of the plan that another action is; UnderWay until it is done, Permanent where it is refused."""
@@ -216,7 +245,7 @@ class KubernetesRepairActuator:
     def _holders(self, node_name: str) -> list[Object]:
         apps = set(self._settings.components.values())
         pods = self._kube.list("/api/v1/pods", fieldSelector=f"spec.nodeName={node_name}")
-        return [pod for pod in pods if _holds(pod["metadata"].get("labels") or {}, apps)]
+        return [pod for pod in pods if jobs.holds(pod["metadata"].get("labels") or {}, apps)]
 
     def _repair(self, action: Action, node_name: str, mark: dict[str, Any]) -> str | None:
         """Runs the repair's Job; None once it did its work, else what it said."""
@@ -262,7 +291,7 @@ class KubernetesRepairActuator:
         if self._probe(action) is None:
             ran = f"checked by {self._settings.check_command[0]}"
             return f"{ran}; the {named} probe was not run: no image is set for it" if named else ran
-        said = self._said(job_name(action) + "-check")
+        said = jobs.said(self._kube, self._settings.namespace, job_name(action) + "-check")
         return f"the {named} probe passed" + (f": {said}" if said else "")
 
     def _run(self, action: Action, node_name: str, suffix: str, container: Object) -> str | None:
@@ -286,34 +315,13 @@ class KubernetesRepairActuator:
         conditions = (job.get("status") or {}).get("conditions") or []
         ended = {c["type"]: c for c in conditions if c.get("status") == "True"}
         if "Failed" in ended:
-            return self._said(name) or self._why_failed(name, ended["Failed"])
+            place = self._kube, self._settings.namespace, name
+            return jobs.said(*place) or jobs.why_failed(*place, ended["Failed"])
         if "Complete" in ended:
             return None
         if action.kind is _A.REBOOT_NODE and not suffix:
             return None  # not a success: who asks looks at the boot id
         raise UnderWay(f"Job {name} works on {node_name}", retry_after_s=POLL_S)
-
-    def _why_failed(self, job: str, condition: Object) -> str:
-        """Of a Job whose pod left no word: what the Job controller says; and where no pod was ever there, what
-        most often keeps it away (the Job itself is let in, its pods are not)."""
-        said = " ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
-        path = f"/api/v1/namespaces/{self._settings.namespace}/pods"
-        if self._kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}"):
-            return f"its Job failed without a word: {said or 'no reason is given'}"
-        return (
-            f"its Job never had a pod ({said or 'no reason is given'}): does {self._settings.namespace} admit"
-            " privileged pods (pod-security.kubernetes.io/enforce), its quota another pod?"
-        )
-
-    def _said(self, job: str) -> str:
-        """The last words of the Job's newest pod."""
-        path = f"/api/v1/namespaces/{self._settings.namespace}/pods"
-        for pod in self._kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}"):
-            for container in (pod.get("status") or {}).get("containerStatuses") or []:
-                ended = (container.get("state") or {}).get("terminated") or {}
-                if ended.get("message"):
-                    return str(ended["message"]).strip()
-        return ""
 
     def _bring_back(self, action: Action, node_name: str, mark: dict[str, Any], failure: str | None) -> Outcome:
         """Everything that was paused runs again. A node that was not repaired stays out of use."""
@@ -336,7 +344,9 @@ class KubernetesRepairActuator:
     # reading back
 
     def read(self, action: Action) -> Outcome:
-        phase = self._mark(self._kube.get(kube_nodes.path(self._node_of(action))), action).get("phase")
+        node = self._kube.find(kube_nodes.path(self._node_of(action)))
+        phase = None if node is None else self._mark(node, action).get("phase")
+        phase = phase or ("its node is gone or replaced" if self._left_stopped(action) else None)
         if phase in ("done", "failed"):
             status = _O.DONE if phase == "done" else _O.FAILED
             return self._outcome(status, f"{action.kind} of {action.target} {phase}")
@@ -388,8 +398,3 @@ class KubernetesRepairActuator:
 
     def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
         return Outcome(status, detail, self._now_s())
-
-
-def _holds(labels: dict[str, str], apps: set[str]) -> bool:
-    ours = ("app.kubernetes.io/name", "nightshift"), ("app.kubernetes.io/component", "node")
-    return labels.get("app") in apps or all(labels.get(key) == value for key, value in ours)

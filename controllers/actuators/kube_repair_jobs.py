@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from collectors.seal import fingerprint
 from controllers.action import Action
 from controllers.actuators import kube_nodes
-from controllers.actuators.kube_client import Object
+from controllers.actuators.kube_client import KubeClient, Object
 
 RESET = """\
 held=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader -i "$GPU" | tr '\\n' ';')
@@ -79,3 +79,33 @@ def job(
 def job_name(action: Action) -> str:
     """The same for the same action: a repeat finds the Job instead of making another."""
     return f"nightshift-{action.kind.replace('_', '-')}-{fingerprint([action.id])[:12]}"
+
+
+def why_failed(kube: KubeClient, namespace: str, job: str, condition: Object) -> str:
+    """Of a Job whose pod left no word: what the Job controller says; and where no pod was ever there, what
+    most often keeps it away (the Job itself is let in, its pods are not)."""
+    told = " ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    if kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}"):
+        return f"its Job failed without a word: {told or 'no reason is given'}"
+    return (
+        f"its Job never had a pod ({told or 'no reason is given'}): does {namespace} admit"
+        " privileged pods (pod-security.kubernetes.io/enforce), its quota another pod?"
+    )
+
+
+def said(kube: KubeClient, namespace: str, job: str) -> str:
+    """The last words of the Job's newest pod."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    for pod in kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}"):
+        for container in (pod.get("status") or {}).get("containerStatuses") or []:
+            ended = (container.get("state") or {}).get("terminated") or {}
+            if ended.get("message"):
+                return str(ended["message"]).strip()
+    return ""
+
+
+def holds(labels: dict[str, str], apps: set[str]) -> bool:
+    """Whether a pod of these labels is one of the GPU components, or our node agent."""
+    ours = ("app.kubernetes.io/name", "nightshift"), ("app.kubernetes.io/component", "node")
+    return labels.get("app") in apps or all(labels.get(key) == value for key, value in ours)

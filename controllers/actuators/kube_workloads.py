@@ -156,6 +156,14 @@ class Workloads:
         job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
         return self.cycle(job, action) if job is not None else None
 
+    def stopped_by(self, action: Action) -> list[str]:
+        """The jobs that the plan names which this action has begun to stop, and not yet started again."""
+        jobs = (
+            (name, kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))) for name in action.blast_radius.jobs
+        )
+        phases = {name: self.marks.phase(job.object, action) for name, job in jobs if job is not None}
+        return [name for name, phase in phases.items() if phase in ("saving", "stopping")]
+
     def is_started(self, name: str, action: Action) -> bool:
         job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
         return job is None or self.marks.phase(job.object, action) == "started"

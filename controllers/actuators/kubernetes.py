@@ -19,13 +19,13 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from collectors.base import Permanent, Temporary
-from collectors.kube_api import Refused
 from collectors.subject import SubjectKind
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition, UnderWay
+from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition
 from controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
+from controllers.actuators.kube_drain import Drains, Limits
 from controllers.actuators.kube_marks import MARKER, Marks
-from controllers.actuators.kube_workloads import POLL_S, Workloads, pod_path
+from controllers.actuators.kube_workloads import Workloads, pod_path
 from controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
 _K, _A = SubjectKind, ActionKind
@@ -94,6 +94,8 @@ class KubernetesActuator:
         self._warned: dict[str, tuple[str, ...]] = {}  # action → what was warned of in its tries so far
         self.marks = Marks(kube, settings.field_manager, now_s)
         self._work = Workloads(kube, self.marks, settings.field_manager, now_s, settings.save_wait_s)
+        limits = Limits(settings.drain_grace_s, settings.evict_unmanaged, settings.evict_local_data)
+        self._drains = Drains(kube, self.marks, self._work, limits, self.owns_cordon, now_s)
 
     @classmethod
     def from_settings(
@@ -136,6 +138,8 @@ class KubernetesActuator:
                 return _word(kube_nodes.is_cordoned(self._kube.get(kube_nodes.path(subject.name))))
             case _K.NODE, fact if fact == CORDON_OF:
                 return self.cordon_of(self._kube.get(kube_nodes.path(subject.name)))
+            case _K.NODE, "uid":
+                return str(self._kube.get(kube_nodes.path(subject.name))["metadata"].get("uid", ""))
             case _K.NODE, "tainted":
                 return _word(kube_nodes.is_tainted(self._kube.get(kube_nodes.path(subject.name))))
             case _K.NODE, "drained":
@@ -179,7 +183,7 @@ class KubernetesActuator:
             case _A.UNCORDON:
                 return self._uncordon(action)
             case _A.DRAIN:
-                return self._drain(action)
+                return self._drains.execute(action)
             case _A.QUARANTINE_GPU:
                 return self._quarantine(action)
             case _A.RESTART_POD:
@@ -258,61 +262,6 @@ class KubernetesActuator:
             return {}
         return {kind: str(mark.get("id")) for kind, mark in marks.items()}
 
-    def _drain(self, action: Action) -> Outcome:
-        """Cordons, stops gangs whole and starts them elsewhere, evicts the rest; UnderWay until all of it is done.
-
-        The node's marker names the gangs before the first of them is stopped, so that none is left stopped when the
-        last pod has gone.
-        """
-        path = kube_nodes.path(action.target.name)
-        node = self._kube.get(path)
-        if self.marks.has(node, action) and not kube_nodes.is_cordoned(node):
-            return self._refused(action, "a person has uncordoned it during the drain; that stands")
-        left = kube_nodes.evictable(self._kube, action.target.name)
-        gangs, single = self._work.gangs(left)
-        known = self._work.gangs_of(node, action)
-        if not self.marks.has(node, action) and (obstacles := self._obstacles(gangs, single)):
-            return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
-        if not self.marks.has(node, action) or not gangs <= known:
-            known |= gangs
-            theirs = kube_nodes.is_cordoned(node) and not self.owns_cordon(node)
-            change: Object = {"spec": {"unschedulable": True}}
-            self.marks.patch(path, node, action, change, jobs=sorted(known), theirs=theirs)
-        waits = [wait for gang in sorted(known) if (wait := self._work.cycle_named(gang, action))]
-        waits += [wait for pod in single if (wait := self._evict(pod))]
-        if not waits and not left:
-            return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods")
-        text = f"drain of {action.target.name}: {len(left)} pods left; " + "; ".join(waits)
-        raise UnderWay(text, retry_after_s=POLL_S)
-
-    def _evict(self, pod: Object) -> str | None:
-        """What is waited for of one pod of a drain that has begun; None where it is gone."""
-        if kept := self._keeps(pod):
-            return kept  # it came after the drain had begun
-        return kube_nodes.evict(self._kube, pod, self._settings.drain_grace_s)
-
-    def _keeps(self, pod: Object) -> str | None:
-        """Why a pod is not evicted, as `kubectl drain` without its flags says it; None where it may be."""
-        name = kube_nodes.pod_name(pod)
-        if pod["metadata"].get("deletionTimestamp"):
-            return None
-        if kube_nodes.unmanaged(pod) and not self._settings.evict_unmanaged:
-            return f"pod {name} has no controller and would not come back (evict_unmanaged)"
-        if kube_nodes.has_local_data(pod) and not self._settings.evict_local_data:
-            return f"pod {name} has data on this node's disk (evict_local_data)"
-        return None
-
-    def _obstacles(self, gangs: set[str], single: list[Object]) -> list[str]:
-        """What would stop a drain half-way for good, found out before its first change: pods that are kept, jobs
-        that cannot be stopped, evictions that an admission webhook or a role forbids (asked as a dry run)."""
-        said = [kept for pod in single if (kept := self._keeps(pod))] + self._work.unstoppable(gangs)
-        for pod in single if not said else []:
-            try:
-                kube_nodes.evict(self._kube, pod, self._settings.drain_grace_s, dry_run=True)
-            except Refused as error:
-                said.append(f"pod {kube_nodes.pod_name(pod)}: {error}")
-        return said
-
     def _quarantine(self, action: Action) -> Outcome:
         """Labels the node that holds the GPU; schedulers that honour the label keep work off it."""
         name = str(action.params.get("node", ""))
@@ -334,6 +283,8 @@ class KubernetesActuator:
             return self._outcome(OutcomeStatus.NOT_DONE, "a suggestion leaves no trace in the cluster")
         if action.kind in (_A.RESTART_POD, _A.RESTART_JOB):
             return self._work.read(action)
+        if action.kind is _A.DRAIN:
+            return self._drains.read(action)
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name
         node = self._kube.get(kube_nodes.path(name))
         marked, cordoned = self.marks.has(node, action), kube_nodes.is_cordoned(node)
@@ -344,17 +295,10 @@ class KubernetesActuator:
                 done = marked and kube_nodes.is_tainted(node)
             case _A.QUARANTINE_GPU:
                 done = action.target.name in kube_nodes.quarantined(node)
-            case _A.DRAIN:
-                done = marked and cordoned and not kube_nodes.evictable(self._kube, name)
-                done = done and all(
-                    self._work.is_started(gang, action) for gang in self._work.gangs_of(node, action)
-                )
             case _:
                 done = marked and cordoned
         observed = {"cordoned": _word(cordoned), "marked": _word(marked)}
         status = OutcomeStatus.DONE if done else OutcomeStatus.NOT_DONE
-        if action.kind is _A.DRAIN and marked and cordoned and not done:
-            status = OutcomeStatus.UNDER_WAY
         return Outcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
     def undo(self, action: Action) -> Outcome:

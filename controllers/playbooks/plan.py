@@ -152,9 +152,13 @@ def draw_up(
 ) -> Action:
     """An action whose id is the same for the same incident, attempt, kind and target, so that it happens once.
 
-    `stops` are the jobs that stop; `gpus` and `nodes` what is unavailable to others while the action stands.
+    `stops` are the jobs that stop; `gpus` and `nodes` what is unavailable to others while the action stands. Nodes
+    are bound by their uid where it is known: another machine may come up under the same name.
     """
     inventory, at_s = situation.inventory, situation.at_s
+    places = {*nodes, target, *([Subject(_K.NODE, str(params["node"]))] if params and "node" in params else [])}
+    same = {s: uid for s in places if s.kind is _K.NODE and (uid := inventory.fact(s, "uid"))}
+    machines = tuple(Precondition(node, "uid", uid) for node, uid in sorted(same.items()))
     pods = sorted({pod for job in stops for pod in inventory.children(job, at_s, _K.POD)})
     attempt = situation.facts.get("attempt", 0.0)
     identity = fingerprint([situation.incident_id, str(attempt), kind.value, str(target)])
@@ -175,6 +179,6 @@ def draw_up(
         undo=undo,
         expires_at_s=at_s + economy.expires_s,
         params=dict(params or {}),
-        preconditions=preconditions,
+        preconditions=(*preconditions, *machines),
         needs_approval=needs_approval,
     )

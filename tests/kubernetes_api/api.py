@@ -240,7 +240,11 @@ class Api(Reading):
             apply.track_update(resource.kind, before, after, options.manager, self.now, subresource)
         if _without_managed(after) == _without_managed(before) and managed in (None, old.get("managedFields")):
             return before
-        if old.get("deletionTimestamp") and not meta.get("finalizers") and resource.kind != "Pod":
+        if (
+            old.get("deletionTimestamp")
+            and not meta.get("finalizers")
+            and not old.get("deletionGracePeriodSeconds")
+        ):
             return self._remove(resource, after, options)
         return self._store(resource, after, options)
 

@@ -1,0 +1,132 @@
+"""Drains a node: cordons it, stops gangs whole and starts them elsewhere, evicts the rest; a step a call.
+
+A node may be deleted, or another machine may come up under its name, in the middle of it: cloud repair and
+autoscalers do that to bad nodes. Then nothing is done to the other machine, and the jobs that were stopped are
+started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from collectors.kube_api import Refused
+from controllers.action import Action, Outcome, OutcomeStatus, UnderWay
+from controllers.actuators import kube_nodes
+from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators.kube_marks import Marks
+from controllers.actuators.kube_workloads import POLL_S, Workloads
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a drain may take along: as `kubectl drain` has it by its flags. `grace_s` None: each pod's own."""
+
+    grace_s: int | None
+    evict_unmanaged: bool
+    evict_local_data: bool
+
+
+class Drains:
+    """Carries drains out and reads them back. `owns_cordon`: whether a node's cordon is ours alone."""
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        marks: Marks,
+        work: Workloads,
+        limits: Limits,
+        owns_cordon: Callable[[Object], bool],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._kube, self._marks, self._work, self._limits = kube, marks, work, limits
+        self._owns_cordon, self._now_s = owns_cordon, now_s
+
+    def execute(self, action: Action) -> Outcome:
+        """UnderWay until all of it is done. The node's marker names the gangs before the first of them is stopped,
+        so that none is left stopped when the last pod has gone."""
+        path = kube_nodes.path(action.target.name)
+        node = self._kube.find(path)
+        marked = node is not None and self._marks.has(node, action)
+        if not marked and (stopped := self._work.stopped_by(action)):
+            return self._carry_on(action, node, stopped)
+        if node is None:
+            return self._outcome(OutcomeStatus.REFUSED, f"{action.target} does not exist any more")
+        if marked and not kube_nodes.is_cordoned(node):
+            return self._refused(action, "a person has uncordoned it during the drain; that stands")
+        left = kube_nodes.evictable(self._kube, action.target.name)
+        gangs, single = self._work.gangs(left)
+        known = self._work.gangs_of(node, action)
+        if not marked and (obstacles := self._obstacles(gangs, single)):
+            return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
+        if not marked or not gangs <= known:
+            known |= gangs
+            theirs = kube_nodes.is_cordoned(node) and not self._owns_cordon(node)
+            change: Object = {"spec": {"unschedulable": True}}
+            self._marks.patch(path, node, action, change, jobs=sorted(known), theirs=theirs)
+        waits = [wait for gang in sorted(known) if (wait := self._work.cycle_named(gang, action))]
+        evicted = [kept for pod in single if (kept := self._evict(pod))]
+        if not waits and not left:
+            return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods")
+        said = "; ".join([*waits, *(wait.text for wait in evicted)])
+        after_s = max([POLL_S, *(wait.retry_after_s for wait in evicted)])
+        raise UnderWay(f"drain of {action.target.name}: {len(left)} pods left; {said}", retry_after_s=after_s)
+
+    def read(self, action: Action) -> Outcome:
+        """DONE where the node stands cordoned by us and empty, and every gang was started again."""
+        node = self._kube.find(kube_nodes.path(action.target.name))
+        marked = node is not None and self._marks.has(node, action)
+        if node is None or not marked:
+            begun = bool(self._work.stopped_by(action))
+            status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
+            return self._outcome(status, f"{action.target} bears no mark of {action.id}")
+        gangs = self._work.gangs_of(node, action)
+        done = not kube_nodes.evictable(self._kube, action.target.name)
+        done = done and all(self._work.is_started(gang, action) for gang in gangs)
+        if not kube_nodes.is_cordoned(node):
+            return self._outcome(OutcomeStatus.NOT_DONE, f"{action.target} is not cordoned any more")
+        status = OutcomeStatus.DONE if done else OutcomeStatus.UNDER_WAY
+        observed = {"cordoned": "true", "marked": "true"}
+        return Outcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
+
+    def _carry_on(self, action: Action, node: Object | None, stopped: list[str]) -> Outcome:
+        """The node that was drained is not there any more: its jobs are started again, and that is all."""
+        waits = [wait for gang in stopped if (wait := self._work.cycle_named(gang, action))]
+        what = "is gone" if node is None else "is another machine now, or our mark was taken off it"
+        if waits:
+            raise UnderWay(f"{action.target.name} {what}; {'; '.join(waits)}", retry_after_s=POLL_S)
+        return self._refused(action, f"{action.target.name} {what}; started again: {', '.join(stopped)}")
+
+    def _evict(self, pod: Object) -> kube_nodes.Wait | None:
+        """What is waited for of one pod of a drain that has begun; None where it is gone."""
+        if kept := self._keeps(pod):
+            return kube_nodes.Wait(kept)  # it came after the drain had begun
+        return kube_nodes.evict(self._kube, pod, self._limits.grace_s)
+
+    def _keeps(self, pod: Object) -> str | None:
+        """Why a pod is not evicted, as `kubectl drain` without its flags says it; None where it may be."""
+        name = kube_nodes.pod_name(pod)
+        if pod["metadata"].get("deletionTimestamp"):
+            return None
+        if kube_nodes.unmanaged(pod) and not self._limits.evict_unmanaged:
+            return f"pod {name} has no controller and would not come back (evict_unmanaged)"
+        if kube_nodes.has_local_data(pod) and not self._limits.evict_local_data:
+            return f"pod {name} has data on this node's disk (evict_local_data)"
+        return None
+
+    def _obstacles(self, gangs: set[str], single: list[Object]) -> list[str]:
+        """What would stop a drain half-way for good, found out before its first change: pods that are kept, jobs
+        that cannot be stopped, evictions that an admission webhook or a role forbids (asked as a dry run)."""
+        said = [kept for pod in single if (kept := self._keeps(pod))] + self._work.unstoppable(gangs)
+        for pod in single if not said else []:
+            try:
+                kube_nodes.evict(self._kube, pod, self._limits.grace_s, dry_run=True)
+            except Refused as error:
+                said.append(f"pod {kube_nodes.pod_name(pod)}: {error}")
+        return said
+
+    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
+        return Outcome(status, detail, self._now_s())
+
+    def _refused(self, action: Action, why: str) -> Outcome:
+        return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
