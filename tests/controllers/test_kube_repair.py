@@ -33,6 +33,7 @@ from controllers.actuators.kube_repair import (
     RepairSettings,
     job_name,
 )
+from controllers.actuators.kube_repair_jobs import why_failed
 from controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
 from controllers.actuators.kubernetes import KubernetesSettings
 from controllers.cordon import CORDON_OF
@@ -363,9 +364,9 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     assert {right for right in RIGHTS[kind] - wide if right.group in ("", "batch")} == set()
 
 
-def test_a_job_that_never_had_a_pod_says_what_keeps_pods_away(actuator: KubernetesRepairActuator) -> None:
+def test_a_job_that_never_had_a_pod_says_what_keeps_pods_away(cluster: Cluster) -> None:
     """Pod Security admission lets the Job in and refuses its pods; the Job then ends by its deadline."""
     ended = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active too long"}
-    said = actuator._why_failed("none-of-this-name", ended)
+    said = why_failed(KubeClient(cluster.api), cluster.namespace, "none-of-this-name", ended)
     assert "never had a pod (DeadlineExceeded Job was active too long)" in said
     assert "admit privileged pods" in said
