@@ -57,6 +57,9 @@ def node(
     certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM) to serve with")] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key (PEM)")] = None,
     client_ca: Annotated[Path | None, typer.Option(help="Only clients of this authority (PEM)")] = None,
+    client_name: Annotated[
+        list[str] | None, typer.Option(help="Of them only who bears this DNS name; may be given again")
+    ] = None,
     name: Annotated[str, typer.Option(envvar="NODE_NAME", help="This node's name; without: its host name")] = "",
     power_leases: Annotated[bool, typer.Option(help="Take power limits from the agent, for a time")] = False,
     power_fallback_w: Annotated[float, typer.Option(help="Limit without a lease (W); 0: each GPU's default")] = 0.0,
@@ -74,6 +77,7 @@ def node(
             certificate_file=certificate,
             key_file=key,
             client_ca_file=client_ca,
+            client_names=tuple(client_name or ()),
         ),
         name,
         Power(_nvml_power(), int(power_fallback_w * 1000) or None) if power_leases else None,

@@ -53,6 +53,9 @@ class Settings(BaseModel):
     certificate_file: Path | None = Field(None, description="Certificate (PEM) to serve with")
     key_file: Path | None = Field(None, description="Its private key (PEM)")
     client_ca_file: Path | None = Field(None, description="Only clients with a certificate of this authority")
+    client_names: tuple[str, ...] = Field(
+        (), description="Of them only those whose certificate bears one of these DNS names; none: all of them"
+    )
 
     @model_validator(mode="after")
     def _belong_together(self) -> Settings:
@@ -60,6 +63,8 @@ class Settings(BaseModel):
             raise ValueError("certificate_file and key_file go together")
         if self.client_ca_file is not None and self.certificate_file is None:
             raise ValueError("client_ca_file needs certificate_file")
+        if self.client_names and self.client_ca_file is None:
+            raise ValueError("client_names needs client_ca_file")
         return self
 
 
@@ -180,11 +185,20 @@ class NodeExporter:
             self._stopping.wait(next_s - time.monotonic())
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        answer, takes = self.answer, self._takes
+        answer, takes, names = self.answer, self._takes, frozenset(self._settings.client_names)
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             timeout = _REQUEST_TIMEOUT_S
+
+            def parse_request(self) -> bool:
+                """An authority may sign for others than the agent: its name is asked for, too."""
+                if not super().parse_request():
+                    return False
+                if names and names.isdisjoint(_names_of(self.connection)):
+                    self.send_error(403, "this certificate is not the agent's")
+                    return False
+                return True
 
             def do_GET(self) -> None:
                 status, kind, body = answer(self.path)
@@ -229,6 +243,12 @@ class _TlsServer(ThreadingHTTPServer):
         plain, address = super().get_request()
         wrapped = self._context.get().wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
         return wrapped, address
+
+
+def _names_of(connection: Any) -> set[str]:
+    """The DNS names of the certificate that a client has shown (RFC 5280, 4.2.1.6)."""
+    shown = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
+    return {str(name) for kind, name in (shown or {}).get("subjectAltName", ()) if kind == "DNS"}
 
 
 def _server_context(settings: Settings) -> ssl.SSLContext:

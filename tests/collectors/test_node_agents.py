@@ -52,6 +52,7 @@ class Agent:
                 certificate_file=self.certificate,
                 key_file=self.key,
                 client_ca_file=client_ca,
+                client_names=("nightshift",),
             ),
             NvmlCollector(NvmlCollector.Settings(node=node)),
             LocalKernelLogCollector(LocalKernelLogCollector.Settings(node=node, source="file", path=self.log)),
@@ -129,16 +130,21 @@ def test_an_agent_with_another_pods_certificate_is_not_believed(
     assert not batch.logs
 
 
-@pytest.mark.parametrize("who", ["a stranger", "nobody"])
+@pytest.mark.parametrize("who", ["a stranger", "nobody", "another of the authority", "a node agent"])
 def test_an_agent_answers_only_our_client(
     cluster: Cluster, agent: tuple[Agent, str], tmp_path: Path, authority: Authority, opened: Any, who: str
 ) -> None:
-    """A client of another authority, or without a certificate, gets no byte."""
+    """A client of another authority, without a certificate, or with one that the same authority gave to somebody
+    else or to a server, gets nothing."""
     started, _ = agent
     collector = source(cluster, tmp_path, authority, started.exporter.port)
     http = collector._settings.http
     if who == "a stranger":
         put(tmp_path, "client", Authority.new("other").issue("nightshift", client=True))
+    elif who == "another of the authority":
+        put(tmp_path, "client", authority.issue("other-app", client=True))
+    elif who == "a node agent":
+        put(tmp_path, "client", authority.issue("nightshift"))
     else:
         http = HttpSettings(ca_file=http.ca_file)
     changed = collector._settings.model_copy(update={"http": http})
