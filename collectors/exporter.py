@@ -247,7 +247,7 @@ class _TlsServer(ThreadingHTTPServer):
 
 def _names_of(connection: Any) -> set[str]:
     """The DNS names of the certificate that a client has shown (RFC 5280, 4.2.1.6)."""
-    shown = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
+    shown: Any = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
     return {str(name) for kind, name in (shown or {}).get("subjectAltName", ()) if kind == "DNS"}
 
 
