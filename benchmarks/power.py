@@ -32,10 +32,10 @@ from controllers.power.belief import TOP, Bank
 from controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
 from controllers.power.clocks import Settings as ClockSettings
 from controllers.power.curves import Curve, read_sweeps
-from controllers.power.evaluate import BUDGETS, CANDIDATES, GOALS, OVER, evaluate, meets, summary
+from controllers.power.evaluate import BUDGETS, CANDIDATES, GOALS, OVER, evaluate, labels, left_out, meets, summary
 from controllers.power.features import INTERFACE
 from controllers.power.learn import LEARNABLE
-from controllers.power.simulate import Controller, run
+from controllers.power.simulate import Controller, ledgers
 
 MHZ = ClockSettings().max_mhz
 
@@ -95,8 +95,8 @@ def clocks(sweep: Path | None, tdp_w: float, seeds: Sequence[int], windows: int 
         for budget in BUDGETS:
             rows = found[name][f"{budget:.0%}"] = {}
             for who, make in contestants.items():
-                scores = [run(curves, make(), budget, seed, windows) for seed in seeds]
-                rows[who] = {"budget": budget, **summary(scores)}
+                runs = ledgers(curves, make(), budget, seeds, windows)
+                rows[who] = {"budget": budget, **summary([one.of() for one in runs])}
                 rows[who]["meets"] = meets(rows[who])
     return found
 
@@ -119,15 +119,27 @@ def main() -> None:
         results["training_cpu_s"] = round(time.process_time() - began_s, 1)
     results["training"] = dict(policy.training)
     results["decision_10000_gpus_cpu_s"] = round(decision_cpu_s(), 3)
-    table = evaluate(policy, given.sweeps, range(given.seeds), candidates=CANDIDATES)
-    for row in (*table["rows"], *table["left_out"]):
-        row["meets"] = meets(row)
+    seeds = range(given.seeds)
+    table = evaluate(policy, given.sweeps, seeds)
     results |= {"goals": {"of_oracle": {str(k): v for k, v in GOALS.items()}, "over": OVER}, **table}
-    results["by"] = {f"{r['budget']:.0%}": {x["controller"]: x for x in table["rows"] if x["budget"] == r["budget"]}
-                     for r in table["rows"]}  # fmt: skip
-    results["without"] = {f"{r['budget']:.0%}": {x["left out"]: x for x in table["left_out"]
-                          if x["budget"] == r["budget"]} for r in table["left_out"]}  # fmt: skip
-    results["clocks"] = clocks(given.clocks, given.tdp, range(given.seeds))
+    keep(results)
+    results["clocks"] = clocks(given.clocks, given.tdp, seeds)
+    keep(results)
+    curves = [c for path in given.sweeps for c in read_sweeps(path)]
+    groups = {kind: labels(curves)[kind] for kind in ("gpu", "workload")}
+    table["left_out"] += left_out(curves, groups, CANDIDATES, Bank.make(), seeds, 240)
+    keep(results)
+
+
+def keep(results: dict[str, Any]) -> None:
+    """Writes what there is by now, and the rows once more under their names."""
+    for row in (*results["rows"], *results["left_out"]):
+        row["meets"] = meets(row)
+    for name, rows, key in (("by", "rows", "controller"), ("without", "left_out", "left out")):
+        results[name] = {
+            f"{budget:.0%}": {row[key]: row for row in results[rows] if row["budget"] == budget}
+            for budget in BUDGETS
+        }
     write("power", results)
 
 

@@ -11,7 +11,7 @@ import figures_detect
 import figures_fleet
 import figures_kernels
 import figures_people
-from figures_power import POWER, RACK
+from figures_power import CLOCKS, POWER, RACK, START
 
 TABLES = (
     *figures_detect.TABLES,
@@ -20,6 +20,8 @@ TABLES = (
     *figures_kernels.TABLES,
     *figures_control.TABLES,
     POWER,
+    CLOCKS,
+    START,
     RACK,
 )
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"

@@ -4,7 +4,8 @@ Every window: believe (`belief.outlook`), then
   - up, where the present level is no longer believed within the budget;
   - down towards the level of least energy, a bounded step, only over levels whose slowdown is within the budget at
     `sure` standard deviations, and within one point more at `surer`, and also if below the present level the curve
-    turned into a cliff of `cliff` per level;
+    turned into a cliff of `cliff` per level; from the reference at most `leap` levels, those beyond the first only
+    where they are within the budget at `leap_sure`;
   - to the reference for one window, where what is missing is a better reference;
   - to the highest limit for good, where the cap was seen to save nothing.
 A job that draws far less than the lowest limit is left alone: no cap can bind on it. A window that no believed
@@ -34,6 +35,8 @@ class Care:
     surer: float = 2.3
     stay_sure: float = 1.8  # believed within the budget by less than this: up
     step: int = 3
+    leap: int = 1  # levels of the first step down from the reference, where they are safe at `leap_sure`
+    leap_sure: float = 3.0
     cliff: float = 0.012  # slowdown per level that may lie below any level seen
     first: int = 6  # windows at the reference before anything else
     reference: float = 1.0  # windows at the reference: this times the root of all windows
@@ -79,7 +82,10 @@ def reachable(seen: Outlook, home: Ints, lowest: Ints, care: Care) -> tuple[Ints
     worst = seen.slowdown[local, home] + care.surer * seen.slowdown_sd[local, home]
     deeper = home[:, None] - J
     safe &= worst[:, None] + care.cliff * deeper <= care.budget + 0.01
-    safe &= deeper <= np.clip(TOP - home, 1, care.step)[:, None]  # no further at once than it has come so far
+    # no further at once than it has come so far, but for a first step that is all but certain
+    safe &= deeper <= np.where(home == TOP, care.leap, np.clip(TOP - home, 1, care.step))[:, None]
+    start = seen.slowdown + care.leap_sure * seen.slowdown_sd <= care.budget
+    safe &= (home < TOP)[:, None] | (deeper <= 1) | start
     safe &= lowest[:, None] <= J
     safe[:, TOP] = True
     down = np.where(home[:, None] >= J, safe, True)
@@ -142,7 +148,8 @@ def choose(jobs: Jobs, seen: Outlook, level: Ints, care: Care) -> Ints:
     binds = drawn > care.idle * LEVELS[lowest]
     worth = (hoped[local, target] > care.worth) & binds & ~jobs.given_up
     down, up = worth & (target < home), worth & (target > home)
-    new = np.where(down, np.maximum.reduce([target, low, home - care.step]), home)
+    stride = np.where(home == TOP, care.leap, care.step)
+    new = np.where(down, np.maximum.reduce([target, low, home - stride]), home)
     new = np.where(down, np.minimum(new, home), new)
     new = np.where(up, np.minimum(target, home + care.step), new)
     new = np.where(here, new, np.minimum(home + care.step, TOP))

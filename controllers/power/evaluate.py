@@ -21,7 +21,7 @@ from controllers.power.baselines import Descent, PlainDescent, Static, Zeus
 from controllers.power.belief import Bank, Ints
 from controllers.power.curves import Curve, Floats, read_sweeps, synthetic
 from controllers.power.features import apply, features
-from controllers.power.simulate import Controller, Score, ledger
+from controllers.power.simulate import Controller, Score, ledgers
 
 BUDGETS = (0.03, 0.05)
 GOALS = {0.05: 0.90, 0.03: 0.80}
@@ -57,6 +57,7 @@ def contestants(policy: PolicyFile | None, bank: Bank) -> Iterator[tuple[str, Ca
     yield "Zeus MaxSlowdown", lambda: Zeus(True)
     yield "plain descent", PlainDescent
     yield "descent (ships)", lambda: Descent(bank)
+    yield "descent, six levels at first", lambda: Descent(bank, descent.Care(leap=6))
     if policy is not None:
         yield "PPO, shielded", lambda: Learned(policy, bank)
         yield "PPO, unshielded", lambda: Learned(policy, bank, shielded=False)
@@ -75,24 +76,18 @@ def evaluate(
     data: Sequence[Path],
     seeds: Sequence[int],
     windows: int = 240,
-    candidates: Sequence[descent.Care] = (),
 ) -> dict[str, Any]:
-    """`data`: sweep files (none: 200 synthetic curves). Rows by budget and controller; groups for what ships, and
-    it with its constants chosen among `candidates` without each group."""
+    """`data`: sweep files (none: 200 synthetic curves). Rows by budget and controller; groups for what ships."""
     if not seeds:
         raise Permanent("seeds: none given")
     made_up = synthetic(200, np.random.default_rng(99))
     curves = [c for path in data for c in read_sweeps(path)] or made_up
     bank = Bank.make()
-    keys = {
-        "gpu": [c.gpu for c in curves],
-        "data set": [c.workload.split("/")[0] for c in curves],
-        "workload": ["/".join(c.workload.split("/")[:2]) for c in curves],
-    }
+    keys = labels(curves)
     rows, groups, unseen = [], [], []
     for budget in BUDGETS:
         for name, make in contestants(policy, bank):
-            runs = [ledger(curves, make(), budget, seed, windows) for seed in seeds]
+            runs = ledgers(curves, make(), budget, seeds, windows)
             rows.append({"budget": budget, "controller": name, **summary([run.of() for run in runs])})
             if data and name == "descent (ships)":
                 groups += [
@@ -101,10 +96,8 @@ def evaluate(
                     for group, mine in _grouped(keys[kind]).items()
                 ]
         if data:
-            runs = [ledger(made_up, Descent(bank), budget, seed, windows) for seed in seeds]
+            runs = ledgers(made_up, Descent(bank), budget, seeds, windows)
             unseen.append({"budget": budget, "left out": "synthetic", **summary([run.of() for run in runs])})
-    if data and candidates:
-        unseen += left_out(curves, {k: keys[k] for k in ("gpu", "workload")}, candidates, bank, seeds, windows)
     return {
         "curves": len(curves),
         "seeds": list(seeds),
@@ -112,6 +105,15 @@ def evaluate(
         "rows": rows,
         "descent_by_group": groups,
         "left_out": unseen,
+    }
+
+
+def labels(curves: Sequence[Curve]) -> dict[str, list[str]]:
+    """By what curves are grouped."""
+    return {
+        "gpu": [c.gpu for c in curves],
+        "data set": [c.workload.split("/")[0] for c in curves],
+        "workload": ["/".join(c.workload.split("/")[:2]) for c in curves],
     }
 
 
@@ -127,9 +129,9 @@ def left_out(
     that meet the safety goals there. Per budget and kind one row over all groups."""
     found = []
     for budget in BUDGETS:
-        runs = [[ledger(curves, Descent(bank, care), budget, s, windows) for s in seeds] for care in candidates]
-        for kind, labels in keys.items():
-            parts = _grouped(labels)
+        runs = [ledgers(curves, Descent(bank, care), budget, seeds, windows) for care in candidates]
+        for kind, names_of in keys.items():
+            parts = _grouped(names_of)
             chosen = {}
             for group, mine in parts.items():
                 others = [i for i in range(len(curves)) if i not in set(mine)]
@@ -154,8 +156,8 @@ def _rank(row: Mapping[str, Any]) -> tuple[bool, float]:
     return safe, row["of_oracle"] if safe else -row["over"] - 10.0 * row["beyond"]
 
 
-def _grouped(labels: Sequence[str]) -> dict[str, list[int]]:
-    return {group: [i for i, label in enumerate(labels) if label == group] for group in sorted(set(labels))}
+def _grouped(names: Sequence[str]) -> dict[str, list[int]]:
+    return {group: [i for i, name in enumerate(names) if name == group] for group in sorted(set(names))}
 
 
 def summary(scores: Sequence[Score]) -> Mapping[str, Any]:

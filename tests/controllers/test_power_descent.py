@@ -14,7 +14,7 @@ from controllers.power.baselines import Descent, PlainDescent, Static, Zeus
 from controllers.power.belief import TOP, Bank, Noise, Windows, outlook
 from controllers.power.curves import LEVELS, Curve, on_levels, oracle_grid, read_sweeps, synthetic
 from controllers.power.evaluate import evaluate, interval, left_out
-from controllers.power.simulate import ledger, lowest_levels, run
+from controllers.power.simulate import ledger, ledgers, lowest_levels, run
 
 BANK = Bank.make(256)
 CURVES = synthetic(40, np.random.default_rng(123))
@@ -130,6 +130,28 @@ def test_it_saves_within_the_budget_where_others_do_not() -> None:
     assert run(CURVES, Static(0.8), 0.05, 1, windows=160).over > 0.1
     assert run(CURVES, Zeus(True), 0.05, 1, windows=160).over > ours.over
     assert run(CURVES, PlainDescent(), 0.05, 1, windows=160).over > ours.over
+
+
+def test_seeds_beside_each_other_are_runs_of_their_own() -> None:
+    """Each on the same jobs with other noise; a controller that looks at none of it does the same in all."""
+    noisy, blind = (ledgers(CURVES[:5], who, 0.05, (0, 1, 2), windows=20) for who in (Zeus(True), Static(0.8)))
+    assert [len(one.saved) for one in noisy] == [5, 5, 5]
+    assert len({tuple(one.saved) for one in noisy}) == 3
+    assert len({tuple(one.saved) for one in blind}) == 1
+
+
+@pytest.mark.parametrize("leap", [1, 6])
+def test_a_first_step_is_as_long_as_it_may_be_and_no_longer(leap: int) -> None:
+    """Of a job whose speed hangs on nothing, at the first window after the reference is known."""
+    flat = Curve("g", "w", np.array([100.0, 250.0]), np.array([1.0, 1.0]), np.array([100.0, 249.0]))
+    jobs, care = descent.Jobs.start(lowest_levels([flat])), descent.Care(budget=0.10, leap=leap)
+    level, seen = jobs.home.copy(), []
+    for _ in range(40):
+        draw = flat.draw(LEVELS[level] * 250.0) / 250.0
+        level = descent.decide(jobs, level, np.full(1, 3.0), draw, BANK, care)
+        seen.append(int(level[0]))
+    first = next(at for at in seen if at < TOP)
+    assert TOP - leap <= first < TOP - leap // 2
 
 
 def test_a_job_that_no_cap_can_help_is_left_alone() -> None:
