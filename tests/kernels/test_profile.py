@@ -18,7 +18,7 @@ from kernels.judge import inputs
 from kernels.problem import Case, ProblemError
 from kernels.profile.hotspots import Hotspot, Profile, as_text, profile, profile_of
 from kernels.profile.operators import operators_of
-from kernels.profile.problem_file import load_problem, write_problem
+from kernels.profile.problem_file import load_problem, timed_sizes, write_problem
 from kernels.profile.roofline import Peaks, PeaksError, probe
 from kernels.profile.trigger import Settings, Stake, consider, decide
 
@@ -181,7 +181,7 @@ def test_a_hotspot_becomes_a_problem_file_that_the_judge_can_plan_for(recorded: 
         path = tmp_path / f"{hotspot.problem}.py"
         problem = write_problem([hotspot], path, str(RECORDED.name))
         assert problem.name == hotspot.problem
-        assert problem.cases == (Case.of(hotspot.dtype, **hotspot.sizes),)  # type: ignore[arg-type]
+        assert problem.cases == (Case.of(hotspot.dtype, "contiguous", **timed_sizes(hotspot)),)
         assert load_problem(path).cases == problem.cases
         written = path.read_text()
         assert "kernels.problems" not in written  # it stands alone
