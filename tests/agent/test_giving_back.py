@@ -115,7 +115,7 @@ def another_also_cordoned(world: World, clock: ManualClock, name: str) -> None:
 NOT_OURS = [a_person_cordoned, a_person_uncordoned, the_mark_is_gone, the_mark_is_of_another, another_also_cordoned]
 
 
-@pytest.mark.parametrize("change", NOT_OURS)
+@pytest.mark.parametrize("change", [NOT_OURS[0], *(pytest.param(c, marks=pytest.mark.full) for c in NOT_OURS[1:])])
 @pytest.mark.parametrize(
     "when", [pytest.param("before it clears", marks=pytest.mark.full), "while it waits for approval"]
 )
@@ -171,7 +171,7 @@ WAITS = [another_is_open, it_is_not_seen, it_is_seen_no_more, nothing_is_known_o
 _IN_FULL = [pytest.param(change, marks=pytest.mark.full) for change in WAITS]
 
 
-@pytest.mark.parametrize("change", WAITS)
+@pytest.mark.parametrize("change", [WAITS[0], *_IN_FULL[1:]])
 def test_it_is_not_proposed_while_it_could_not_be_done(world: World, clock: ManualClock, change: Change) -> None:
     """Another open incident on the node, or missing telemetry: nothing is proposed, and nothing is forgotten."""
     with running(world) as lifecycle:
@@ -224,6 +224,7 @@ def test_a_fault_that_comes_back_takes_the_proposal_away_until_it_is_clear_again
     assert is_cordoned(world)
 
 
+@pytest.mark.full
 def test_a_fault_that_outlasted_its_confirmation_is_given_back_once_a_person_has_repaired_it(
     world: World, clock: ManualClock
 ) -> None:
@@ -293,6 +294,7 @@ def test_what_changes_while_the_probe_runs_keeps_the_node_cordoned(
     assert is_cordoned(world)
 
 
+@pytest.mark.full
 def test_a_node_that_fails_again_after_its_return_is_diagnosed_anew(world: World, clock: ManualClock) -> None:
     """What comes next is a new plan that asks again, never a cordon by itself."""
     with running(world) as lifecycle:
@@ -323,6 +325,7 @@ def test_a_person_who_uncordons_did_what_was_proposed() -> None:
     assert is_same(Fix(_A.UNCORDON, NODE, "ann", 0.0), an_action(kind=_A.RETURN_NODE, target=NODE))
 
 
+@pytest.mark.full
 def test_an_incident_remembers_its_standing_cordon_after_other_plans(world: World, clock: ManualClock) -> None:
     """News after the cordon led to another plan, which waits when all is clear: the node is given back first."""
     news = a_finding(Fault.XID, NODE)
@@ -348,6 +351,7 @@ def test_an_incident_remembers_its_standing_cordon_after_other_plans(world: Worl
         assert state_of(world, name) == (_S.AWAITING_APPROVAL, _A.RETURN_NODE)
 
 
+@pytest.mark.full
 def test_a_reboot_after_the_cordon_has_given_the_node_back_itself(world: World, clock: ManualClock) -> None:
     """What a later repair of the same incident returned is not returned twice."""
     world.gate.policy = ApprovalSettings(fresh_sign_in=frozenset())

@@ -147,7 +147,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("during", [False, True])
+@pytest.mark.parametrize("during", [pytest.param(False, marks=pytest.mark.full), True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_node_whose_cordon_is_not_just_ours_is_left_as_it_is(
     cluster: Cluster, actuator: KubernetesRepairActuator, change: Change, during: bool
@@ -166,7 +166,7 @@ def test_a_node_whose_cordon_is_not_just_ours_is_left_as_it_is(
     assert len(repair_jobs(cluster)) == during
 
 
-@pytest.mark.parametrize("kind", [A.CORDON, A.DRAIN])
+@pytest.mark.parametrize("kind", [A.CORDON, pytest.param(A.DRAIN, marks=pytest.mark.full)])
 @pytest.mark.parametrize("change", [c for c in CHANGES if c not in (a_person_uncordons, another_cordons)])
 def test_neither_is_it_uncordoned_by_an_undo_or_an_uncordon(
     cluster: Cluster, actuator: KubernetesRepairActuator, change: Change, kind: ActionKind
