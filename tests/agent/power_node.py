@@ -61,6 +61,7 @@ def serving(library: ctypes.CDLL, folder: Path, fallback_mw: int) -> Iterator[No
     )
     agent.settings = NodeSettings(
         urls={"n0": f"https://localhost:{exporter.port}"},
+        timeout_s=30.0,  # a busy machine is no silent node
         ca_file=folder / "ca.pem",
         certificate_file=names["client"][0],
         key_file=names["client"][1],
