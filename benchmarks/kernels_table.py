@@ -10,16 +10,12 @@ Peers that are not near are told with the time that they take alone. A copy of e
 by the same clock. Each GPU has a judge of its own and takes one row after the other; a row's peers and ours run on
 one GPU. Needs CUDA GPUs. Writes benchmarks/results/kernels_table.json, after every row.
 
-The next GPU minutes (one H200, about eight: sweeps first, of spaces that no table holds whole, then verdicts;
-R=benchmarks/results, OUT a folder that comes back):
+A run of ten minutes on one H200 (R=benchmarks/results, OUT a folder that comes back): sweep what changed, then race
+what won, some 20 s a row:
 
-    cp $R/kernels_table.json $OUT/table.json
-    python3 -m benchmarks.kernels_tables --single --out $OUT/swept --limit 220 --seconds 190 --only \
-        rmsnorm rmsnorm_backward cross_entropy_backward fused_mlp matmul \
-        --without rmsnorm rows_cuda matmul fused_mlp
-    python3 -m benchmarks.kernels_table --merge --top 3 --more 4 --seconds 270 --out $OUT/table.json \
-        --tables $R/kernels_tables $OUT/swept/tables.jsonl --only \
-        flash_attention fused_mlp rmsnorm matmul rotary_half rotary_interleaved backward
+    python3 -m benchmarks.kernels_tables --single --out $OUT/swept --seconds 60 --limit 90 --only reduce_sum rmsnorm
+    python3 -m benchmarks.kernels_table --merge --top 3 --more 4 --seconds 400 --out $OUT/table.json \
+        --tables $R/kernels_tables $OUT/swept/tables.jsonl --only matmul reduce_sum rmsnorm rotary_half backward
 
 Then, anywhere: `python -m benchmarks.kernels_best --import swept/tables.jsonl`, commit the tables, `make docs`.
 """
