@@ -87,6 +87,7 @@ def main() -> None:
     if given.merge and before.exists():
         result = {**json.loads(before.read_text()), **{k: result[k] for k in ("tasks", "covered", "families")}}
         works = [work for work in works if work.slug not in result["solved"]]
+        result["searched"] = len(result["solved"])  # the others are searched again
 
     def save() -> None:
         OUT.mkdir(parents=True, exist_ok=True)
