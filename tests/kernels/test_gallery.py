@@ -10,7 +10,7 @@ import pytest
 
 from kernels.candidate_file import read_candidate
 from kernels.judge import static
-from kernels.judge.gallery import Piece, read_gallery, show
+from kernels.judge.gallery import Piece, Showing, read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge
 from kernels.judge.process import Limits
@@ -89,34 +89,35 @@ def judge() -> Iterator[Judge]:
         yield made
 
 
-@pytest.fixture
-def patient(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> Judge:
+def _show(judge: Judge, patch: pytest.MonkeyPatch, piece: Piece, *, static: bool) -> Showing:
     """Short limits end a cheat that hangs; on a busy machine they must not end an interpreter that only works."""
-    monkeypatch.setattr(judge, "limits", replace(judge.limits, call_s=300.0, import_s=300.0))
-    return judge
-
-
-def _scope(piece: Piece) -> object:
-    return INTERPRETER if piece.file.candidate.language == "triton" else CPU
+    if not piece.refused & {Reason.call_timeout, Reason.import_timeout}:
+        patch.setattr(judge, "limits", replace(judge.limits, call_s=300.0, import_s=300.0))
+    scope = INTERPRETER if piece.file.candidate.language == "triton" else CPU
+    return show(judge, piece, scope, static=static, pace=None)
 
 
 @pytest.mark.parametrize("piece", _marked(EXPLOITS, QUICK_EXPLOITS))
-def test_a_cheat_is_refused_with_the_static_read_switched_off(judge: Judge, piece: Piece) -> None:
+def test_a_cheat_is_refused_with_the_static_read_switched_off(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, piece: Piece
+) -> None:
     """What reads the source is only a filter: process, probes and comparisons must refuse it alone."""
-    shown = show(judge, piece, _scope(piece), static=False, pace=None)  # type: ignore[arg-type]
+    shown = _show(judge, monkeypatch, piece, static=False)
     assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("piece", EXPLOITS, ids=lambda piece: piece.name)
-def test_a_cheat_is_refused_with_the_static_read(judge: Judge, piece: Piece) -> None:
-    shown = show(judge, piece, _scope(piece), static=True, pace=None)  # type: ignore[arg-type]
+def test_a_cheat_is_refused_with_the_static_read(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, piece: Piece
+) -> None:
+    shown = _show(judge, monkeypatch, piece, static=True)
     assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
 
 
 @pytest.mark.parametrize("piece", _marked(GOOD, QUICK_GOOD))
-def test_a_good_candidate_is_accepted(patient: Judge, piece: Piece) -> None:
-    shown = show(patient, piece, _scope(piece), static=True, pace=None)  # type: ignore[arg-type]
+def test_a_good_candidate_is_accepted(judge: Judge, monkeypatch: pytest.MonkeyPatch, piece: Piece) -> None:
+    shown = _show(judge, monkeypatch, piece, static=True)
     assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
 
 
