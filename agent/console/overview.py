@@ -188,33 +188,39 @@ def _urgency(row: IncidentSummary) -> tuple[int, int, float]:
 
 class Fresh(Generic[_T]):
     """Keeps what is dear to compute. Younger than `good_s` it is used as it is; up to `bearable_s` it is used once
-    more while one thread makes it anew; older, its reader waits. Wall times."""
+    more while one thread makes it anew; older, its reader waits. What takes long stays good for longer, so that no
+    more than `share` of the time goes into making it: readers and detectors run in the same interpreter. Wall
+    times, by `clock`."""
 
-    def __init__(self, good_s: float = 2.5, bearable_s: float = 15.0) -> None:
-        self._good_s, self._bearable_s = good_s, bearable_s
-        self._kept: dict[Hashable, tuple[float, _T]] = {}
+    def __init__(
+        self,
+        good_s: float = 2.5,
+        bearable_s: float = 15.0,
+        share: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._good_s, self._bearable_s, self._share, self._clock = good_s, bearable_s, share, clock
+        self._kept: dict[Hashable, tuple[float, float, _T]] = {}  # made when, good for so long, what
         self._making: set[Hashable] = set()
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """What `make` gives, or gave a moment ago. Its errors reach the reader who waits, and nobody else."""
         with self._lock:
-            at_s, value = self._kept.get(key, (0.0, None))
-            age_s = time.monotonic() - at_s if value is not None else float("inf")
-            renew = self._good_s <= age_s < self._bearable_s and key not in self._making
+            at_s, good_s, value = self._kept.get(key, (0.0, 0.0, None))
+            age_s = self._clock() - at_s if value is not None else float("inf")
+            renew = good_s <= age_s < self._bearable_s and key not in self._making
             if renew:
                 self._making.add(key)
         if renew:
             threading.Thread(target=self._renew, args=(key, make), name="console-fleet", daemon=True).start()
         if value is not None and age_s < self._bearable_s:
             return value
-        made = make()
-        self._keep(key, made)
-        return made
+        return self._make(key, make)
 
     def _renew(self, key: Hashable, make: Callable[[], _T]) -> None:
         try:
-            self._keep(key, make())
+            self._make(key, make)
         except Exception:  # noqa: BLE001  the next reader meets the error itself, and is told
             with self._lock:
                 self._kept.pop(key, None)
@@ -222,6 +228,11 @@ class Fresh(Generic[_T]):
             with self._lock:
                 self._making.discard(key)
 
-    def _keep(self, key: Hashable, value: _T) -> None:
+    def _make(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        began_s = self._clock()
+        value = make()
+        now_s = self._clock()
+        good_s = min(max(self._good_s, (now_s - began_s) / self._share), 0.5 * self._bearable_s)
         with self._lock:
-            self._kept[key] = (time.monotonic(), value)
+            self._kept[key] = (now_s, good_s, value)
+        return value
