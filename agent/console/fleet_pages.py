@@ -57,11 +57,12 @@ class FleetPages:
 
     def _view(self, window: Window) -> View:
         """A large fleet's is kept for moments; a small one's, and a team's, is made for its reader."""
-        if window.person.is_tenant or not self._is_large:
-            view = self._make(window)
-            self._is_large = self._is_large or view.front.gpus > AT_ONCE
-            return view
-        return self._fresh.get("", lambda: self._make(window))
+        if window.person.is_tenant:
+            return self._make(window)
+        ask = self._fresh.get if self._is_large else self._fresh.anew
+        view = ask("", lambda: self._make(window))
+        self._is_large = view.front.gpus > AT_ONCE
+        return view
 
     def _make(self, window: Window) -> View:
         opened = window.open_incidents()

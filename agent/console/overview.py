@@ -216,19 +216,10 @@ class Fresh(Generic[_T]):
             threading.Thread(target=self._renew, args=(key, make), name="console-fleet", daemon=True).start()
         if value is not None and age_s < self._bearable_s:
             return value
-        return self._make(key, make)
+        return self.anew(key, make)
 
-    def _renew(self, key: Hashable, make: Callable[[], _T]) -> None:
-        try:
-            self._make(key, make)
-        except Exception:  # noqa: BLE001  the next reader meets the error itself, and is told
-            with self._lock:
-                self._kept.pop(key, None)
-        finally:
-            with self._lock:
-                self._making.discard(key)
-
-    def _make(self, key: Hashable, make: Callable[[], _T]) -> _T:
+    def anew(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """What `make` gives now; `get` finds it afterwards."""
         began_s = self._clock()
         value = make()
         now_s = self._clock()
@@ -236,3 +227,13 @@ class Fresh(Generic[_T]):
         with self._lock:
             self._kept[key] = (now_s, good_s, value)
         return value
+
+    def _renew(self, key: Hashable, make: Callable[[], _T]) -> None:
+        try:
+            self.anew(key, make)
+        except Exception:  # noqa: BLE001  the next reader meets the error itself, and is told
+            with self._lock:
+                self._kept.pop(key, None)
+        finally:
+            with self._lock:
+                self._making.discard(key)

@@ -52,6 +52,15 @@ def test_past_bearing_the_reader_waits_for_what_is_true_now() -> None:
     assert fresh.get("fleet", maker) == 2
 
 
+def test_what_was_made_for_its_first_reader_is_there_for_the_second() -> None:
+    """Who made it before anybody knew that it is dear keeps it for the others."""
+    maker = Maker(0.3)
+    fresh: Fresh[int] = Fresh(clock=lambda: maker.now_s)
+    assert fresh.anew("fleet", maker) == 1
+    assert fresh.get("fleet", maker) == 1
+    assert fresh.anew("fleet", maker) == 2
+
+
 def test_an_error_reaches_the_reader_who_waits_and_is_not_kept() -> None:
     fresh: Fresh[int] = Fresh()
 
