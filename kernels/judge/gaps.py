@@ -7,7 +7,7 @@ did or left out; what no verdict of this judge can say is listed with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kernels.candidate import Candidate
 from kernels.judge.verdict import Comparison, LeftOut
@@ -26,38 +26,27 @@ def unchecked(
     isolation: Mapping[str, str],
 ) -> tuple[str, ...]:
     """Of a candidate that was found fit. `probed`: every case that was put to it; `isolation`: layer → in force."""
-    return tuple(_sentences(candidate, problem, stages, probed, comparisons, left_out, isolation))
-
-
-def _sentences(
-    candidate: Candidate,
-    problem: Problem,
-    stages: Sequence[str],
-    probed: Sequence[Case],
-    comparisons: Sequence[Comparison],
-    left_out: Sequence[LeftOut],
-    isolation: Mapping[str, str],
-) -> Iterator[str]:
-    yield "sizes, dtypes, layouts and values other than those drawn (domain.probed), and other GPUs"
+    said = ["sizes, dtypes, layouts and values other than those drawn (domain.probed), and other GPUs"]
     if "static" not in stages:
-        yield "the source was not read"
+        said.append("the source was not read")
     if "sanitizer" not in stages:
-        yield "races, and reads outside of buffers that change no output: compute-sanitizer did not run"
+        said.append("races, and reads outside of buffers that change no output: compute-sanitizer did not run")
     if "replay" not in stages and candidate.language == "triton":
-        yield "that its launches alone make its outputs: they were not replayed without its Python"
+        said.append("that its launches alone make its outputs: they were not replayed without its Python")
     if problem.gradients and not candidate.differentiable:
-        yield "gradients: the problem has some, the candidate declares none"
+        said.append("gradients: the problem has some, the candidate declares none")
     shapes = [math.prod(max(1, n) for n in case.sizes.values()) for case in probed]
     if problem.huge and max(shapes, default=0) < _LARGE:
-        yield "indices beyond 2^31"
+        said.append("indices beyond 2^31")
     if not comparisons:
-        yield "speed"
+        said.append("speed")
     if any(c.tier == "B" for c in comparisons):
-        yield "that no library worked while it was timed: its own process ran it (tier B)"
+        said.append("that no library worked while it was timed: its own process ran it (tier B)")
     if comparisons and any(c.tier == "A" and not math.isfinite(c.chained_s) for c in comparisons):
-        yield "events of less than 40 µs a launch: its calls could not be chained for the judge's clock"
+        said.append("events of less than 40 µs a launch: its calls could not be chained for the judge's clock")
     absent = sorted({entry.baseline for entry in left_out if entry.missing})
     if absent:
-        yield f"baselines that could not run: {', '.join(absent)}"
+        said.append(f"baselines that could not run: {', '.join(absent)}")
     if isolation.get("user", "").startswith("the judge's own"):
-        yield "a process that is another user's: it ran as the judge's own, behind Landlock and seccomp"
+        said.append("a process that is another user's: it ran as the judge's own, behind Landlock and seccomp")
+    return tuple(said)
