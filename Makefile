@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # where it is set, each of the thousand processes that the tests start would compile all of ours again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-test setup-benchmarks demo test test-full lint docs clean
+.PHONY: setup setup-test setup-benchmarks demo test tests test-full lint docs clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test tools
@@ -39,8 +39,11 @@ lint: setup-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## what every merge must pass
-	$(BIN)/python -m pytest -m 'not full' -n 2 $(ARGS)
+test: setup-test  ## what every merge must pass: lint, which keeps one core busy, beside the tests
+	@$(MAKE) --no-print-directory -j2 lint tests
+
+tests: setup-test
+	$(BIN)/python -m pytest -m 'not full' -n 2 --dist worksteal $(ARGS)
 
 test-full: setup-test  ## soak, storm and seed sweeps
 	$(BIN)/python -m pytest -m full -n 2 --dist worksteal $(ARGS)

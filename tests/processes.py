@@ -1,4 +1,7 @@
-"""Real servers that tests start: ports that nobody else is given, waiting until one answers, and its end."""
+"""Real servers that tests start: ports that nobody else is given, waiting until one answers, and its end.
+
+Who asks one through httpx and names no time waits for READY_S, not its five seconds: those a busy machine needs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ import time
 import urllib.error
 import urllib.request
 
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
+
 READY_S = 120.0
+for part in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, part, READY_S)
 _FIRST = 10_000 + os.getpid() * 101 % 22_000  # processes beside each other begin far apart
 _PORTS = itertools.cycle([*range(_FIRST, 32_000), *range(10_000, _FIRST)])
 
@@ -32,7 +39,7 @@ def await_answer(url: str, process: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None, f"{process.args!r} ended with {process.returncode}"
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            urllib.request.urlopen(url, timeout=5).close()
+            urllib.request.urlopen(url, timeout=30).close()
             return
         time.sleep(0.05)
     raise AssertionError(f"{url} did not answer within {READY_S} s")

@@ -41,7 +41,7 @@ def world(recording: Recording, tmp_path: Path) -> Iterator[World]:
 
 
 def page(world: World, node: str, path: str) -> str:
-    with urllib.request.urlopen(world.nodes[node].url + path, timeout=5) as answer:
+    with urllib.request.urlopen(world.nodes[node].url + path, timeout=120) as answer:
         text: str = answer.read().decode()
     return text
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -226,8 +228,13 @@ SETS: dict[str, Object] = {
 
 def render(values: Object | None = None, *, name: str = "nightshift", namespace: str = "ops") -> dict[str, str]:
     """Template → text. Raises what Helm raises."""
+    return dict(_rendered(json.dumps(values or {}), name, namespace))
+
+
+@cache
+def _rendered(values: str, name: str, namespace: str) -> dict[str, str]:
     with helm_python.Chart.load(CHART) as chart:
-        found: dict[str, str] = chart.render(values=values or {}, name=name, namespace=namespace)
+        found: dict[str, str] = chart.render(values=json.loads(values), name=name, namespace=namespace)
     return {path.removeprefix("nightshift/templates/"): text for path, text in found.items()}
 
 
@@ -237,7 +244,7 @@ def objects(values: Object | None = None, kind: str | None = None, **release: st
         item
         for path, text in render(values, **release).items()
         if path.endswith(".yaml")
-        for item in yaml.safe_load_all(text)
+        for item in yaml.load_all(text, Loader=yaml.CSafeLoader)
         if item is not None
     ]
     return [item for item in found if kind is None or item["kind"] == kind]

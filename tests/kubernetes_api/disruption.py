@@ -14,8 +14,6 @@ from .resources import Resource
 from .selectors import selector_object
 from .storage import Object, Storage
 
-DISRUPTION_TIMEOUT_S = 120
-
 
 def matching(storage: Storage, pdbs: Resource, pod: Object) -> list[Object]:
     namespace = pod["metadata"]["namespace"]

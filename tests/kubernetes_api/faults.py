@@ -12,7 +12,7 @@ class Fault(StrEnum):
     SLOW = "slow"
     """Answers after the client's patience; the effect happens."""
     TOO_MANY = "429"
-    """Refuses with Retry-After, as API priority and fairness does."""
+    """Refuses with Retry-After, as API priority and fairness does: in plain text, no Status."""
     INTERNAL = "500"
     UNAVAILABLE = "503"
     DISCONNECT = "disconnect"
@@ -26,11 +26,12 @@ class Fault(StrEnum):
 
 
 STATUS = {
-    Fault.TOO_MANY: ("TooManyRequests", "the server has received too many requests"),
     Fault.INTERNAL: ("InternalError", "an internal error"),
     Fault.UNAVAILABLE: ("ServiceUnavailable", "the server is currently unable to handle the request"),
     Fault.EXPIRED_TOKEN: ("Unauthorized", "Unauthorized"),
 }
+THROTTLED = "Too many requests, please try again later.\n"
+"""k8s.io/apiserver, pkg/server/filters/maxinflight.go, tooManyRequests."""
 WARNING = '299 - "the webhook \\"owners\\" says: this node belongs to team-b", 299 - "v1beta9 Node is deprecated"'
 Matches = Callable[[str, str], bool]
 

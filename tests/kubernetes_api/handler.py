@@ -14,7 +14,7 @@ import yaml
 
 from . import protobuf
 from .errors import ApiError
-from .faults import STATUS, WARNING, Fault
+from .faults import STATUS, THROTTLED, WARNING, Fault
 from .query import is_true
 from .storage import Object
 
@@ -60,11 +60,12 @@ class Handler(BaseHTTPRequestHandler):
         if fault is Fault.DISCONNECT:
             self._hang_up()
             return
+        if fault is Fault.TOO_MANY:
+            self._answer(429, THROTTLED, retry="1")
+            return
         try:
             if fault in STATUS:
-                reason, message = STATUS[fault]
-                details = {"retryAfterSeconds": 1} if fault is Fault.TOO_MANY else {}
-                raise ApiError(reason, message, details=details)
+                raise ApiError(*STATUS[fault])
             user = self.api_server.authenticate(self.headers.get("Authorization") or "")
             if method == "GET" and is_true(query, "watch"):
                 route = self.api_server.route(url.path)
@@ -94,14 +95,13 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, code: int, answer: Any, *, warns: bool = False) -> None:
+    def _answer(self, code: int, answer: Any, *, warns: bool = False, retry: str | None = None) -> None:
         data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         self.send_response(code)
         self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
         self.send_header("Content-Length", str(len(data)))
-        retry = (
-            answer.get("details", {}).get("retryAfterSeconds") if isinstance(answer, dict) and code == 429 else None
-        )
+        if isinstance(answer, dict) and code == 429:
+            retry = answer.get("details", {}).get("retryAfterSeconds")
         if retry is not None:
             self.send_header("Retry-After", str(retry))
         if warns:
