@@ -1,7 +1,9 @@
 """Anchors: where the audit log ended at a time, one line each, outside the database, signed where a key is set.
 
-    2026-11-21T02:00:00+00:00 4711:SHA256 [SIGNATURE]
+    2026-11-21T02:00:00+00:00 4711:SHA256 [cut] [SIGNATURE]
 
+A line with `cut` is written before retention removes the records up to there: who can only write the database
+cannot remove its beginning and say that retention did.
 Whoever can write both the database and the anchor file can rewrite both, so a line may carry an Ed25519 signature
 (over the DSSE encoding of its other words). The key is read for each line: a renewed Secret is taken up without a
 restart, and lines of the old key hold as long as its public half is trusted.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,9 +28,19 @@ from collectors.seal import SealError, Signer, open_envelope
 TYPE = "application/vnd.nightshift.anchor"
 
 
-def line(at_s: float, head: Head, signer: Signer | None) -> str:
+CUT = "cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor(Head):
+    """A line. `cut`: it says that retention removes the records up to this one."""
+
+    cut: bool = False
+
+
+def line(at_s: float, head: Head, signer: Signer | None, *, cut: bool = False) -> str:
     """One line for the anchor file, without its end."""
-    said = f"{datetime.fromtimestamp(at_s, UTC).isoformat(timespec='seconds')} {head}"
+    said = f"{datetime.fromtimestamp(at_s, UTC).isoformat(timespec='seconds')} {head}" + (f" {CUT}" if cut else "")
     if signer is None:
         return said
     return f"{said} {signer.seal(TYPE, said.encode())['signatures'][0]['sig']}"
@@ -41,7 +54,7 @@ def signer_of(file: Path | None) -> Signer | None:
         raise Permanent(f"keeping.anchor_key: {error}") from error
 
 
-def anchors(file: Path, trusted: Mapping[str, Ed25519PublicKey] | None = None) -> list[Head]:
+def anchors(file: Path, trusted: Mapping[str, Ed25519PublicKey] | None = None) -> list[Anchor]:
     """The anchors of a file, oldest first. With trusted keys every line has to be signed by one of them. Raises
     Permanent naming the line that is none."""
     found = []
@@ -51,11 +64,14 @@ def anchors(file: Path, trusted: Mapping[str, Ed25519PublicKey] | None = None) -
         raise Permanent(f"{file}: {error}") from error
     for number, text in enumerate(lines, 1):
         at, _, rest = text.strip().partition(" ")
-        head, _, signature = rest.partition(" ")
+        head, _, rest = rest.partition(" ")
+        cut = rest.partition(" ")[0] == CUT
+        signature = rest.partition(" ")[2] if cut else rest
         try:
-            found.append(Head.parse(head or at))
+            told = Head.parse(head or at)
+            found.append(Anchor(told.number, told.sha256, cut))
             if trusted is not None:
-                _check(f"{at} {head}", signature, trusted)
+                _check(f"{at} {head}" + (f" {CUT}" if cut else ""), signature, trusted)
         except ValueError as error:
             raise Permanent(f"{file}:{number}: {error}") from error
     return found

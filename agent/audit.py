@@ -12,7 +12,7 @@ without their key evolution: the anchor takes its place.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,28 +99,30 @@ _BASE = 2
 """Row of the head table that holds the last record that retention removed: where the chain begins now."""
 
 
-def cut(database: Database, before_s: float, now_s: float) -> int:
-    """Removes the records before a time, the newest one never; returns how many. The chain goes on from there."""
+def outdated(database: Database, before_s: float) -> Head | None:
+    """The end of the log's old beginning: the last record of those from its first on that are older than a time,
+    never the newest of all. A record in the middle whose clock was behind makes nothing before it old."""
+    with database.read() as connection:
+        newest = connection.execute(sa.select(sa.func.max(audit.c.number))).scalar_one()
+        last = None
+        rows = connection.execution_options(yield_per=1000).execute(sa.select(audit).order_by(audit.c.number))
+        for row in rows:
+            if row.number == newest or json.loads(row.record)["at_s"] >= before_s:
+                break
+            last = Head(row.number, row.sha256)
+        return last
+
+
+def cut(database: Database, through: Head, now_s: float) -> int:
+    """Removes the records up to this one; returns how many. The chain goes on from there."""
     with database.write() as connection:
         connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
-        ends = sa.select(sa.func.min(audit.c.number), sa.func.max(audit.c.number))
-        first, last = connection.execute(ends).one()
-        if first is None:
-            return 0
-        low, high = first, last  # the first that stays: times rise with numbers
-        while low < high:
-            middle = (low + high) // 2
-            text = connection.execute(sa.select(audit.c.record).where(audit.c.number == middle)).scalar_one()
-            low, high = (middle + 1, high) if json.loads(text)["at_s"] < before_s else (low, middle)
-        if low == first:
-            return 0
-        seal = connection.execute(sa.select(audit.c.sha256).where(audit.c.number == low - 1)).scalar_one()
-        connection.execute(sa.delete(audit).where(audit.c.number < low))
+        removed = connection.execute(sa.delete(audit).where(audit.c.number <= through.number)).rowcount
         connection.execute(sa.delete(audit_head).where(audit_head.c.id == _BASE))
-        connection.execute(sa.insert(audit_head).values(id=_BASE, number=low - 1, sha256=seal))
-        body = {"through": low - 1, "sha256": seal}
+        connection.execute(sa.insert(audit_head).values(id=_BASE, number=through.number, sha256=through.sha256))
+        body = {"through": through.number, "sha256": through.sha256}
         append(connection, at_s=now_s, kind="cut", by="retention", incident=None, body=body)
-        return int(low - first)
+        return int(removed)
 
 
 class AuditLog:
@@ -145,11 +147,12 @@ class AuditLog:
         with self._database.read() as connection:
             return [_record(row.record, row.sha256) for row in connection.execute(query)]
 
-    def verify(self, anchor: Head | Iterable[Head] = ()) -> AuditReport:
+    def verify(self, anchor: Head | Iterable[Head] = (), cuts: Collection[Head] | None = None) -> AuditReport:
         """Walks the whole log and names the first record that was changed, removed, added or moved.
 
         Anchors on records that retention has removed say nothing any more; a log that begins after all of them
-        fails."""
+        fails. `cuts`: where retention said outside that it would cut; whoever can write the database can write a
+        record of a cut, too. None: nobody knows."""
         with self._database.read() as connection:
             row = connection.execute(sa.select(audit_head).where(audit_head.c.id == 1)).one_or_none()
             end = Head(row.number, row.sha256) if row else Head(0, "")
@@ -157,7 +160,10 @@ class AuditLog:
             base = connection.execute(sa.select(audit_head).where(audit_head.c.id == _BASE)).one_or_none()
             start = Head(base.number, base.sha256) if base else Head(0, FIRST)
             rows = connection.execution_options(yield_per=1000).execute(query.order_by(audit.c.number))
-            return _walk(iter(rows), end, start, [anchor] if isinstance(anchor, Head) else list(anchor))
+            anchors = [anchor] if isinstance(anchor, Head) else list(anchor)
+            if cuts is not None and start.number and str(start) not in map(str, cuts):
+                return AuditReport(0, end, start.number, "the log was cut here, and no anchor says so of retention")
+            return _walk(iter(rows), end, start, anchors)
 
     def _bytes(self, column: str) -> sa.Label[bytes]:
         """A text column as the bytes on disk, which after tampering need not be UTF-8."""

@@ -269,7 +269,8 @@ def audit_verify(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--anchor") from error
     with stored(config) as (store, _, _now_s):
-        report = store.audit.verify([*heads, *(read_anchors(anchors, trusted) if anchors else [])])
+        told = read_anchors(anchors, trusted) if anchors else []
+        report = store.audit.verify([*heads, *told], [a for a in told if a.cut] if anchors else None)
         facts = {"ok": report.ok, "records": report.records, "head": str(report.head), "broken": report.broken,
                  "reason": report.reason}  # fmt: skip
         if as_json:

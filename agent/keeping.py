@@ -69,6 +69,9 @@ class Settings(BaseModel):
     audit_days: float = Field(default=1095.0, gt=0, description="Records of the audit log (days)")
     decisions_days: float = Field(default=30.0, gt=0, description="Receipts of learned control (days)")
     every_s: float = Field(default=3600.0, ge=60, description="How often this is looked after (s)")
+    anchor_every_s: float = Field(
+        default=60.0, gt=0, description="How often the audit log's end is written down where it has moved (s)"
+    )
     anchor_file: Path | None = Field(
         default=None,
         description="File outside the database, such as on another volume, that the audit log's end is appended to",
@@ -81,24 +84,30 @@ class Settings(BaseModel):
 
 
 class Keeping:
-    """Looked after by the replica that leads, every `every_s`."""
+    """Looked after by the replica that leads, every `every_s`; the audit log's end every `anchor_every_s`."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self.settings = settings
         self._database = database
         self._audit = AuditLog(database)
-        self._next_s = float("-inf")
+        self._next_s = self._next_anchor_s = float("-inf")
+        self._anchored: Head | None = None
         self._log = structlog.get_logger("keeping")
 
     def turn(self, now_s: float) -> None:
         """Does what is due. A failure is told and tried again the next time; it never holds up a look."""
-        if self._next_s - self.settings.every_s <= now_s < self._next_s:
+        s, removed, cut = self.settings, 0, 0
+        tidy = not self._next_s - s.every_s <= now_s < self._next_s
+        if not tidy and self._next_anchor_s - s.anchor_every_s <= now_s < self._next_anchor_s:
             return
-        self._next_s = now_s + self.settings.every_s
+        self._next_anchor_s = now_s + s.anchor_every_s
         try:
-            removed, cut = self.remove_incidents(now_s), self.cut_audit(now_s)
-            Receipts(self._database).prune(now_s - self.settings.decisions_days * DAY_S)
-            self.anchor(now_s)
+            if tidy:
+                self._next_s = now_s + s.every_s
+                removed, cut = self.remove_incidents(now_s), self.cut_audit(now_s)
+                Receipts(self._database).prune(now_s - s.decisions_days * DAY_S)
+            if tidy or self._audit.head() != self._anchored:
+                self._anchored = self.anchor(now_s)
         except (Temporary, Permanent, OSError) as error:
             self._log.error("not kept in order; tries again", error=str(error))
             return
@@ -109,11 +118,14 @@ class Keeping:
         """Writes the log's end to the daemon's log and the anchor file."""
         head = self._audit.head()
         self._log.info("audit log ends", anchor=str(head))
+        self._write(now_s, head)
+        return head
+
+    def _write(self, now_s: float, head: Head, *, cut: bool = False) -> None:
         if self.settings.anchor_file is not None:
-            text = line(now_s, head, signer_of(self.settings.anchor_key))
+            text = line(now_s, head, signer_of(self.settings.anchor_key), cut=cut)
             with self.settings.anchor_file.open("a", encoding="ascii") as file:
                 file.write(f"{text}\n")
-        return head
 
     def remove_incidents(self, now_s: float) -> int:
         """Removes ended incidents that are too old, or too much; returns how many."""
@@ -157,5 +169,11 @@ class Keeping:
         return found
 
     def cut_audit(self, now_s: float) -> int:
-        """Removes audit records that are too old; returns how many."""
-        return audit.cut(self._database, now_s - self.settings.audit_days * DAY_S, now_s)
+        """Removes audit records that are too old; returns how many. That it will is written outside first: after a
+        crash between the two, the line allows what is due anyway."""
+        through = audit.outdated(self._database, now_s - self.settings.audit_days * DAY_S)
+        if through is None:
+            return 0
+        self._log.info("audit log is cut", anchor=str(through))
+        self._write(now_s, through, cut=True)
+        return audit.cut(self._database, through, now_s)

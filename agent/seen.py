@@ -11,7 +11,7 @@ resemble it, and texts in which a foreign namespace stands.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -296,6 +296,3 @@ def _of_others(stored: StoredFinding) -> StoredFinding:
 
 def _shared_title(cause: str) -> str:
     return f"{cause.replace('_', ' ').capitalize()} that touches several teams' jobs"
-
-
-WindowOf = Callable[[Person], Window]

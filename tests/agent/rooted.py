@@ -10,9 +10,9 @@ import numpy as np
 
 from agent.incident import Incident, IncidentState, StoredFinding
 from agent.rca.diagnosis import Diagnosis
-from agent.rca.evidence import KERNEL_LOGS
 from collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus, StepSeries
 from collectors.history import History
+from collectors.kernel_event import KERNEL_LOGS
 from collectors.kernel_log import KernelLogParser
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick

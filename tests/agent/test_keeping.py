@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.anchors import anchors, make_key
-from agent.audit import Head
+from agent.audit import AuditLog, Head, append, cut
+from agent.database import Database
 from agent.incident import Cause, IncidentState
 from agent.keeping import DAY_S, Keeping, Settings
 from agent.store import NoSuchIncident, number_of
@@ -96,20 +97,61 @@ def test_a_log_that_retention_cut_verifies_from_its_new_beginning(kept: tuple[Wo
     assert audit.verify().reason == "records before are missing, and retention did not remove them"
 
 
+def test_a_cut_that_retention_did_not_announce_outside_is_found(
+    kept: tuple[World, ManualClock, Path], tmp_path: Path
+) -> None:
+    """Whoever can write the database can remove its beginning and append a sound record of a cut."""
+    world, clock, _ = kept
+    log, key = world.store.audit, tmp_path / "key"
+    make_key(key, tmp_path / "pub")
+    trusted = trusted_keys([tmp_path / "pub"])
+    keeper = keeping(world, anchor_file=tmp_path / "anchors", anchor_key=key, audit_days=0.5)
+    keeper.turn(clock.now_s())
+    told = anchors(tmp_path / "anchors", trusted)
+    assert [anchor.cut for anchor in told] == [True, False]
+    assert log.verify(told, [anchor for anchor in told if anchor.cut]).ok, "retention's own cut"
+    third = log.records()[2]
+    cut(world.store.database, Head(third.number, third.sha256), clock.now_s())
+    keeper.anchor(clock.now_s())
+    told = anchors(tmp_path / "anchors", trusted)
+    assert log.verify(told).ok, "the log alone, and where it ended, cannot tell"
+    report = log.verify(told, [anchor for anchor in told if anchor.cut])
+    assert (report.broken, report.reason) == (
+        third.number,
+        "the log was cut here, and no anchor says so of retention",
+    )
+
+
+def test_a_clock_that_was_behind_for_a_moment_makes_no_record_before_it_old(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/store.sqlite")
+    for at_s in (0.0, 0.0, *(900 * DAY_S + n for n in range(4)), 5.0, *(900 * DAY_S + n for n in range(9))):
+        with database.write() as connection:
+            append(connection, at_s=at_s, kind="moved", by="ann", incident=None, body={})
+    assert Keeping(database, Settings(audit_days=10)).cut_audit(901 * DAY_S) == 2
+    assert AuditLog(database).verify().ok
+    database.close()
+
+
 def test_the_head_is_anchored_outside_and_a_rewritten_log_is_found_by_it(
     kept: tuple[World, ManualClock, Path], tmp_path: Path
 ) -> None:
-    """Every hour a line; a log that is shorter than an anchor, or whose record differs, fails."""
+    """A line a minute where something was recorded, and every hour; a log that is shorter than an anchor, or whose
+    record differs, fails."""
     world, clock, path = kept
     file = tmp_path / "anchors"
     keeper = keeping(world, anchor_file=file)
     keeper.turn(clock.now_s())
     keeper.turn(clock.now_s() + 10)
     world.store.open_incident("another", [a_finding(at_s=clock.now_s())])
-    keeper.turn(clock.now_s() + 3601)
+    keeper.turn(clock.now_s() + 61)
     found = anchors(file)
     assert [str(head) for head in found[-1:]] == [str(world.store.audit.head())]
     assert len(found) == 2
+    keeper.turn(clock.now_s() + 130)
+    assert len(anchors(file)) == 2, "nothing was recorded since"
+    keeper.turn(clock.now_s() + 3601)
+    found = anchors(file)
+    assert len(found) == 3
     assert world.store.audit.verify(found).ok
     other = Head(found[0].number, "f" * 64)
     assert "rewritten" in world.store.audit.verify([other, found[1]]).reason
