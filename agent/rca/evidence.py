@@ -19,14 +19,13 @@ from agent.rca.departure import first_to_leave
 from agent.rca.joblogs import condensed, first_lines, sources_of
 from collectors.frame import LogRecord
 from collectors.history import History
-from collectors.kernel_event import KernelEventKind
+from collectors.kernel_event import KERNEL_LOGS, KernelEventKind
 from collectors.kube_events import CHANGES, EVENTS
 from collectors.metrics import BY_NAME
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Finding, LogExhibit, SeriesExhibit
 
 _K = SubjectKind
-KERNEL_LOGS = ("node_log", "kernel_log")
 """Collectors whose lines are a node's kernel log."""
 CHANGES_BEFORE_S = 86_400.0
 ALERTS = "alertmanager"
@@ -236,7 +235,9 @@ class _Gatherer:
         """The node's kernel events and whether its kernel log was seen to be well: absence counts only then."""
         events = self.history.events(node, self._start_s, self.at_s)
         lines = [event.record for event in events]
-        self.ledger.log(("kernel_log", node.name), lines, f"kernel events of {node.name}", even_if_empty=True)
+        title = f"kernel events of {node.name}"
+        item = self.ledger.log(("kernel_log", node.name), lines, title, even_if_empty=True)
+        whole = item is not None and item.content.count(b"\n") == len(lines)
         sources = [
             s
             for s in self.history.sources()
@@ -246,8 +247,9 @@ class _Gatherer:
             return
         gaps = sum(event.kind is KernelEventKind.GAP for event in events)
         body = {
-            "ok": all(s.ok for s in sources) and gaps == 0,
+            "ok": all(s.ok for s in sources) and gaps == 0 and whole,
             "gaps": gaps,
+            "whole": whole,
             "sources": {s.source.name: {"ok": s.ok, "reason": str(s.reason or "")} for s in sources},
         }
         self.ledger.facts(

@@ -8,9 +8,9 @@ quotes stand in that evidence byte for byte, and its predicate is true of it.
                   and by more than three robust standard deviations of the values before: noise also rises
     preceded      the first evidence's moment lies before the second's by more than `margin_s` and more than their
                   clocks' uncertainty; a moment is the time of the quoted line, or when a series first reached
-                  `level` (uncertain by the gap to the value before)
-    co_located    facts of the inventory: `one` and `other` share the place `place`
-    absent        none of `patterns` (one per line) stands in a log whose source was seen to be `ok` all along
+                  `level` (uncertain by the gap to the value before; one that begins there tells no moment)
+    co_located    facts of the inventory: `one` and `other`, two, share the place `place`
+    absent        none of `patterns` (one per line) stands in a log whose own source was seen to be `ok` all along
     equals        facts: the value at `path` (dots between keys) is `value`; logs beside it are there to be quoted
     repeated      log: lines with `pattern`; series: values of at least `level`; either at least `times`
 """
@@ -214,6 +214,8 @@ def _moment(claim: Claim, item: Evidence) -> Instant:
     if item.media_type == SERIES:
         level, before_s = _number(claim, "level"), math.nan
         for t_s, value in series_of(item):
+            if value >= level and math.isnan(before_s):
+                raise Ungrounded(f"{item.id} begins at {level:g} or more: when it first reached it is not known")
             if value >= level:
                 gap_s = t_s - before_s if t_s >= before_s else 0.0
                 return Instant(t_s - gap_s / 2, gap_s / 2, item.id)
@@ -252,6 +254,8 @@ def _preceded(claim: Claim, items: list[Evidence]) -> None:
 
 def _co_located(claim: Claim, items: list[Evidence]) -> None:
     one, other, place = (_text(claim, name) for name in ("one", "other", "place"))
+    if one == other:
+        raise Ungrounded("one thing is always together with itself")
     for item in items:
         above = _json(item).get("above") if item.media_type == FACTS and isinstance(_json(item), dict) else None
         if not isinstance(above, dict):
@@ -269,7 +273,12 @@ def _absent(claim: Claim, items: list[Evidence]) -> None:
         state = _json(item)
         if not isinstance(state, dict) or state.get("ok") is not True:
             raise Ungrounded(f"{item.id}: the source was not seen to be well")
-    for pattern in filter(None, _text(claim, "patterns").split("\n")):
+    if strange := [log.id for log in logs if log.query not in {item.query for item in facts}]:
+        raise Ungrounded(f"whether the source of {', '.join(strange)} was well is not told")
+    patterns = [pattern for pattern in _text(claim, "patterns").split("\n") if pattern.strip()]
+    if not patterns:
+        raise Ungrounded("it says of nothing that it is absent")
+    for pattern in patterns:
         for item in logs:
             if pattern.encode(errors="replace") in item.content:
                 raise Ungrounded(f"{pattern!r} stands in {item.id}")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
 from agent.rca.diagnosis import SERIES, Evidence
 from agent.rca.evidence import CHANGES_BEFORE_S
+from agent.rca.measured import invents
 from collectors.base import Permanent, Temporary
 from collectors.history import History
 from collectors.kube_events import CHANGES, EVENTS
@@ -53,7 +54,8 @@ class _Metric(_Arguments):
 
 
 class _Promql(_Arguments):
-    """A PromQL range query, at most 4 series. Times are Unix s."""
+    """A PromQL range query, at most 4 series: selectors, aggregations, rates and quotients of them; no arithmetic
+    with numbers, no offset, no new labels. Times are Unix s."""
 
     query: str = Field(max_length=2000)
     start_s: float
@@ -155,6 +157,8 @@ class Lookup:
     def _prometheus(self, asked: _Promql) -> list[Evidence | None]:
         if self._promql is None:
             raise ValueError("no Prometheus is configured")
+        if refused := invents(asked.query):
+            raise ValueError(f"{refused}: select, aggregate and divide what was measured")
         start_s, end_s = _span(asked.start_s, asked.end_s)
         step_s = max(5.0, (end_s - start_s) / self.ledger.limits.max_points)
         matrix = self._promql(asked.query, start_s, end_s, step_s)

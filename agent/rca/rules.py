@@ -23,7 +23,7 @@ from agent.rca.diagnosis import Claim, Diagnosis, Predicate
 from agent.rca.grounding import ground
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Fault, Finding
-from detectors.xid_catalogue import CATALOGUE, Recovery, announced_action
+from detectors.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
 
 _K = SubjectKind
 RESET = frozenset({Recovery.RESET_GPU, Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P, Recovery.RESET_GPU_IF_UVM})
@@ -110,6 +110,10 @@ def fault_of(findings: Sequence[Finding]) -> Fault:
         return Fault.HBM_IMMINENT if failing else Fault.HBM_DEGRADED
     if cause.fault is not Fault.XID:
         return cause.fault
+    if kin is Kin.LINK and all(f.fault is Fault.XID for f in findings):
+        called = recovery_of(findings)
+        if called is not None and called[0] == Recovery.NONE:
+            return Fault.XID  # such as 137, or what the link corrected: nothing says that it lost anything
     return {Kin.BUS: Fault.GPU_LOST, Kin.LINK: Fault.NVLINK_DEGRADED}.get(kin, Fault.XID)
 
 
@@ -125,22 +129,34 @@ def codes_of(findings: Iterable[Finding]) -> tuple[int, ...]:
 
 def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:
     """(what is called for, why) by the Xids among findings; None where there are none. An announced action (154)
-    overrides the catalogue; of several codes the gravest counts."""
-    for finding in findings:
-        announced = str(finding.facts.get("announced_recovery", ""))
-        action = announced_action(announced) if announced else None
-        if action is not None:
-            return _plain(action), f"the driver announced it (Xid 154: {announced})"
-    actions = {CATALOGUE[code].action: code for code in codes_of(findings) if code in CATALOGUE}
+    overrides the catalogue; of several codes, and of what several GPUs announce, the gravest counts."""
+    said = {str(finding.facts.get("announced_recovery", "")) for finding in findings}
+    announced = {action: words for words in sorted(said) if (action := announced_action(words)) is not None}
+    for action in (*_WORST, Recovery.NONE):
+        if action in announced:
+            return _plain(action), f"the driver announced it (Xid 154: {announced[action]})"
+    told = severities_of(findings)
+    actions = {action: code for code in codes_of(findings) if (action := action_of(code, told.get(code, "")))}
     for action in _WORST:
         if action in actions:
             code = actions[action]
-            said = f"NVIDIA's catalogue: Xid {code} ({CATALOGUE[code].meaning}) → {action}"
-            return _plain(action), said
+            what = f"Xid {code} ({', '.join(filter(None, (CATALOGUE[code].meaning, told.get(code))))})"
+            return _plain(action), f"NVIDIA's catalogue: {what} → {action}"
     if actions:
         code = next(iter(sorted(actions.values())))
         return "none", f"NVIDIA's catalogue asks for nothing to be done about Xid {code}"
     return None
+
+
+def severities_of(findings: Iterable[Finding]) -> dict[int, str]:
+    """The gravest severity that the lines of each NVLink 5 code told."""
+    found: dict[int, str] = {}
+    for finding in findings:
+        for part in str(finding.facts.get("severities", "")).split():
+            code, _, word = part.partition(":")
+            if finding.fault is Fault.XID and code.isdecimal() and word in GRAVITY:
+                found[int(code)] = max(word, found.get(int(code), ""), key=GRAVITY.index)
+    return found
 
 
 def _plain(action: Recovery) -> str:

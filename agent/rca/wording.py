@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from agent.rca.diagnosis import SERIES, Claim, Evidence, Predicate
+from agent.rca.diagnosis import FACTS, SERIES, Claim, Evidence, Predicate
 
 _P = Predicate
 _MAX = 120
@@ -62,7 +62,8 @@ def _absent(claim: Claim, items: Sequence[Evidence]) -> str:
 def _equals(claim: Claim, items: Sequence[Evidence]) -> str:
     value = claim.arguments["value"]
     said = f"{value:g}" if isinstance(value, float | int) else _cut(str(value))
-    return f"{_cut(str(claim.arguments['path']))} is {said}"
+    of = " and ".join(_cut(item.title or item.id) for item in items if item.media_type == FACTS)
+    return f"{of}: {_cut(str(claim.arguments['path']))} is {said}"
 
 
 def _repeated(claim: Claim, items: Sequence[Evidence]) -> str:

@@ -31,6 +31,7 @@ LINES = b"10.000\tNVRM: Xid (PCI:0000:9b:00): 94, pid=7, Contained\n11.500\tNVRM
 KLOG = item("E2", LOG, LINES)
 QUIET = item("E3", LOG, b"5.000\tusb 1-1: new device\n")
 WELL, UNWELL = (item("E4", FACTS, canonical_json({"ok": ok})) for ok in (True, False))
+OTHERS = replace(WELL, query="n2")
 SAID = item("E5", FACTS, canonical_json({"facts": {"xid": 94, "name": "CONTAINED"}, "flag": True}))
 PLACES = item("E6", FACTS, canonical_json({"above": {"gpu:G": ["node:n1", "job:a"], "rank:a#1": ["job:a"]}}))
 
@@ -66,10 +67,14 @@ CASES: list[tuple[str, bool, Claim, list[Evidence]]] = [
     ("before by more than it was", False, claim(P.PRECEDED, KLOG, quotes=(XID, TEARDOWN), margin_s=2.0), [KLOG]),
     ("a series before a line", False, claim(P.PRECEDED, RISING, KLOG, quotes=(XID,), level=5.0), [RISING, KLOG]),
     ("a line before a series", True, claim(P.PRECEDED, KLOG, RISING, quotes=(XID,), level=5.0), [RISING, KLOG]),
+    ("a level that it began at", False, claim(P.PRECEDED, RISING, KLOG, quotes=(XID,), level=0.5), [RISING, KLOG]),
     ("a level never reached", False, claim(P.PRECEDED, KLOG, RISING, quotes=(XID,), level=50.0), [RISING, KLOG]),
     ("together", True, claim(P.CO_LOCATED, PLACES, one="gpu:G", other="rank:a#1", place="job:a"), [PLACES]),
+    ("with itself", False, claim(P.CO_LOCATED, PLACES, one="gpu:G", other="gpu:G", place="job:a"), [PLACES]),
     ("apart", False, claim(P.CO_LOCATED, PLACES, one="gpu:G", other="rank:a#1", place="node:n1"), [PLACES]),
     ("absent", True, claim(P.ABSENT, QUIET, WELL, patterns="Xid (\nSXid ("), [QUIET, WELL]),
+    ("absent: nothing", False, claim(P.ABSENT, QUIET, WELL, patterns=" \n"), [QUIET, WELL]),
+    ("absent, by another log's state", False, claim(P.ABSENT, QUIET, OTHERS, patterns="Xid ("), [QUIET, OTHERS]),
     ("absent where it stands", False, claim(P.ABSENT, KLOG, WELL, patterns="Xid ("), [KLOG, WELL]),
     ("absent from what nobody read", False, claim(P.ABSENT, QUIET, UNWELL, patterns="Xid ("), [QUIET, UNWELL]),
     ("absent without the source's state", False, claim(P.ABSENT, QUIET, patterns="Xid ("), [QUIET]),

@@ -64,7 +64,6 @@ def advised(model: ModelSettings | None, lines: list[tuple[float, str]] = XID_LI
 
 RULES = advised(None)
 LINE_ITEM = next(i for i in RULES.evidence if i.title.startswith("kernel events"))
-TOPOLOGY = next(i for i in RULES.evidence if i.title.startswith("topology"))
 QUOTE = XID_LINES[1][1]
 TRUE = {
     "predicate": "repeated",

@@ -14,6 +14,7 @@ import pytest
 
 from agent.rca.bundle import Bundle, Limits, PastIncident
 from agent.rca.lookup import MAX_CONTENT, MORE_ITEMS, Lookup
+from agent.rca.measured import invents
 from agent.rca.promql import range_query
 from agent.rca.redact import Redactor
 from collectors.frame import Instant, LogRecord
@@ -70,6 +71,50 @@ def matrix(series: int) -> bytes:
         for k in range(series)
     ]
     return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}).encode()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "up",
+        'max by (UUID) (rate(DCGM_FI_DEV_ECC_SBE_VOL_TOTAL{Hostname=~"n1|n2 {offset 5}",pod!="*1+1"}[5m]))',
+        'topk(3, node_memory_MemAvailable_bytes / on (instance) node_memory_MemTotal_bytes{job="node"})',
+        "histogram_quantile(0.99, sum by (le) (rate(vllm:time_to_first_token_seconds_bucket[1h30m])))",
+        "avg_over_time(DCGM_FI_DEV_GPU_TEMP[10m]) and on (UUID) DCGM_FI_DEV_XID_ERRORS",
+    ],
+)
+def test_what_selects_and_aggregates_measured_series_is_asked(query: str) -> None:
+    assert invents(query) is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "(time() > bool 1763800000) * 50",
+        'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-1"} * 0 + 40',
+        "vector(90)",
+        "DCGM_FI_DEV_GPU_TEMP offset 10m",
+        "DCGM_FI_DEV_GPU_TEMP @ 1763800000",
+        "DCGM_FI_DEV_GPU_TEMP @ start()",
+        'label_replace(DCGM_FI_DEV_XID_ERRORS, "UUID", "GPU-2", "UUID", "GPU-1")',
+        "absent(up)",
+        "a or b",
+        "a > b",
+        "a - b",
+        "clamp_min(a, 90)",
+        "90",
+        "max_over_time((a / 0.1)[10m:1m])",
+        "topk(3, a) / 0.5",
+        'a{x="1"} # } * 2',
+    ],
+)
+def test_a_query_that_makes_its_own_series_is_not_asked(query: str) -> None:
+    """A model would prove with it whatever it likes: the series rises because its query says so."""
+    asked: list[str] = []
+    tools = lookup(promql=lambda query, *_: asked.append(query))
+    said = tools.call("promql", {"query": query, "start_s": ONSET_S, "end_s": ONSET_S + 100})
+    assert "measured" in said
+    assert not asked
 
 
 def test_promql_answers_become_at_most_four_series_without_secrets() -> None:

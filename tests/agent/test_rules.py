@@ -57,6 +57,16 @@ def test_absence_is_not_claimed_of_a_kernel_log_that_nobody_could_read() -> None
     assert any("hardware is not excluded" in caveat for caveat in told.caveats)
 
 
+def test_absence_is_not_claimed_of_a_kernel_log_of_which_only_a_part_is_kept() -> None:
+    """A flood near the onset leaves no room for the Xid of some minutes before."""
+    lines = [(ONSET_S - 600.0, "NVRM: Xid (PCI:0000:9b:00): 48, x")]
+    flood = "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
+    lines += [(ONSET_S + 0.01 * number, flood) for number in range(300)]
+    told = made(leak(), of=history(lines))
+    assert any("of 301 lines" in item.title for item in told.evidence)
+    assert not any("no Xid" in claim.sentence for claim in told.claims)
+
+
 def test_a_divergence_without_explanation_says_that_silent_corruption_is_possible_and_names_the_job() -> None:
     told = made(diverged(0), diverged(2))
     assert told.headline.startswith("Loss diverged, silent corruption possible, not shown · job ml/a (4 GPUs")
@@ -102,6 +112,34 @@ def test_without_an_announcement_the_gravest_entry_of_the_catalogue_counts(
     recovery = recovery_of([xid_burst(*lines)])
     assert recovery is not None
     assert recovery[0] == action
+
+
+def test_what_several_gpus_announce_counts_by_the_gravest() -> None:
+    calm, grave = (finding(Fault.XID, gpu, facts={"xid": 154.0, "codes": "154"}) for gpu in GPUS[:2])
+    calm = replace(calm, facts={**calm.facts, "announced_recovery": "None"})
+    grave = replace(grave, facts={**grave.facts, "announced_recovery": "GPU Reset Required"})
+    assert recovery_of([calm, grave]) == ("reset_gpu", "the driver announced it (Xid 154: GPU Reset Required)")
+
+
+@pytest.mark.parametrize(
+    ("code", "severities", "cause", "kinds"),
+    [
+        (149, "149:fatal", Fault.NVLINK_DEGRADED, {ActionKind.RESET_GPU}),
+        (149, "149:nonfatal", Fault.XID, set()),
+        (149, "", Fault.NVLINK_DEGRADED, {ActionKind.DRAIN, ActionKind.CORDON}),
+        (137, "", Fault.XID, set()),
+    ],
+)
+def test_an_nvlink_xid_is_acted_on_only_where_its_severity_calls_for_it(
+    code: int, severities: str, cause: Fault, kinds: set[ActionKind]
+) -> None:
+    line = (ONSET_S, f"NVRM: Xid (PCI:0000:9b:00): {code}, x")
+    burst = xid_burst(line)
+    burst = replace(burst, facts={**burst.facts, "severities": severities})
+    told = advised(burst, of=history([line]))
+    assert told.diagnosis is not None
+    assert told.diagnosis.cause is cause
+    assert {told.action.kind} <= kinds if told.action else not kinds
 
 
 def test_with_no_claim_that_stands_the_cause_is_unknown_and_nothing_is_planned() -> None:
