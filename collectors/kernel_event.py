@@ -9,6 +9,9 @@ from enum import StrEnum
 from collectors.frame import LogRecord
 from collectors.subject import Subject
 
+KERNEL_LOGS = ("node_log", "kernel_log")
+"""The plug-ins that bring kernel events, as their sources' names begin."""
+
 
 class KernelEventKind(StrEnum):
     XID = "xid"

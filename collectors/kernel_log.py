@@ -9,7 +9,7 @@ from public logs and NVIDIA's "Xid Errors" document (docs.nvidia.com/deploy/xid-
     NVRM: Xid (0000:06:00): 13, 0003 00000000 0000a040 …                                 before R300
     NVRM: GPU at PCI:0000:9b:00: GPU-3f1c…                                                tells the UUID
     … 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)     overrides tables
-    … 149, NETIR_LINK_EVT Fatal XC0 i0 Link 06 (0x…)                                     NVLink 5, 144 to 150
+    … 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 06 (0x…)                                  NVLink 5, 144 to 150
     nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS …
 
 A parser holds the state of one node's log: PCI addresses to UUIDs, and messages that run over several lines.
@@ -30,15 +30,16 @@ MAX_TEXT = 4096
 _UNKNOWN = ("<unknown>", "'<unknown>'", "")
 
 _XID = re.compile(
-    r"NVRM:(?: GPU\d*)? Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:(\d+))?(?: GPU-CI:(\d+))?\): (\d{1,4})(?:, (.*))?"
+    r"NVRM:(?: GPU\d*)? Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:(\d+))?(?: GPU-CI:(\d+))?\): "
+    r"(\d{1,4})\b(?:, (.*))?"
 )
 _SXID = re.compile(
-    r"nvidia-nvswitch(\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,6})(?:, (Fatal|Non-fatal|Non-Fatal))?(?:, (.*))?"
+    r"nvidia-nvswitch(\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,6})\b(?:, (Fatal|Non-fatal|Non-Fatal))?(?:, (.*))?"
 )
 _PROCESS = re.compile(r"pid='?(<unknown>|\d+)'?(?:, name=('?<unknown>'?|[^,]*))?(?:, )?(.*)")
 _RECOVERY = re.compile(r"recovery action changed from 0x([0-9a-fA-F]+) \((.*?)\) to 0x([0-9a-fA-F]+) \((.*?)\)")
 _LINK = re.compile(r"\b[Ll]ink (?:ID )?(\d{1,2})\b")
-_NVLINK5 = re.compile(r"(\w+) (Fatal|Nonfatal|Non-fatal|Corr?ected) (XC\d) (i\d+) Link (-?\d+)")
+_NVLINK5 = re.compile(r"(\w+) +(Fatal|Nonfatal|Non-fatal|Corr?ected) +(XC\d) +(i\d+) +Link +(-?\d+)")
 _ROW = re.compile(r"\b(?:physical address|addr(?:ess)?|row|bank|partition|subpartition) (0x[0-9a-fA-F]+|\d+)")
 _GPU_UUID = re.compile(r"NVRM: GPU at (?:PCI:)?([0-9a-fA-F:.]+): (GPU-[0-9a-fA-F-]{8,40})")
 _FELL = re.compile(r"NVRM: GPU (?:at PCI:)?([0-9a-fA-F:.]+): GPU has fallen off the bus")

@@ -214,11 +214,9 @@ def _api_client(kubeconfig: Path | None, context: str | None) -> Any:
     settings.retries = False
     try:
         if kubeconfig is None:
-            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            config.load_incluster_config(client_configuration=settings)
         else:
-            config.load_kube_config(  # type: ignore[no-untyped-call]
-                config_file=str(kubeconfig), context=context, client_configuration=settings
-            )
+            config.load_kube_config(config_file=str(kubeconfig), context=context, client_configuration=settings)
     except config.ConfigException as error:
         place = kubeconfig or "the pod's service account"
         raise Permanent(f"kubernetes: cannot use {place}: {error}") from error

@@ -105,6 +105,9 @@ class Follower(Generic[T]):
             except (Temporary, Permanent) as error:
                 self._note(error)
                 progressed = False
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                self._note(Busy(f"kubernetes: {self.path} was answered as no API server does: {error!r}"))
+                version, progressed = "", False
             self.synced.set()
             if progressed:
                 continue

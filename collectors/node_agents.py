@@ -1,13 +1,14 @@
 """The kernel log of every node whose agent runs as a DaemonSet: found through the API server, read by mutual TLS.
 
 How agents are found, and why an address alone is not believed: `agent_pods`. A node keeps its cursor when its agent
-gets another address.
+gets another address, while none runs, and over a restart of the daemon.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -31,11 +32,16 @@ class NodeAgentsCollector:
         """Finds `nightshift node` by its pods and reads the kernel log of their nodes."""
 
         tls: bool = Field(False, description="Whether they are reached by TLS")
+        state_file: Path | None = Field(
+            None, description="Where the cursors are kept over restarts; none: in the daemon's state folder"
+        )
         http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._timer = settings, clock
-        inner = NodeLogCollector.Settings(urls=["http://127.0.0.1"], http=settings.http)
+        inner = NodeLogCollector.Settings(
+            urls=["http://127.0.0.1"], http=settings.http, state_file=settings.state_file
+        )
         self._logs = NodeLogCollector(inner, clock=clock)
         self._logs.retarget(())
         self._pods = AgentPods(settings, clock=clock)

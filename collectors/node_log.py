@@ -30,6 +30,9 @@ from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
 
 FUTURE_S = 300.0
+_State = tuple[int, dict[str, str]]
+"""A node's cursor and the UUIDs of its PCI addresses."""
+_MOST_AWAY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +95,20 @@ class NodeLogCollector:
         self._max_lines, self._since_s = settings.max_lines, settings.since_s
         self._state_file = settings.state_file
         self._kept, self._unkept = "", ""
+        self._away: dict[str, _State] = {}
+        """By source, what is known of nodes that are not read now: an agent that is replaced comes back."""
+        self._load()
         self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, timer=clock)
         self._nodes = [
-            _Node(
-                url,
-                source_subject(self.plugin, url),
-                Subject(SubjectKind.NODE, settings.nodes.get(url) or urlsplit(url).hostname or url),
+            self._resumed(
+                _Node(
+                    url,
+                    source_subject(self.plugin, url),
+                    Subject(SubjectKind.NODE, settings.nodes.get(url) or urlsplit(url).hostname or url),
+                )
             )
             for url in settings.urls
         ]
-        self._load()
 
     @property
     def name(self) -> str:
@@ -112,13 +119,18 @@ class NodeLogCollector:
         known = {node.node.name: node for node in self._nodes}
         self._nodes = []
         for address in addresses:
-            node = known.get(address.node) or _Node(
-                address.url,
-                source_subject(self.plugin, address.node),
-                Subject(SubjectKind.NODE, address.node),
+            node = known.pop(address.node, None) or self._resumed(
+                _Node(
+                    address.url,
+                    source_subject(self.plugin, address.node),
+                    Subject(SubjectKind.NODE, address.node),
+                )
             )
             node.url, node.certificate_name = address.url, address.certificate_name
             self._nodes.append(node)
+        self._away |= {node.source.name: _state(node) for node in known.values() if not node.is_first}
+        while len(self._away) > _MOST_AWAY:
+            del self._away[next(iter(self._away))]
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         self._keep()
@@ -147,29 +159,34 @@ class NodeLogCollector:
         self._fetcher.close()
 
     def _load(self) -> None:
-        """Takes up the kept cursors. A file that is damaged is as none: each node is read from its start."""
+        """Reads the kept cursors. A file that is damaged is as none: each node is read from its start."""
         if self._state_file is None:
             return
         try:
             kept = orjson.loads(self._state_file.read_bytes())
-            for node in self._nodes:
-                state = kept.get(node.url)
-                if state is not None:
-                    cursor, uuid_of = int(state["cursor"]), {str(k): str(v) for k, v in state["uuid_of"].items()}
-                    node.cursor, node.is_first, node.parser.uuid_of = cursor, cursor < 0, uuid_of
+            self._away = {
+                str(source): (int(state["cursor"]), {str(k): str(v) for k, v in state["uuid_of"].items()})
+                for source, state in kept.items()
+            }
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._unkept = f"{self._state_file} cannot be used: {error}"
 
+    def _resumed(self, node: _Node) -> _Node:
+        """The node, from where it was read last."""
+        if (state := self._away.pop(node.source.name, None)) is not None:
+            node.cursor, node.parser.uuid_of = state
+            node.is_first = node.cursor < 0
+        return node
+
     def _keep(self) -> None:
         """Writes the cursors of what was read up to the last look, all or nothing."""
         if self._state_file is None:
             return
-        states = {
-            n.url: {"cursor": n.cursor, "uuid_of": dict(list(n.parser.uuid_of.items())[:64])} for n in self._nodes
-        }
-        text = orjson.dumps(states).decode()
+        states = self._away | {node.source.name: _state(node) for node in self._nodes}
+        told = {source: {"cursor": cursor, "uuid_of": uuid_of} for source, (cursor, uuid_of) in states.items()}
+        text = orjson.dumps(told).decode()
         if text == self._kept:
             return
         part = self._state_file.with_suffix(".part")
@@ -212,6 +229,10 @@ class NodeLogCollector:
             covers=(node.node,),
         )
         return status, kept, events
+
+
+def _state(node: _Node) -> _State:
+    return node.cursor, dict(list(node.parser.uuid_of.items())[:64])
 
 
 def _record(line: bytes, node: _Node, now_s: float, rejected: dict[Reason, int]) -> LogRecord | None:

@@ -164,6 +164,8 @@ class PageCollector(ABC):
             name in rows.column for name in page.layout.types for rows in self._rows.values()
         ):
             reason, detail = Reason.NOT_FOUND, f"none of {len(page.values)} samples is one that {self.plugin} knows"
+        elif not used and rejected:
+            reason, detail = Reason.MALFORMED, f"no sample can be used, {sum(rejected.values())} were refused"
         return SourceStatus(
             source.subject,
             now_s,

@@ -80,6 +80,23 @@ def test_values_arrive_in_our_units_and_relations_in_the_inventory(collector: An
     assert batch.sources[0].covers == (Subject(SubjectKind.NODE, "n1"),)
 
 
+@pytest.mark.parametrize(
+    "row_of_nobody", ['{gpu="0",Hostname="n1"} 5', '{gpu=0,UUID="GPU-0"} 5'], ids=["no UUID", "illegal"]
+)
+def test_a_page_of_which_no_row_can_be_placed_is_no_healthy_source(
+    collector: Any, page_server: Any, row_of_nobody: str
+) -> None:
+    """Its exporter's labels were changed: the page answers, and says nothing of any GPU that was known before."""
+    page_server.pages["/m"] = row("DCGM_FI_DEV_FB_USED", 7).encode()
+    source = collector(page_server.at("/m"))
+    assert take(source).sources[0].ok
+    page_server.pages["/m"] = f"# TYPE DCGM_FI_DEV_FB_USED gauge\nDCGM_FI_DEV_FB_USED{row_of_nobody}\n".encode()
+    batch = take(source)
+    assert (batch.sources[0].ok, batch.sources[0].reason) == (False, Reason.MALFORMED)
+    assert batch.sources[0].covers == (Subject(SubjectKind.NODE, "n1"),)
+    assert math.isnan(frame(batch).value(gpu(0), "gpu_memory_used_bytes"))
+
+
 @pytest.mark.parametrize("label", ['Hostname="n1"', 'hostname="n1"'])
 def test_the_host_is_found_under_both_spellings_and_exported_labels_win(
     collector: Any, page_server: Any, label: str

@@ -151,11 +151,12 @@ class Waits(threading.Event):
 class Scripted:
     """An API whose watches end as told."""
 
-    def __init__(self, events: list[Object] | Exception) -> None:
+    def __init__(self, events: list[Object] | Exception, page: Object | None = None) -> None:
         self.events = events
+        self.page = page or {"metadata": {"resourceVersion": "7"}, "items": None}
 
     def pages(self, path: str, limit: int = 500) -> Iterator[Object]:
-        yield {"metadata": {"resourceVersion": "7"}, "items": None}
+        yield self.page
 
     def watch(self, *_: Any, **__: Any) -> Iterator[Object]:
         if isinstance(self.events, Exception):
@@ -182,6 +183,26 @@ def test_a_watch_that_ends_at_once_is_opened_slower_and_slower(events: Any, faul
     follower._run()
     assert waits.waited in ([1.0, 2.0, 4.0, 8.0], [1.0] * 4)
     assert fault is None or fault in str(follower.health()[1])
+
+
+@pytest.mark.parametrize(
+    ("events", "page"),
+    [
+        ([{"type": "ADDED", "object": {"metadata": "m"}}], None),
+        ([], {"metadata": ["m"], "items": []}),
+        ([], {"metadata": {"resourceVersion": "7"}, "items": 5}),
+        (ValueError("an ERROR event whose code is no number"), None),
+    ],
+)
+def test_what_no_api_server_says_is_a_fault_and_not_the_followers_end(events: Any, page: Object | None) -> None:
+    """Its thread would have ended, and the cluster been silent until the daemon's next start."""
+    api = Scripted(events, page)
+    follower: Follower[str] = Follower(lambda: cast(KubeApi, api), "/api/v1/nodes", lambda o: "x", lambda: 0.0)
+    follower._stop.called = waits = Waits(3)
+    follower._run()
+    assert len(waits.waited) == 3
+    fault = follower.health()[1]
+    assert fault is None or "as no API server does" in fault[1]
 
 
 def test_what_a_stranger_streams_is_no_event(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ import pytest
 from collectors.check import check_collect
 from collectors.frame import Reason
 from collectors.kernel_event import KernelEventKind
-from collectors.node_log import NodeLogCollector
+from collectors.node_log import NodeAddress, NodeLogCollector
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
 
@@ -138,6 +138,26 @@ def test_a_restarted_daemon_goes_on_where_it_was(collector: Any, page_server: An
     (event,) = take(again).events
     assert event.record.offset == 3
     assert event.gpu == Subject(SubjectKind.GPU, "GPU-11111111-2222-3333-4444-555555555555")
+
+
+def test_a_node_whose_agent_is_replaced_goes_on_where_it_was_also_over_a_restart(
+    collector: Any, page_server: Any, tmp_path: Path
+) -> None:
+    """While its pod is replaced nothing of it is read: no Xid of before comes again, none of meanwhile is lost."""
+    log, state = Log(), tmp_path / "cursors.json"
+    page_server.pages["/k"] = log
+    log.lines = [(1, NOW - 800, XID)]
+    of = collector(state_file=state)
+    here = NodeAddress(page_server.at("/k"), "n7")
+    of.retarget([here])
+    assert [event.record.offset for event in take(of).events] == [1]
+    of.retarget([])
+    of.close()
+    log.lines.append((2, NOW - 1000, XID))
+    again = collector(state_file=state)
+    again.retarget([])
+    again.retarget([here])
+    assert [event.record.offset for event in take(again).events] == [2]
 
 
 def test_a_crash_tells_the_last_look_again_and_loses_none(collector: Any, page_server: Any, tmp_path: Path) -> None:
