@@ -26,7 +26,6 @@ from tests.recordings.truth import Truth, truth
 
 RECORDINGS = Path(__file__).parent.parent / "tests" / "recordings"
 STEPS_PER_TICK = 10
-Alarms = Callable[[np.ndarray, np.ndarray], list[int]]
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class KernelEvents:
         self._aer: dict[Subject, list[float]] = {}
         self._counts: dict[tuple[Fault, Subject], int] = {}
         self._episodes = Episodes(self.name)
-        self._quiet = Quiet(self._episodes, self.settings.quiet_s)
+        self._quiet = Quiet(self._episodes, self.settings.quiet_s, by_kernel_log=True)
 
     @property
     def name(self) -> str:

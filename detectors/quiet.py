@@ -1,6 +1,7 @@
 """Episodes of events that have no "over" of their own: they end when nothing more happened for a stated time.
 
-Quiet is only quiet where someone listens: while every source that covers the node is lost, silence is no_data.
+Quiet is only quiet where someone listens: while every source that covers the node is lost, silence is no_data. What
+only a kernel log tells is not heard by a node's other sources.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectors.frame import LogRecord
+from collectors.kernel_event import KERNEL_LOGS
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, LogExhibit
@@ -24,6 +26,12 @@ def deaf(tick: Tick) -> frozenset[Subject]:
     return frozenset(lost - heard)
 
 
+def unread(tick: Tick, node: Subject | None) -> bool:
+    """Whether kernel logs are read, and this node's is not; of a node that is not known, whether none is."""
+    logs = [s for s in tick.sources if s.source.name.partition(" ")[0] in KERNEL_LOGS]
+    return bool(logs) and not any(s.ok and (node is None or node in (s.covers or (node,))) for s in logs)
+
+
 def node_of(subject: Subject, inventory: Inventory, at_s: float) -> Subject | None:
     return subject if subject.kind is SubjectKind.NODE else inventory.above(subject, SubjectKind.NODE, at_s)
 
@@ -31,9 +39,11 @@ def node_of(subject: Subject, inventory: Inventory, at_s: float) -> Subject | No
 class Quiet:
     """When each episode's last event was, and what a tick without one means for it."""
 
-    def __init__(self, episodes: Episodes, quiet_s: float) -> None:
+    def __init__(self, episodes: Episodes, quiet_s: float, *, by_kernel_log: bool = False) -> None:
+        """`by_kernel_log`: nothing but a kernel log tells of these events."""
         self._episodes = episodes
         self._quiet_s = quiet_s
+        self._by_kernel_log = by_kernel_log
         self.last_s: dict[tuple[Fault, Subject], float] = {}
 
     def event(self, fault: Fault, subject: Subject, at_s: float) -> None:
@@ -48,7 +58,8 @@ class Quiet:
             if (fault, subject) in spoken:
                 continue
             found: Finding | None
-            if not heard or node_of(subject, inventory, tick.at_s) in unheard:
+            node = node_of(subject, inventory, tick.at_s)
+            if not heard or node in unheard or (self._by_kernel_log and unread(tick, node)):
                 found = self._episodes.no_data(fault, subject, tick.at_s, "The sources of its node are lost")
             elif tick.at_s - self.last_s.get((fault, subject), tick.at_s) >= self._quiet_s:
                 said = f"Nothing more for {self._quiet_s:.0f} s"

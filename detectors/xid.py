@@ -19,7 +19,7 @@ from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, S
 from detectors.episodes import Alarm, Episodes
 from detectors.quiet import Quiet, exhibits
 from detectors.snapshot import pack, unpack
-from detectors.xid_catalogue import CATALOGUE, SYMPATHETIC, Recovery, Tier, announced_action
+from detectors.xid_catalogue import CATALOGUE, GRAVITY, SYMPATHETIC, Recovery, Tier, action_of, announced_action
 
 VERSION = 1
 RECOVERY_ACTION_CHANGED = 154
@@ -35,10 +35,12 @@ class XidSettings(BaseModel):
 
 @dataclass(slots=True)
 class _Burst:
-    """The Xids of one GPU in one episode: (time, code) in order of arrival, and what a 154 announced."""
+    """The Xids of one GPU in one episode: (time, code) in order of arrival, what a 154 announced, and the gravest
+    severity that the lines of an NVLink 5 code told."""
 
     codes: list[tuple[float, int]] = field(default_factory=list)
     announced: str = ""
+    severities: dict[int, str] = field(default_factory=dict)
 
     @property
     def cause(self) -> int:
@@ -58,7 +60,7 @@ class XidDetector:
         self.settings = settings or XidSettings()
         self._bursts: dict[Subject, _Burst] = {}
         self._episodes = Episodes(self.name)
-        self._quiet = Quiet(self._episodes, self.settings.quiet_s)
+        self._quiet = Quiet(self._episodes, self.settings.quiet_s, by_kernel_log=True)
 
     @property
     def name(self) -> str:
@@ -97,6 +99,8 @@ class XidDetector:
             code = int(event.code or 0)
             burst.codes.append((event.record.at.t_s, code))
             burst.announced = event.attributes.get("recovery_action") or burst.announced
+            if (word := event.attributes.get("severity", "").lower().replace("-", "")) in GRAVITY:
+                burst.severities[code] = max(word, burst.severities.get(code, ""), key=GRAVITY.index)
             lines[event.record] = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
             self._quiet.event(Fault.XID, subject, min(event.record.at.t_s, at_s))
         burst.codes = burst.codes[:32] + burst.codes[32:][-32:]
@@ -108,7 +112,11 @@ class XidDetector:
     def _alarm(self, subject: Subject, burst: _Burst, evidence: tuple[Any, ...], sxid: bool) -> Alarm:
         code = burst.cause
         entry = None if sxid else CATALOGUE.get(code)
-        action = entry.action if entry else Recovery.CONTACT_SUPPORT
+        told = burst.severities.get(code, "")
+        action = (action_of(code, told) if entry else None) or Recovery.CONTACT_SUPPORT
+        tier = entry.tier if entry else Tier.WARNING
+        if told and tier in (Tier.BY_SUBCODE, Tier.WARNING):
+            tier = Tier.FATAL if told == "fatal" else Tier.WARNING
         if burst.announced:
             action = announced_action(burst.announced) or action
         codes = sorted({c for _, c in burst.codes})
@@ -117,9 +125,11 @@ class XidDetector:
             "codes": " ".join(map(str, codes)),
             "events": float(len(burst.codes)),
             "recovery": action.value,
-            "tier": entry.tier.value if entry else Tier.WARNING.value,
+            "tier": tier.value,
             "sympathetic": "yes" if set(codes) <= SYMPATHETIC else "no",
         }
+        if burst.severities:
+            facts["severities"] = " ".join(f"{c}:{word}" for c, word in sorted(burst.severities.items()))
         if burst.announced:
             facts["announced_recovery"] = burst.announced
         if entry is not None:
@@ -127,7 +137,7 @@ class XidDetector:
             facts |= {"sources_disagree": entry.disagreement} if entry.disagreement else {}
             facts |= {"note": entry.note} if entry.note else {}
         severity = Severity.WARNING
-        if entry is not None and entry.tier is Tier.FATAL:
+        if tier is Tier.FATAL:
             severity = Severity.CRITICAL
         elif set(codes) <= SYMPATHETIC:
             severity = Severity.INFO
@@ -142,7 +152,12 @@ class XidDetector:
 
     def snapshot(self) -> bytes:
         bursts = {
-            str(s): {"codes": [list(c) for c in b.codes], "announced": b.announced} for s, b in self._bursts.items()
+            str(s): {
+                "codes": [list(c) for c in b.codes],
+                "announced": b.announced,
+                "severities": {str(code): word for code, word in b.severities.items()},
+            }
+            for s, b in self._bursts.items()
         }
         meta = {"bursts": bursts, "last": self._quiet.saved(), "episodes": self._episodes.saved()}
         return pack(self.name, VERSION, meta, {})
@@ -154,7 +169,11 @@ class XidDetector:
             fresh._episodes.load(meta["episodes"])
             fresh._quiet.load(meta["last"])
             fresh._bursts = {
-                Subject.parse(name): _Burst([(float(t), int(c)) for t, c in entry["codes"]], entry["announced"])
+                Subject.parse(name): _Burst(
+                    [(float(t), int(c)) for t, c in entry["codes"]],
+                    entry["announced"],
+                    {int(code): str(word) for code, word in entry.get("severities", {}).items()},
+                )
                 for name, entry in meta["bursts"].items()
             }
         except (KeyError, TypeError, ValueError) as error:

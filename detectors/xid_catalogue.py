@@ -64,6 +64,9 @@ class Xid:
 SYMPATHETIC = frozenset({45})
 """Never a first cause: the tear-down that follows another Xid."""
 
+GRAVITY = ("", "corrected", "nonfatal", "fatal")
+"""What a line may say of an error's severity, mildest first; empty: nothing."""
+
 MEMORY = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 171, 172})
 """Xids about the GPU's own memory."""
 
@@ -88,6 +91,16 @@ def _load() -> dict[int, Xid]:
 
 
 CATALOGUE = _load()
+
+
+def action_of(code: int, severity: str = "") -> Recovery | None:
+    """What a number calls for: of NVLink 5's (144 to 150) by the severity that its line tells, a person where the
+    line tells none. None: a number that is not in the catalogue."""
+    entry = CATALOGUE.get(code)
+    if entry is None or entry.action is not Recovery.DECODE_INTRINFO:
+        return entry.action if entry else None
+    told = {"fatal": Recovery.RESET_GPU, "nonfatal": Recovery.NONE, "corrected": Recovery.NONE}
+    return told.get(severity, Recovery.CONTACT_SUPPORT)
 
 
 def announced_action(text: str) -> Recovery | None:

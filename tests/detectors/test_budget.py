@@ -82,6 +82,7 @@ NOISES = {
 }
 
 
+@pytest.mark.full
 @given(
     st.sampled_from(sorted(NOISES)),
     st.sampled_from(sorted(NOISES)),
@@ -89,7 +90,7 @@ NOISES = {
     st.booleans(),
     st.integers(0, 2**31),
 )
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=25)
 def test_no_stationary_noise_costs_more_than_the_budget_over_its_double(
     one: str, other: str, weekly: float, measured: bool, seed: int
 ) -> None:

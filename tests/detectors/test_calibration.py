@@ -56,6 +56,7 @@ def climbing(count: int, hours: int, seed: int) -> list[Tick]:
     return found
 
 
+@pytest.mark.full
 def test_a_tail_of_some_series_bounds_the_alarms_of_others_at_any_granted_rate() -> None:
     """Fitted on 40 series, counted on 40 others of the same kind: never more than twice what was granted."""
     heard = listen(loosened([MemoryLeak]), climbing(CLIMBS, 14, 1), Inventory())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -116,22 +117,37 @@ def test_a_page_cache_that_fills_the_limit_never_alarms() -> None:
     assert said(used, cache) == [[], [], [], []]
 
 
-@pytest.mark.parametrize("shape", ["linear", "accelerating", "stepwise", "sawtooth"])
+SHAPES = ("linear", "accelerating", "stepwise", "sawtooth")
+Leak = tuple[Curve, float, float, list[tuple[int, Finding]]]
+"""(host, onset minute, end minute, what was told)."""
+
+
+@cache
+def leaks() -> dict[str, list[Leak]]:
+    """By shape, each on four pods of every kind of host; all of them side by side, as the pods of one fleet."""
+    t = np.arange(float(MINUTES))
+    rows, drawn = [], []
+    for shape in SHAPES:
+        for host in HOSTS:
+            for seed in range(4):
+                rng = np.random.default_rng([7, seed])
+                before = host(rng, t)
+                onset, lasts = rng.uniform(300.0, 420.0), rng.uniform(180.0, 480.0)
+                level = before + (1.0 - np.median(before[t >= onset])) * leak(shape, rng, t, onset, lasts)
+                rows.append(np.where(t <= onset + lasts, np.clip(level, 0.0, 1.0), np.nan))
+                drawn.append((shape, host, onset, onset + lasts))
+    found: dict[str, list[Leak]] = {shape: [] for shape in SHAPES}
+    for (shape, host, onset, end), told in zip(drawn, said(np.stack(rows)), strict=True):
+        found[shape].append((host, onset, end, told))
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_leak_on_any_pod_is_found_in_time_and_ends_as_a_page(shape: str) -> None:
     """It begins after hours of whatever the pod does, fills the limit in three to eight hours, and is told at least
     ten minutes before. Before the limit it is certain, so that no budget keeps it from paging; but not always on a
     pod whose load swings, where the last hour may go down again."""
-    t = np.arange(float(MINUTES))
-    rows, ends = [], []
-    for host in HOSTS:
-        for seed in range(4):
-            rng = np.random.default_rng([7, seed])
-            before = host(rng, t)
-            onset, lasts = rng.uniform(300.0, 420.0), rng.uniform(180.0, 480.0)
-            level = before + (1.0 - np.median(before[t >= onset])) * leak(shape, rng, t, onset, lasts)
-            rows.append(np.where(t <= onset + lasts, np.clip(level, 0.0, 1.0), np.nan))
-            ends.append((host, onset, onset + lasts))
-    for (host, onset, end), told in zip(ends, said(np.stack(rows)), strict=True):
+    for host, onset, end, told in leaks()[shape]:
         assert told, (host.__name__, onset, end)
         assert onset <= told[0][0] <= end - 10.0
         assert all(finding.fault is Fault.HOST_MEMORY_LEAK for _, finding in told)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -82,6 +84,20 @@ def test_quiet_clears_only_where_someone_listened() -> None:
     assert detector.update(tick(710.0), known) == []
 
 
+def test_a_healthy_page_of_its_node_does_not_stand_in_for_a_kernel_log_that_is_lost_or_not_read_at_all() -> None:
+    """Ten minutes without a line clear only where that node's own log was read, whatever else answers."""
+    page = SourceStatus(Subject(SubjectKind.SOURCE, "dcgm_exporter n1"), 0.0, ok=True, covers=(NODE,))
+    away = Subject(SubjectKind.NODE, "n2")
+    other = SourceStatus(Subject(SubjectKind.SOURCE, "node_log n2"), 0.0, ok=True, covers=(away,))
+    for beside in ((page,), (page, other)):
+        detector, known = XidDetector(), inventory()
+        detector.update(tick(0.0, xid(48, 0.0)), known)
+        unread = tick(700.0, ok=False)
+        sources = (*unread.sources, *beside) if beside == (page,) else beside
+        assert [f.state for f in detector.update(replace(unread, sources=sources), known)] == [State.NO_DATA]
+        assert [f.state for f in detector.update(tick(705.0), known)] == [State.CLEAR]
+
+
 def test_memory_xids_are_also_hbm_findings() -> None:
     """48 is degraded at once and critical; 64 (no spare row) is imminent as well; 63 alone is degraded."""
     assert Ecc().update(tick(5.0, xid(48, 4.0)), inventory())[0].severity is Severity.CRITICAL
@@ -90,3 +106,20 @@ def test_memory_xids_are_also_hbm_findings() -> None:
         Fault.HBM_IMMINENT,
     ]
     assert Ecc().update(tick(5.0, xid(63, 4.0)), inventory())[0].fault is Fault.HBM_DEGRADED
+
+
+def test_a_fifth_generation_link_error_goes_by_the_severity_of_its_line_and_a_restart_keeps_it() -> None:
+    """Fatal is critical and asks for a reset; nonfatal for nothing; a line cut before that word for a person."""
+    found = {}
+    for word in ("Fatal", "Nonfatal", ""):
+        detector = XidDetector()
+        detector.update(tick(100.0, xid(149, 99.0, **({"severity": word} if word else {}))), inventory())
+        resumed = XidDetector()
+        resumed.restore(detector.snapshot())
+        finding = resumed.update(tick(105.0, xid(45, 104.0)), inventory())[0]
+        found[word] = (finding.facts["recovery"], finding.severity)
+    assert found == {
+        "Fatal": (Recovery.RESET_GPU.value, Severity.CRITICAL),
+        "Nonfatal": (Recovery.NONE.value, Severity.WARNING),
+        "": (Recovery.CONTACT_SUPPORT.value, Severity.WARNING),
+    }
