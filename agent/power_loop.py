@@ -159,6 +159,9 @@ class PowerLoop:
             except (Temporary, Permanent) as error:
                 self._around.count("failed")
                 self._log.error("turn failed; limits stay, leases run out", error=str(error))
+            except Exception:  # noqa: BLE001  the thread that renews leases must not die of a defect of ours
+                self._around.count("failed")
+                self._log.exception("turn failed; limits stay, leases run out")
 
     # One turn
 

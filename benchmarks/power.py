@@ -3,8 +3,8 @@ cost.
 
     python -m benchmarks.power SWEEP.csv … [--policy FILE --key PUBLIC] [--clocks CLOCKS.csv --tdp W]
 
-Sweeps are in Zeus's format (controllers/power/curves.py). Without --policy one is trained first (some minutes of
-one core). Times are CPU seconds of this process.
+Sweeps are in Zeus's format (controllers/power/curves.py). Without --policy one is trained last (some minutes of one
+core); what is known before it is written. Times are CPU seconds of this process.
 
 The other lever, locked SM clocks, has a part of its own: the same controllers on jobs whose draw no limit binds, as
 the daemon would take them over (`agent/power_clocks.py`): of made-up curves that are not in the bank, and of a
@@ -32,7 +32,18 @@ from controllers.power.belief import TOP, Bank
 from controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
 from controllers.power.clocks import Settings as ClockSettings
 from controllers.power.curves import Curve, read_sweeps
-from controllers.power.evaluate import BUDGETS, CANDIDATES, GOALS, OVER, evaluate, labels, left_out, meets, summary
+from controllers.power.evaluate import (
+    BUDGETS,
+    CANDIDATES,
+    GOALS,
+    OVER,
+    evaluate,
+    labels,
+    left_out,
+    meets,
+    scored,
+    summary,
+)
 from controllers.power.features import INTERFACE
 from controllers.power.learn import LEARNABLE
 from controllers.power.simulate import Controller, ledgers
@@ -110,7 +121,17 @@ def main() -> None:
     parser.add_argument("--clocks", type=Path, help="A sweep over SM clocks")
     parser.add_argument("--tdp", type=float, default=700.0, help="Highest power limit of its GPU (W)")
     given = parser.parse_args()
-    results: dict[str, object] = {}
+    seeds = range(given.seeds)
+    results: dict[str, Any] = {"decision_10000_gpus_cpu_s": round(decision_cpu_s(), 3)}
+    results |= {"goals": {"of_oracle": {str(k): v for k, v in GOALS.items()}, "over": OVER}}
+    results |= evaluate(None, given.sweeps, seeds)
+    keep(results)
+    results["clocks"] = clocks(given.clocks, given.tdp, seeds)
+    keep(results)
+    curves = [c for path in given.sweeps for c in read_sweeps(path)]
+    groups = {kind: labels(curves)[kind] for kind in ("gpu", "workload")}
+    results["left_out"] += left_out(curves, groups, CANDIDATES, Bank.make(), seeds, 240)
+    keep(results)
     if given.policy is not None:
         policy = read(given.policy, INTERFACE, trusted_keys(given.key))
     else:
@@ -118,16 +139,7 @@ def main() -> None:
         policy = LEARNABLE.train(1, None, print)
         results["training_cpu_s"] = round(time.process_time() - began_s, 1)
     results["training"] = dict(policy.training)
-    results["decision_10000_gpus_cpu_s"] = round(decision_cpu_s(), 3)
-    seeds = range(given.seeds)
-    table = evaluate(policy, given.sweeps, seeds)
-    results |= {"goals": {"of_oracle": {str(k): v for k, v in GOALS.items()}, "over": OVER}, **table}
-    keep(results)
-    results["clocks"] = clocks(given.clocks, given.tdp, seeds)
-    keep(results)
-    curves = [c for path in given.sweeps for c in read_sweeps(path)]
-    groups = {kind: labels(curves)[kind] for kind in ("gpu", "workload")}
-    table["left_out"] += left_out(curves, groups, CANDIDATES, Bank.make(), seeds, 240)
+    results["rows"] += scored(policy, given.sweeps, seeds)
     keep(results)
 
 

@@ -7,7 +7,8 @@ of made-up curves that are not in the bank, and of every sweep that is given. Tw
 
 PI on the measured draw lends what a job does not draw of its limit, and is over the budget whenever a job turns.
 `PI, never over` has the margin that it needs not to be. Behind the shield the limits count, not the draws, so there
-is a bound: `told` shares like the divider and knows every curve, before it is run.
+is a bound: `told` shares like the divider and knows every curve, before it is run; `limits, at once` does not even
+wait for what is to be read back.
 
 The shield's margin stands on how well a GPU keeps its limit: --telemetry is a recording with the columns `power`
 (mW) and `throttle` (NVML's reasons), of which the readings are taken while the limit held the clocks.
@@ -30,12 +31,18 @@ from controllers.power.belief import Bank
 from controllers.power.curves import Curve, read_sweeps, synthetic
 from controllers.power.evaluate import interval
 from controllers.power.rack import RANGE, Believed, CommonCap
-from controllers.power.rack_run import RackScore, Scene, Told, oracle, rack
+from controllers.power.rack_run import RackScore, Scene, Told, at_once, oracle, rack
 from controllers.power.share import Sharing
 from detectors.throttle import POWER_CAP
 
 GPUS, WINDOWS, SHARES = 16, 240, (0.7, 0.8)
 LEAST_MEAN, LEAST_GAP = -0.005, 0.5
+TOLD = (
+    "told every curve",
+    "told, for the mean alone",
+    "limits, at once",
+    "limits, at once, for the mean alone",
+)
 PEERS = ("PI", "PI, never over", "PI, shielded")
 MEAN = Sharing(aversion=1.0)
 
@@ -70,14 +77,16 @@ def compare(curves: Sequence[Curve], share: float, seeds: int, bank: Bank) -> di
         "divider": [rack(scene, Believed(bank), seed) for seed, scene in each],
         "told every curve": [rack(scene, Told(scene), seed) for seed, scene in each],
         "told, for the mean alone": [rack(scene, Told(scene, sharing=MEAN), seed) for seed, scene in each],
+        "limits, at once": [at_once(scene, Sharing()) for scene in scenes],
+        "limits, at once, for the mean alone": [at_once(scene, MEAN) for scene in scenes],
     }
     found: dict[str, Any] = {"curves": len(curves), "margin of PI, never over": margin}
     for name, scores in runs.items():
         columns = {key: [asdict(score)[key] for score in scores] for key in asdict(scores[0])}
         found[name] = {key: round(float(np.mean(values)), 5) for key, values in columns.items()}
         found[name]["worst_95"] = [round(x, 4) for x in interval(columns["worst"])]
-    for who in ("divider", "told every curve", "told, for the mean alone"):
-        for peer in PEERS if who == "divider" else PEERS[:1]:
+    for who in ("divider", *TOLD):
+        for peer in PEERS if who == "divider" else PEERS[:2]:
             mean = [d.mean - p.mean for d, p in zip(runs[who], runs[peer], strict=True)]
             gap = found["oracle"]["worst"] - found[peer]["worst"]
             recovered = (found[who]["worst"] - found[peer]["worst"]) / gap if gap > 0 else float("nan")

@@ -35,6 +35,11 @@ KNOT = 3
 """Levels between two knots of the bends."""
 SLOPE, LASTS = 0.003, 6.0
 """Of the bends: deviation of the slope per level, and the levels over which it forgets itself."""
+ROUGH = 0.0045
+"""The same for one who expects a cliff anywhere: 0.013 a level, about the steepest that sweeps have within a
+budget, is three deviations."""
+NEAR = 8
+"""Levels, from the present one down, at which a cliff is expected: further than any step."""
 STEEP = 0.3
 """Log time beyond which the bank's curves count as flat: no slowdown budget reaches there."""
 
@@ -45,7 +50,8 @@ class Bank:
 
     `time`, `draw` [n_curves, n_levels]; `mean` [n_levels], `parts` [n_levels, PARTS] and `score` [n_curves, PARTS]:
     log time is about mean + parts @ score; `bends` [n_levels, q]: hat functions of the knots, and the scale last;
-    `stiff` [q, q]: prior precision of their weights.
+    `stiff` [q, q]: prior precision of their weights; `rough` [q + PARTS, q + PARTS]: that of one who expects a
+    cliff anywhere, and of the bank knows the spread of its scores alone.
     """
 
     time: Float32s
@@ -55,6 +61,7 @@ class Bank:
     score: Floats
     bends: Floats
     stiff: Floats
+    rough: Floats
 
     @cached_property
     def model(self) -> _Model:
@@ -70,10 +77,12 @@ class Bank:
         log = np.minimum(np.log(time), steep)
         mean = log.mean(0)
         parts = np.linalg.svd(log - mean, full_matrices=False)[2][:PARTS].T
-        bends, stiff = _bends()
-        return cls(
-            time.astype(np.float32), draw.astype(np.float32), mean, parts, (log - mean) @ parts, bends, stiff
-        )
+        score = (log - mean) @ parts
+        bends, stiff = _bends(SLOPE)
+        rough = np.zeros((len(stiff) + PARTS,) * 2)
+        rough[: len(stiff), : len(stiff)] = _bends(ROUGH)[1]
+        rough[len(stiff) :, len(stiff) :] = np.diag(1.0 / score.var(0))
+        return cls(time.astype(np.float32), draw.astype(np.float32), mean, parts, score, bends, stiff, rough)
 
 
 @cache
@@ -121,12 +130,16 @@ class Windows:
 class Outlook:
     """What n jobs would do at every level, judged from where they are. All [n, n_levels].
 
-    `slowdown` against the reference and its standard deviation; `gain`: energy per work saved against the present
-    level, as a share of it, and its deviation.
+    `slowdown` against the reference and its standard deviation; `rough` and its deviation: the same to one who
+    expects a cliff anywhere, so that next to nothing but the windows right there count (NaN but for the present
+    level and the NEAR - 1 below); `gain`: energy per work saved against the present level, as a share of it, and
+    its deviation.
     """
 
     slowdown: Floats
     slowdown_sd: Floats
+    rough: Floats
+    rough_sd: Floats
     gain: Floats
     gain_sd: Floats
 
@@ -155,6 +168,10 @@ class _Model:
         self.bend_bend = _outer(bank.bends, bank.bends)  # [n_levels, q²]
         self.bend_part = _outer(bank.bends, bank.parts)
         self.part_part = _outer(bank.parts, bank.parts)
+        self.basis = np.hstack([bank.bends, bank.parts])
+        self.basis_basis = _outer(self.basis, self.basis)
+        self.without_scale = self.basis.copy()
+        self.without_scale[:, self.q - 1] = 0.0
         self.log_draw = np.log(np.maximum(bank.draw, 1e-3))
         self.moments = np.hstack([self.pairs, bank.score]).astype(np.float32)
 
@@ -189,13 +206,29 @@ def _outlook(model: _Model, windows: Windows, rows: Ints, level: Ints, noise: No
     effect = bank.parts[None] - hats[None] @ solved[:, :-1]  # of a score on the curve [n, n_levels, r]
     variance = ((effect @ spread) * effect).sum(2) + ((hats[None] @ inverse[:, :-1, :-1]) * hats[None]).sum(2)
     time = np.exp(curve - curve[:, TOP:])
+    rough, rough_sd = _expecting_cliffs(model, weigh, rest, level[rows])
     if not guess:
-        time = np.where(count[:, TOP:] > 0, time, np.nan)
+        known = count[:, TOP:] > 0
+        time, rough = np.where(known, time, np.nan), np.where(known, rough, np.nan)
     energy, energy_var = _against(weight, bank.time * bank.draw, level[rows])
     there = energy[np.arange(n), level[rows]][:, None]
-    return Outlook(
-        time - 1.0, np.sqrt(np.maximum(variance, 0.0)) * time, 1.0 - energy / there, np.sqrt(energy_var) / there
-    )
+    sd = np.sqrt(np.maximum(variance, 0.0)) * time
+    return Outlook(time - 1.0, sd, rough, rough_sd, 1.0 - energy / there, np.sqrt(energy_var) / there)
+
+
+def _expecting_cliffs(model: _Model, weigh: Floats, rest: Floats, here: Ints) -> tuple[Floats, Floats]:
+    """Slowdown and its deviation, each [n, n_levels], under `Bank.rough`: one Gaussian, no mixture."""
+    bank, n, size = model.bank, len(weigh), model.q + model.r
+    spread = np.linalg.inv((weigh @ model.basis_basis).reshape(n, size, size) + bank.rough)
+    weights = np.einsum("nij,nj->ni", spread, rest @ model.basis)
+    levels = np.maximum(here[:, None] - np.arange(NEAR), 0)
+    at = model.without_scale[levels]
+    time = np.exp(bank.mean[levels] + np.einsum("nli,ni->nl", at, weights))
+    variance = ((at @ spread) * at).sum(2)
+    slowdown, deviation = np.full((2, n, N), np.nan)
+    np.put_along_axis(slowdown, levels, time - 1.0, 1)
+    np.put_along_axis(deviation, levels, np.sqrt(np.maximum(variance, 0.0)) * time, 1)
+    return slowdown, deviation
 
 
 def _weights(model: _Model, square: Floats, line: Floats, count: Floats, draw: Floats, noise: Noise) -> Float32s:
@@ -225,7 +258,7 @@ def _against(weight: Float32s, values: Float32s, here: Ints) -> tuple[Floats, Fl
     return mean, np.maximum(square - 2.0 * both + base_square - (mean - base) ** 2, 0.0)
 
 
-def _bends() -> tuple[Floats, Floats]:
+def _bends(slope: float) -> tuple[Floats, Floats]:
     """(hat functions and scale on LEVELS [n_levels, q], prior precision of their weights [q, q])."""
     knots = np.arange(TOP - KNOT, -KNOT, -KNOT).clip(0)[::-1]
     ends = np.append(knots, TOP)
@@ -234,7 +267,7 @@ def _bends() -> tuple[Floats, Floats]:
     far = (TOP - knots).astype(float)
     one, other = far[:, None], far[None]
     decay = 1.0 - np.exp(-one / LASTS) - np.exp(-other / LASTS) + np.exp(-abs(one - other) / LASTS)
-    covariance = SLOPE**2 * LASTS * (2.0 * np.minimum(one, other) - LASTS * decay)
+    covariance = slope**2 * LASTS * (2.0 * np.minimum(one, other) - LASTS * decay)
     stiff = np.zeros((len(ends), len(ends)))
     stiff[:-1, :-1] = np.linalg.inv(covariance + 1e-12 * np.eye(len(knots)))
     stiff[-1, -1] = 1e-6

@@ -3,11 +3,11 @@
 Every window: believe (`belief.outlook`), then
   - up, where the present level is no longer believed within the budget;
   - down towards the level of least energy, a bounded step, only over levels whose slowdown is within the budget at
-    `sure` standard deviations, and within one point more at `surer`, and also if below the present level the curve
-    turned into a cliff of `cliff` per level; from the reference at most `leap` levels, those beyond the first only
-    where they are within the budget at `leap_sure`;
+    `sure` standard deviations, and within one point more at `surer` of one who expects a cliff anywhere: however
+    smooth the curve was so far, it may break off right below, and one window a level tells little of it; from the
+    reference at most `leap` levels, those beyond the first only where they are within the budget at `leap_sure`;
   - to the reference for one window, where what is missing is a better reference;
-  - to the highest limit for good, where the cap was seen to save nothing.
+  - to the highest limit for good, where the cap was seen to save nothing, and by more than a deviation.
 A job that draws far less than the lowest limit is left alone: no cap can bind on it. A window that no believed
 curve explains is a change of phase: everything about the job is forgotten and it starts again at the reference.
 """
@@ -31,13 +31,12 @@ class Care:
     """How carefully a job is taken down. Shares, levels and standard deviations."""
 
     budget: float = 0.05
-    sure: float = 2.0
-    surer: float = 2.3
-    stay_sure: float = 1.8  # believed within the budget by less than this: up
+    sure: float = 1.9
+    surer: float = 3.0
+    stay_sure: float = 1.7  # believed within the budget by less than this: up
     step: int = 3
-    leap: int = 1  # levels of the first step down from the reference, where they are safe at `leap_sure`
-    leap_sure: float = 3.0
-    cliff: float = 0.012  # slowdown per level that may lie below any level seen
+    leap: int = 3  # levels of the first step down from the reference, where they are safe at `leap_sure`
+    leap_sure: float = 2.5
     first: int = 6  # windows at the reference before anything else
     reference: float = 1.0  # windows at the reference: this times the root of all windows
     near: float = 0.5  # share of the budget from which the reference has to be known well
@@ -74,14 +73,11 @@ def reachable(seen: Outlook, home: Ints, lowest: Ints, care: Care) -> tuple[Ints
 
     This is what every proposal for a job is clipped by, whoever makes it.
     """
-    safe = (seen.slowdown + care.sure * seen.slowdown_sd <= care.budget) & (
-        seen.slowdown + care.surer * seen.slowdown_sd <= care.budget + 0.01
-    )
-    # however smooth the curve was so far: a cliff may begin right below
     local = np.arange(len(home))
-    worst = seen.slowdown[local, home] + care.surer * seen.slowdown_sd[local, home]
     deeper = home[:, None] - J
-    safe &= worst[:, None] + care.cliff * deeper <= care.budget + 0.01
+    safe = (seen.slowdown + care.sure * seen.slowdown_sd <= care.budget) & (
+        seen.rough + care.surer * seen.rough_sd <= care.budget + 0.01
+    )
     # no further at once than it has come so far, but for a first step that is all but certain
     safe &= deeper <= np.where(home == TOP, care.leap, np.clip(TOP - home, 1, care.step))[:, None]
     start = seen.slowdown + care.leap_sure * seen.slowdown_sd <= care.budget
@@ -154,7 +150,9 @@ def choose(jobs: Jobs, seen: Outlook, level: Ints, care: Care) -> Ints:
     new = np.where(up, np.minimum(target, home + care.step), new)
     new = np.where(here, new, np.minimum(home + care.step, TOP))
     costly = seen.slowdown[local, home] > 0.3 * care.budget
-    useless = (home < TOP) & (~down | costly) & (count[local, home] >= care.first) & (saved < care.worth)
+    each = 1.0 / at_home + 1.0 / np.maximum(references, 1.0)
+    unsure = np.sqrt(care.noise.draw**2 * each + seen.slowdown_sd[local, home] ** 2)
+    useless = (home < TOP) & (~down | costly) & (count[local, home] >= care.first) & (saved + unsure < care.worth)
     jobs.given_up |= useless
     new = np.where(jobs.given_up, TOP, new)
     ready = references >= care.first

@@ -50,23 +50,38 @@ class Learned:
         return apply(self.jobs, action, low if self.shielded else None, keep, self.care)
 
 
-def contestants(policy: PolicyFile | None, bank: Bank) -> Iterator[tuple[str, Callable[[], Controller]]]:
+Contestants = Iterator[tuple[str, Callable[[], Controller]]]
+
+
+def heuristics(bank: Bank) -> Contestants:
     for share in (0.7, 0.8, 0.9):
         yield f"static {share:.0%}", lambda share=share: Static(share)  # type: ignore[misc]
     yield "Zeus ZeusCost", lambda: Zeus(False)
     yield "Zeus MaxSlowdown", lambda: Zeus(True)
     yield "plain descent", PlainDescent
     yield "descent (ships)", lambda: Descent(bank)
-    yield "descent, six levels at first", lambda: Descent(bank, descent.Care(leap=6))
-    if policy is not None:
-        yield "PPO, shielded", lambda: Learned(policy, bank)
-        yield "PPO, unshielded", lambda: Learned(policy, bank, shielded=False)
+
+
+def learned(policy: PolicyFile, bank: Bank) -> Contestants:
+    yield "PPO, shielded", lambda: Learned(policy, bank)
+    yield "PPO, unshielded", lambda: Learned(policy, bank, shielded=False)
+
+
+def scored(
+    policy: PolicyFile, data: Sequence[Path], seeds: Sequence[int], windows: int = 240
+) -> list[dict[str, Any]]:
+    """The rows of `evaluate` that a learned policy makes."""
+    curves, bank = _curves(data), Bank.make()
+    return [
+        {"budget": budget, "controller": name, **summary([run.of() for run in runs])}
+        for budget in BUDGETS
+        for name, make in learned(policy, bank)
+        for runs in [ledgers(curves, make(), budget, seeds, windows)]
+    ]
 
 
 CANDIDATES = tuple(
-    descent.Care(sure=sure, stay_sure=sure - 0.2, surer=surer, cliff=cliff)
-    for sure in (1.7, 2.0, 2.3)
-    for surer, cliff in ((2.0, 0.007), (2.3, 0.010), (2.6, 0.013))
+    descent.Care(sure=sure, stay_sure=sure - 0.2, surer=surer) for sure in (1.7, 1.9) for surer in (2.7, 3.0)
 )
 """Constants among which a left-out evaluation chooses."""
 
@@ -80,13 +95,11 @@ def evaluate(
     """`data`: sweep files (none: 200 synthetic curves). Rows by budget and controller; groups for what ships."""
     if not seeds:
         raise Permanent("seeds: none given")
-    made_up = synthetic(200, np.random.default_rng(99))
-    curves = [c for path in data for c in read_sweeps(path)] or made_up
-    bank = Bank.make()
+    made_up, curves, bank = _made_up(), _curves(data), Bank.make()
     keys = labels(curves)
     rows, groups, unseen = [], [], []
     for budget in BUDGETS:
-        for name, make in contestants(policy, bank):
+        for name, make in heuristics(bank):
             runs = ledgers(curves, make(), budget, seeds, windows)
             rows.append({"budget": budget, "controller": name, **summary([run.of() for run in runs])})
             if data and name == "descent (ships)":
@@ -98,6 +111,8 @@ def evaluate(
         if data:
             runs = ledgers(made_up, Descent(bank), budget, seeds, windows)
             unseen.append({"budget": budget, "left out": "synthetic", **summary([run.of() for run in runs])})
+    if policy is not None:
+        rows += scored(policy, data, seeds, windows)
     return {
         "curves": len(curves),
         "seeds": list(seeds),
@@ -106,6 +121,14 @@ def evaluate(
         "descent_by_group": groups,
         "left_out": unseen,
     }
+
+
+def _made_up() -> list[Curve]:
+    return synthetic(200, np.random.default_rng(99))
+
+
+def _curves(data: Sequence[Path]) -> list[Curve]:
+    return [c for path in data for c in read_sweeps(path)] or _made_up()
 
 
 def labels(curves: Sequence[Curve]) -> dict[str, list[str]]:
@@ -146,7 +169,7 @@ def left_out(
                     Score(*(sum(getattr(s, f.name) * n for s, n in parts_of) / len(curves) for f in fields(Score)))
                 )
             names = {g: asdict(candidates[k]) for g, k in chosen.items()}
-            constants = {g: {x: c[x] for x in ("sure", "surer", "cliff")} for g, c in names.items()}
+            constants = {g: {x: c[x] for x in ("sure", "surer")} for g, c in names.items()}
             found.append({"budget": budget, "left out": kind, "constants": constants, **summary(scored)})
     return found
 

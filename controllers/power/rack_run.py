@@ -24,8 +24,8 @@ from controllers.power.simulate import WINDOW_S, lowest_levels
 MAX_MW = 700_000
 STUCK = 20
 """Windows for which a sensor sticks."""
-LOOKS = 3
-"""Looks per window."""
+LOOKS = 6
+"""Looks per window: one each 5 s, the daemon's default."""
 LONG = 20
 """Windows from which a job counts for the worst one."""
 
@@ -102,6 +102,9 @@ class Told:
         return self._share()
 
     def step(self, level: Ints, speed: Floats, draw: Floats, fresh: Bools) -> Ints:
+        return self.share_next()
+
+    def share_next(self) -> Ints:
         self.window = min(self.window + 1, len(self.scene.row) - 1)
         return self._share()
 
@@ -109,6 +112,16 @@ class Told:
         n, room = len(self.lowest), self.scene.budget * (1.0 - self.margin)
         time = self.scene.time[self.scene.row[self.window]]
         return share_out(time, np.full(n, 0.01), self.lowest, np.full(n, TOP), room, self.sharing)
+
+
+def at_once(scene: Scene, sharing: Sharing) -> RackScore:
+    """What `Told` wishes, at once: what it costs that limits, not draws, have to add up to the budget, waiting
+    apart."""
+    told, levels = Told(scene, sharing=sharing), []
+    levels.append(told.start(scene.lowest, scene.row.shape[1], scene.budget))
+    for _ in scene.row[1:]:
+        levels.append(told.share_next())
+    return _score(scene, np.array(levels)[:, None], 0.0)
 
 
 def rack(scene: Scene, divider: Divider, seed: int, shielded: bool = True, noise: float = 0.01) -> RackScore:

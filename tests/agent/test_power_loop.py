@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,10 +86,13 @@ class World:
 
     def run(self, windows: int, curve: Curve = EASY) -> None:
         for _ in range(windows):
-            for _ in range(6):
-                self.now_s += 5.0
-                self.loop.take(self.tick(curve))
+            self.look(6, curve)
             self.loop.turn(self.now_s)
+
+    def look(self, times: int, curve: Curve = EASY) -> None:
+        for _ in range(times):
+            self.now_s += 5.0
+            self.loop.take(self.tick(curve))
 
     def tick(self, curve: Curve) -> Tick:
         gpus = [Subject(SubjectKind.GPU, f"G{i}") for i in range(8)]
@@ -247,6 +251,23 @@ def test_an_open_incident_on_a_node_suspends_it() -> None:
     w.run(4)
     assert w.cluster.limit == before
     assert any(c.constraint == "incident" for d, _, _ in w.kept for c in d.clips)
+
+
+@pytest.mark.parametrize("error", [KeyError("a defect of ours"), Permanent("store: refused")])
+def test_its_thread_outlives_any_turn_that_fails(error: Exception) -> None:
+    failed, turned = threading.Semaphore(0), threading.Event()
+    w = world(count=lambda outcome: failed.release() if outcome == "failed" else turned.set())
+    keep = w.around.keep
+    w.around.keep = lambda _made: (_ for _ in ()).throw(error)
+    w.loop.start()
+    try:
+        w.look(7)
+        assert failed.acquire(timeout=30.0)
+        w.around.keep = keep
+        w.look(7)
+        assert turned.wait(30.0), "the next turn is made as if nothing had been"
+    finally:
+        w.loop.close()
 
 
 def test_what_was_learnt_outlives_the_daemon() -> None:
