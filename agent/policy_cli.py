@@ -75,6 +75,8 @@ def evaluate(
     from controllers.policy_file import read
 
     part = learnable(kind)
+    if policy is not None and not key:
+        raise Permanent(f"--policy: who may have signed {policy}? Name the public key (or keys) with --key")
     try:
         trusted = trusted_keys(key or [])
     except SealError as error:

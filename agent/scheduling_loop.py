@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -117,13 +118,17 @@ class SchedulingLoop:
             except (Temporary, Permanent) as error:
                 self.around.count("failed", 1)
                 self._log.error("turn failed; gates open by their age", error=str(error))
+            except Exception:  # noqa: BLE001  the thread that opens gates must not die of a defect of ours
+                self.around.count("failed", 1)
+                self._log.exception("turn failed; gates open by their age")
 
     # One turn
 
     def turn(self, now_s: float) -> list[Decision]:
         """Raises Temporary where the view is stale or the store is away; what is past its time is opened first."""
         if self.doors is not None:
-            self.doors.release_overdue()
+            with suppress(Temporary, Permanent):  # tried again, and said, in the controller's turn
+                self.doors.release_overdue()
         halted = self.around.halted()
         self._trust = Trust() if halted else self.around.trusts()(epoch_of(now_s), True, now_s)
         evicts = self.doors.evicts if self.doors is not None else lambda _namespace, _queue: True

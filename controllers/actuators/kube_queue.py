@@ -23,11 +23,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.base import Permanent
+from collectors.base import Permanent, Temporary
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
 from controllers.actuators.kube_jobs import KINDS, JobKind
 from controllers.actuators.kube_place import placed, placement
@@ -40,6 +40,7 @@ BOOSTED = "nightshift.dev/boosted"
 GATED_BY = "kueue.x-k8s.io/admission-gated-by"
 BOOST = "kueue.x-k8s.io/priority-boost"
 _GROUP = "/apis/kueue.x-k8s.io"
+T = TypeVar("T")
 
 
 class QueueSettings(BaseModel):
@@ -100,11 +101,10 @@ class KubernetesQueue:
         ]
 
     def release_overdue(self, gates: Sequence[Gate] | None = None) -> list[Gate]:
-        """Opens them: at every start, and on every turn. What changed meanwhile is left for the next turn."""
-        opened = self.overdue(gates)
-        for gate in opened:
-            self.open(gate)
-        return opened
+        """Opens them, at every start and on every turn. What changed meanwhile is left for the next turn."""
+        overdue = self.overdue(gates)
+        tried(overdue, self.open)
+        return overdue
 
     def _checked(self) -> Iterator[Gate]:
         ours = self._our_checks()
@@ -252,6 +252,20 @@ class KubernetesQueue:
             return Steer(Verb.HOLD, again.until_s, value)
         prefer, avoid = placed(item) if gate.kind == "pod" else ((), ())
         return Steer(Verb.START, boost=value, prefer=prefer, avoid=avoid)
+
+
+def tried(gates: Sequence[Gate], write: Callable[[Gate], T]) -> list[T]:
+    """Writes each, whatever became of the others: one gate that cannot be written keeps no other shut. Then raises
+    what the first failed with."""
+    done, failed = list[T](), list[Temporary | Permanent]()
+    for gate in gates:
+        try:
+            done.append(write(gate))
+        except (Temporary, Permanent) as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return done
 
 
 def our_check(item: Object) -> str:

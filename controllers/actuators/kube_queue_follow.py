@@ -30,6 +30,7 @@ from controllers.actuators.kube_queue import (
     made_s,
     our_check,
     pod_gate,
+    tried,
 )
 from controllers.scheduling.cluster import Shape
 from controllers.scheduling.controller import UNKNOWN, JobSeen, Snapshot
@@ -373,16 +374,13 @@ class GangDoors:
         return self.queue.release_overdue(self.view.gates())
 
     def open(self, gate: object) -> bool:
-        opened = [self.queue.open(each) for each in _each(gate)]
-        return any(opened)
+        return any(tried(_each(gate), self.queue.open))
 
     def hold(self, gate: object, until_s: float) -> None:
-        for each in _each(gate):
-            self.queue.hold(each, until_s)
+        tried(_each(gate), lambda each: self.queue.hold(each, until_s))
 
     def prefer(self, gate: object, prefer: Sequence[str], avoid: Sequence[str]) -> None:
-        for each in _each(gate):
-            self.queue.prefer(each, prefer, avoid)
+        tried(_each(gate), lambda each: self.queue.prefer(each, prefer, avoid))
 
     def boost(self, workload: str, value: int) -> str:
         return self.queue.boost(workload, value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -165,26 +166,27 @@ class SchedulingController:
         assert job.gate is not None
         try:
             if action.verb is Verb.START:
-                self._prefer(job, action)
+                if action.prefer or action.avoid:
+                    write = partial(self.doors.prefer, job.gate, action.prefer, action.avoid)
+                    self._aside(job, write, "started without its preferred nodes")
                 self.doors.open(job.gate)
                 self._risen.append((receipt.at_s, job.watts))
             else:
                 self.doors.hold(job.gate, action.until_s)
                 if action.boost and job.workload:
-                    self.doors.boost(job.workload, action.boost)
+                    move = partial(self.doors.boost, job.workload, action.boost)
+                    self._aside(job, move, "held without its place in Kueue's queue")
             return confirm(receipt, self.doors.read_back(job.gate))
         except (Temporary, Permanent) as error:
             self.failures[job.name] = str(error)
             return None
 
-    def _prefer(self, job: JobSeen, action: Steer) -> None:
-        """A preference that cannot be written keeps no job waiting."""
-        if self.doors is None or not (action.prefer or action.avoid):
-            return
+    def _aside(self, job: JobSeen, write: Callable[[], object], without: str) -> None:
+        """What cannot be written beside a start or a hold keeps neither from being done and read back."""
         try:
-            self.doors.prefer(job.gate, action.prefer, action.avoid)
+            write()
         except (Temporary, Permanent) as error:
-            self.failures[job.name] = f"started without its preferred nodes: {error}"
+            self.failures[job.name] = f"{without}: {error}"
 
     def _seen(
         self, snapshot: Snapshot, job: JobSeen, place: int, planned: bool, late: bool, healthy: int

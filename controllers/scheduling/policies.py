@@ -130,9 +130,11 @@ class Steering:
        none while a late job finds no place.
     3. The first of the queue keeps its reservation (EASY); behind it short and narrow go first, by predicted
        GPU-seconds over the time waited (Tsafrir et al. 2007 backfill shortest first), so everybody's turn comes.
-    4. Guests come only where there is something to win: where the twin's jobs have waited at least `from_pressure`
-       of the time that jobs have worked, more boldly from `bold_pressure` on; and only as long as no more wait with
-       us than in the twin (`_pays`): a model that is wrong about this cluster is found out by its queue.
+    4. Guests come only where there is much to win: where the twin's jobs have waited `from_pressure` times as long
+       as jobs have worked, more boldly from `bold_pressure` on; and only as long as no more wait with us than in
+       the twin (`_pays`): a model that is wrong about this cluster is found out by its queue. A guest changes who
+       sits with whom for as long as anybody of them runs, and so when whole nodes come free for wide gangs: by luck
+       sooner or later than in the twin. Only where most of the waiting goes away does that not matter to the tail.
 
     `patience`: power of the predicted GPU-seconds; 0 would be first come, first served. `settle_s` is added to each
     wait, so that the newest are told apart by length rather than by seconds of waiting. `looks`: of the queue's
@@ -145,8 +147,8 @@ class Steering:
     share: bool = True
     looks: int = 256
     margin: float = 3.0
-    from_pressure: float = 0.5
-    bold_pressure: float = 2.0
+    from_pressure: float = 3.0
+    bold_pressure: float = 4.0
     held: tuple[int, B1] | None = field(default=None, init=False)
     """A late job and the nodes held for it; kept between decisions, since nodes chosen anew are never empty."""
 

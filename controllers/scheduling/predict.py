@@ -30,12 +30,26 @@ class _Level:
     newest: deque[float] = field(default_factory=deque)
     ordered: list[float] = field(default_factory=list)
 
-    def add(self, duration_s: float) -> None:
+    def add(self, duration_s: float) -> float | None:
+        """Returns what it forgot for it."""
         insort(self.ordered, duration_s)
         self.newest.append(duration_s)
-        if len(self.newest) > KEEP:
-            oldest = self.newest.popleft()
-            del self.ordered[bisect_right(self.ordered, oldest) - 1]
+        if len(self.newest) <= KEEP:
+            return None
+        oldest = self.newest.popleft()
+        del self.ordered[bisect_right(self.ordered, oldest) - 1]
+        return oldest
+
+    def take_back(self, forgotten: float | None) -> None:
+        """The newest was never there."""
+        del self.ordered[bisect_right(self.ordered, self.newest.pop()) - 1]
+        if forgotten is not None:
+            self.newest.appendleft(forgotten)
+            insort(self.ordered, forgotten)
+
+
+Learned = tuple[tuple[_Level, float | None], ...]
+"""What one lesson changed, to take it back."""
 
 
 @dataclass
@@ -56,10 +70,16 @@ class Durations:
             found += [("name", user, name), ("name", user, name, gpus)]
         return [*found, ("near", user, gpus, name, near)]
 
-    def learn(self, user: str, gpus: int, submit_s: float, duration_s: float, name: str = "") -> None:
+    def learn(self, user: str, gpus: int, submit_s: float, duration_s: float, name: str = "") -> Learned:
         self.ended += 1
-        for key in self.keys(user, gpus, submit_s, name):
-            self.levels.setdefault(key, _Level()).add(max(duration_s, 1.0))
+        levels = [self.levels.setdefault(key, _Level()) for key in self.keys(user, gpus, submit_s, name)]
+        return tuple((level, level.add(max(duration_s, 1.0))) for level in levels)
+
+    def take_back(self, learned: Learned) -> None:
+        """As if the newest lesson had not been."""
+        self.ended -= 1
+        for level, forgotten in learned:
+            level.take_back(forgotten)
 
     def quantile(
         self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0, name: str = ""

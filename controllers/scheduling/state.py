@@ -136,7 +136,7 @@ class State:
 
     def guess_s(self, job: int, q: float = 0.5) -> float:
         """The job's predicted duration alone (s), before it has run."""
-        stamp = self.durations.ended // 4
+        stamp = self.durations.ended
         known = self._known.get(job)
         if known is None or known[0] != stamp or q != 0.5:
             found = self._quantile(job, q)
@@ -149,6 +149,11 @@ class State:
         name = self.name[job] if self.name else ""
         width, submit_s = int(self.width[job]), float(self.submit_s[job])
         return self.durations.quantile(self.user[job], width, submit_s, q, age_s, name)
+
+    def forget(self) -> None:
+        """What was predicted so far, since what it was learned from has changed."""
+        self._known.clear()
+        self._whole_s.clear()
 
     def expected_end_s(self, job: int) -> float:
         """When a running job is expected to end, at the pace it has now."""

@@ -126,8 +126,10 @@ def offered_load(jobs: list[Job], gpus: int) -> float:
 
 
 def at_load(jobs: list[Job], gpus: int, load: float) -> list[Job]:
-    """The same jobs with their submissions stretched in time so that they offer this load, from time 0."""
-    stretch = offered_load(jobs, gpus) / load
+    """The same jobs with their submissions stretched in time so that they offer this load, from time 0; where all
+    came at once, they still do."""
+    offered = offered_load(jobs, gpus)
+    stretch = offered / load if math.isfinite(offered) else 1.0
     first_s = jobs[0].submit_s
     return [replace(job, submit_s=(job.submit_s - first_s) * stretch) for job in jobs]
 

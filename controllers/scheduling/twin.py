@@ -6,19 +6,22 @@ wait longer for it than plain backfill would have by more than the time to free 
 
 The twin knows a duration when the real job has ended (its work, not its time slowed by a neighbour). One that still
 runs in both worlds goes on in the twin until it ends in the real one; what was played since it should have ended is
-then played again. So once all is known the twin is plain backfill's course itself, however much neighbours slowed
-anybody here: what it promises rests on no model of what sharing costs.
+then played again, and with it what it had learned of durations: it predicts from what has ended *there*. So once
+all is known the twin is plain backfill's course itself, however much neighbours slowed anybody here: what it
+promises rests on no model of what sharing costs.
 """
 
 from __future__ import annotations
 
 import heapq
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from controllers.scheduling.cluster import I8, Cluster
 from controllers.scheduling.policies import backfill
+from controllers.scheduling.predict import Learned
 from controllers.scheduling.state import Start, State
 
 
@@ -35,8 +38,8 @@ class Twin:
     _ends: list[tuple[float, int]] = field(default_factory=list)
     _worked_s: dict[int, float] = field(default_factory=dict)
     _seen: list[tuple[float, int]] = field(default_factory=list)
-    _gone: list[tuple[float, int]] = field(default_factory=list)
-    """Who came and who ended there, in order of time."""
+    _gone: list[tuple[float, int, Learned]] = field(default_factory=list)
+    """Who came and who ended there, in order of time, and what it taught."""
 
     def __post_init__(self) -> None:
         real = self.real
@@ -48,7 +51,7 @@ class Twin:
             real.loads,
             done_s=np.zeros(len(real.submit_s)),
             rate=np.ones(len(real.submit_s)),
-            durations=real.durations,
+            durations=deepcopy(real.durations),
             begin=self._begin,
             name=real.name,
         )
@@ -80,7 +83,10 @@ class Twin:
         cluster, now_s = self._state.cluster, self._state.now_s
         sits: list[int] = []
         while self._gone and self._gone[-1][0] >= from_s:
-            sits.append(self._gone.pop()[1])
+            _, job, learned = self._gone.pop()
+            self._state.durations.take_back(learned)
+            sits.append(job)
+        self._state.forget()
         while self.started_s:
             job, at_s = self.started_s.popitem()
             if at_s < from_s:
@@ -142,10 +148,15 @@ class Twin:
         while self._ends and self._ends[0][0] <= now_s:
             self._state.now_s, job = heapq.heappop(self._ends)
             self._state.cluster.take(job)
-            self._gone.append((self._state.now_s, job))
+            self._gone.append((self._state.now_s, job, self._learn(job)))
             if self._state.queue:
                 self._look()
         self._state.now_s = now_s
+
+    def _learn(self, job: int) -> Learned:
+        here = self._state
+        name, submit_s = here.name[job] if here.name else "", float(here.submit_s[job])
+        return here.durations.learn(here.user[job], int(here.width[job]), submit_s, self._worked_s[job], name)
 
     def _look(self) -> None:
         state = self._state

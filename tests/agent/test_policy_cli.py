@@ -39,12 +39,14 @@ def test_training_is_one_command_and_gives_the_same_policy_again(tmp_path: Path,
     assert files[0].training["seeds"] == [1]
 
 
-def test_an_unknown_kind_and_an_untrusted_file_are_refused(tmp_path: Path) -> None:
+def test_an_unknown_kind_and_an_untrusted_file_are_refused(tmp_path: Path, keys: tuple[Path, Path]) -> None:
     done = CliRunner().invoke(app, ["policy", "evaluate", "cooling"])
     assert isinstance(done.exception, Permanent)
     file = tmp_path / "p.json"
     file.write_text(json.dumps(Signer.generate().seal("application/x", b"{}")))
     done = CliRunner().invoke(app, ["policy", "evaluate", "power", "--policy", str(file)])
+    assert "--key" in str(done.exception)
+    done = CliRunner().invoke(app, ["policy", "evaluate", "power", "--policy", str(file), "--key", str(keys[1])])
     assert isinstance(done.exception, PolicyRefused)
     assert "p.json" in str(done.exception)
 

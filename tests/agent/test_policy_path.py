@@ -264,9 +264,9 @@ def test_a_policy_goes_the_whole_way_and_down_at_once(daemon: tuple[Daemon, Path
     try:
         gate = d.app.policies.gate
         assert gate.standing("power").policy.startswith("down@")
-        d.gather()  # shadow → trial, by the command line
-        plan = d.waiting()[0].action
-        assert "approve with" not in said("approve", plan.id, "--plan", plan.plan_sha256[:12])
+        d.gather()  # shadow → trial, by what the command line says
+        words = said("promote", "power", code=1).split("approve with: nightshift policy ")[1].split()
+        assert "approve with" not in said(*words)
         d.windows(2)
         assert d.mode() is Mode.TRIAL
         d.gather()  # trial → canary, by the chat
@@ -307,6 +307,7 @@ def test_a_policy_goes_the_whole_way_and_down_at_once(daemon: tuple[Daemon, Path
         after = [r for r in d.app.policies.receipts.newest("power", 50) if r.at_s >= gate.standing("power").since_s]
         assert {r.arm for r in after} <= {"baseline"}
         assert "is shadow (1 budget events)" in said("standing")
+        assert "the baseline controls already" in said("undo", "power")
         assert math.isfinite(gate.standing("power").since_s)
     finally:
         d.app.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,7 @@ from agent.metrics import Metrics
 from agent.scheduling_loads import Loads
 from agent.scheduling_loop import SchedulingLoop, Surroundings
 from agent.settings import Settings
-from collectors.frame import Frame, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
+from collectors.subject import Inventory
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_queue import BOOST, CONTROLLER, HOLD_UNTIL, KubernetesQueue
 from controllers.actuators.kube_queue_follow import GangDoors, QueueView, StaleView
@@ -381,25 +378,6 @@ def test_the_daemon_runs_it_with_receipts_in_its_store(cluster: Cluster, resourc
         assert b"nightshift_scheduling_decisions_total" in app.metrics_page()
     finally:
         app.stop()
-
-
-def test_a_load_is_told_from_telemetry_and_unknown_where_a_metric_is_missing() -> None:
-    inventory = Inventory("c")
-    gpus = [Subject(SubjectKind.GPU, name) for name in ("g0", "g1")]
-    for gpu, job in zip(gpus, ("t/whole", "t/part"), strict=True):
-        inventory.observe(gpu, Subject(SubjectKind.JOB, job), 0.0)
-    loads = Loads(inventory)
-    names = ("gpu_utilization_percent", "gpu_sm_active_ratio", "gpu_dram_active_ratio",
-             "gpu_memory_used_bytes", "gpu_memory_free_bytes")  # fmt: skip
-    values = np.array([[50.0, 0.3, 0.2, 4e10, 4e10], [50.0, np.nan, 0.2, 4e10, 4e10]])
-    index = SeriesIndex(SubjectKind.GPU, tuple(gpus))
-    loads.take(
-        Tick(1.0, {SubjectKind.GPU: Frame(1.0, index, names, values, np.ones((1, 1)), np.zeros(2, np.int64))})
-    )
-    found = loads.of("t/whole")
-    assert (found.gpu_duty, found.sm, found.memory) == pytest.approx((0.5, 0.6, 0.5))
-    assert found.host == found.network == 0.5, "what is not the GPU's is at most theirs"
-    assert math.isnan(loads.of("t/part").sm)
 
 
 def test_off_by_default() -> None:

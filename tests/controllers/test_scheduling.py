@@ -237,8 +237,8 @@ def test_nobody_shares_where_little_is_to_be_won_and_sharing_is_bolder_where_muc
     state, policy = simulation.state, policies.Steering()
     assert state.twin is not None
     state.done_s[0] = 1000.0
-    for waited_s, pays, care in ((400.0, False, policies.CAREFULLY), (600.0, True, policies.CAREFULLY),
-                                 (2000.0, True, policies.BOLDLY)):  # fmt: skip
+    for waited_s, pays, care in ((2900.0, False, policies.CAREFULLY), (3100.0, True, policies.CAREFULLY),
+                                 (4100.0, True, policies.BOLDLY)):  # fmt: skip
         state.twin._waited_s = waited_s
         assert policy._pays(state) == pays
         assert state.care == care

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.base import Permanent
-from collectors.kube_api import Busy
-from controllers.actuators.kube_queue import CONTROLLER, Gate
+from collectors.kube_api import Busy, NotFound, Refused
+from controllers.actuators.kube_queue import CONTROLLER, Gate, KubernetesQueue, QueueSettings, pod_gate
+from controllers.actuators.kube_queue_follow import GangDoors
 from controllers.decision import Decision, Mode, Trust
 from controllers.scheduling.cluster import Shape
 from controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
@@ -113,20 +114,87 @@ def test_starts_are_spread_where_the_rack_may_not_rise_faster() -> None:
     assert "rack_ramp" in {clip.constraint for decision in kept for clip in decision.clips}
 
 
-@given(st.lists(st.tuples(st.floats(0, 20000), st.sets(st.integers(0, 5)), st.booleans()), min_size=3, max_size=12))
+class Api:
+    """Pods on an API server that answers some writes with a refusal or a conflict, as it likes."""
+
+    def __init__(self, *names: str) -> None:
+        self.pods = {path_of(name): pod_item(name) for name in names}
+        self.broken: dict[str, Exception] = {}
+        self.now_s = 0.0
+
+    def find(self, path: str) -> Any:
+        return self.pods.get(path)
+
+    def merge(self, path: str, changes: Any, *, version: str, manager: str) -> None:
+        if path in self.broken:
+            raise self.broken[path]
+        item = self.pods[path]
+        item["spec"] |= changes.get("spec", {})
+        item["metadata"]["annotations"] |= changes["metadata"]["annotations"]
+
+    def gates(self) -> list[Gate]:
+        """As a `QueueView` would have heard of them."""
+        return [gate for item in self.pods.values() if (gate := pod_gate(item)) is not None]
+
+
+def path_of(name: str) -> str:
+    return f"/api/v1/namespaces/n/pods/{name}"
+
+
+def pod_item(name: str) -> Any:
+    made = {"namespace": "n", "name": name, "resourceVersion": "1", "creationTimestamp": "1970-01-01T00:00:00Z"}
+    return {"metadata": {**made, "annotations": {}}, "spec": {"schedulingGates": [{"name": CONTROLLER}]}}
+
+
+def doors_on(api: Any) -> GangDoors:
+    return GangDoors(KubernetesQueue(api, now_s=lambda: float(api.now_s)), api)
+
+
+FAULTS = (Busy("conflict", 409), Refused("denied by a webhook", 403), NotFound("gone", 404))
+TURN = st.tuples(
+    st.floats(0, 20000),
+    st.dictionaries(st.integers(0, 5), st.sampled_from(FAULTS)),
+    st.booleans(),
+    st.integers(0, 20),
+)
+
+
+@given(st.lists(TURN, min_size=3, max_size=12))
 @settings(max_examples=40, deadline=None)
-def test_whenever_it_dies_and_whatever_cannot_be_written_no_gate_stays_shut_past_its_longest(
-    turns: list[tuple[float, set[int], bool]],
+def test_whenever_it_dies_and_whatever_cannot_be_written_no_other_gate_stays_shut_past_its_longest(
+    turns: list[tuple[float, dict[int, Exception], bool, int]],
 ) -> None:
-    doors = World({str(k): 0.0 for k in range(6)})
-    made, _ = controller(doors, ACTIVE)
-    for at_s, broken, dies in sorted(turns, key=lambda turn: turn[0]):
-        doors.now_s, doors.broken = at_s, {str(k) for k in broken}
+    """Gangs of two pods, `0` and `1` to `4` and `5`; pods vanish while they are held."""
+    api = Api(*map(str, range(6)))
+    made, _ = controller(doors_on(api), ACTIVE)
+    longest_s = QueueSettings().longest_hold_s
+    for at_s, broken, dies, gone in sorted(turns, key=lambda turn: turn[0]):
+        api.now_s = at_s
+        api.broken = {path_of(str(k)): error for k, error in broken.items()}
+        api.pods.pop(path_of(str(gone)), None)
         if dies:
-            made, _ = controller(doors, ACTIVE)  # knows nothing of what the last one did
-        jobs = [seen(str(k), 16, 0.0) for k in range(6) if str(k) in doors.gates]
+            made, _ = controller(doors_on(api), ACTIVE)  # knows nothing of what the last one did
+        shut = {gate.path: gate for gate in api.gates()}
+        gangs = [tuple(shut[path_of(str(k))] for k in (a, a + 1) if path_of(str(k)) in shut) for a in (0, 2, 4)]
+        jobs = [replace(seen(str(at), 16, 0.0), gate=gates) for at, gates in enumerate(gangs) if gates]
         made.turn(Snapshot(at_s, SHAPE, jobs))
-        assert all(at_s < doors.longest_s for _ in doors.gates)
+        assert all(gate.path in api.broken or at_s < longest_s for gate in api.gates())
+
+
+def test_a_boost_that_kueue_refuses_leaves_the_hold_written_and_its_receipt_complete() -> None:
+    class Refusing(World):
+        def boost(self, workload: str, value: int) -> str:
+            raise Refused("denied by a webhook", 403)
+
+    doors = Refusing({"a": 0.0, "b": 0.0})
+    made, kept = controller(doors, ACTIVE)
+    made.turn(
+        Snapshot(10.0, SHAPE, [seen(name, 16, at, workload=name, evicts=False) for at, name in enumerate("ab")])
+    )
+    assert doors.holds == {"b": 130.0}
+    assert "denied by a webhook" in made.failures["b"]
+    assert kept[-1].read_back is not None
+    assert kept[-1].read_back["verb"] == "hold"
 
 
 def test_on_an_api_server_a_new_process_opens_what_the_dead_one_held(cluster: Cluster) -> None:

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controllers.scheduling import policies, shapes, trace
-from controllers.scheduling.predict import Durations
+from controllers.scheduling.predict import KEEP, Durations, Learned
 from controllers.scheduling.simulate import Result, Simulation, World
 from controllers.scheduling.state import RUNS_ON, Start, State
 from controllers.scheduling.trace import Job
-from controllers.scheduling.twin import Twin
 
 LOADS = (0.5, 0.9, 1.2)
 CASES = [(name, seed, load) for name in shapes.NAMES for seed in (21, 22) for load in LOADS]
@@ -49,15 +48,6 @@ def test_the_twin_beside_us_is_plain_backfill_for_as_long_as_nobody_shares(name:
     np.testing.assert_allclose(started_s, plain.first_start_s, rtol=0, atol=1e-3)
 
 
-class _Guess(Durations):
-    """Predicts by width and age alone, so that what has ended changes no prediction."""
-
-    def quantile(
-        self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0, name: str = ""
-    ) -> float:
-        return max(2000.0 * gpus * q, 1.5 * age_s)
-
-
 @given(st.sampled_from(shapes.NAMES), st.integers(0, 10_000), st.sampled_from((0.0, 1.0)))
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_once_all_has_ended_the_twin_is_plain_backfill_however_much_guests_slowed_anybody_here(
@@ -65,12 +55,9 @@ def test_once_all_has_ended_the_twin_is_plain_backfill_however_much_guests_slowe
 ) -> None:
     jobs = jobs_of(name, 100, seed, 1.2)
     plain, ours = Simulation(jobs, World(), seed), Simulation(jobs, World(harsher=harsher), seed, twin=True)
-    plain.state.durations = _Guess()
-    assert ours.state.twin is not None
-    ours.state.durations = _Guess()
-    ours.state.twin = Twin(ours.state)
     plain.run(policies.backfill)
     ours.run(policies.backfill_sharing)
+    assert ours.state.twin is not None
     ours.state.twin._advance(1e12)
     started_s = [ours.state.twin.started_s[job] for job in range(len(jobs))]
     np.testing.assert_allclose(started_s, plain.first_start_s, rtol=0, atol=1e-3)
@@ -135,7 +122,7 @@ def test_a_late_job_shares_only_where_that_is_expected_to_cost_less_than_waiting
 
 def test_nobody_becomes_a_guest_while_a_late_job_finds_no_place() -> None:
     simulation = Simulation(jobs_of("ours", 150, 4, 1.2), World(harsher=1.0), 4, twin=True)
-    state, policy, guests, behind = simulation.state, policies.Steering(from_pressure=0.0), 0, 0
+    state, policy, guests, behind = simulation.state, policies.Steering(from_pressure=0.0, bold_pressure=2.0), 0, 0
     begin = state.begin
 
     def noted(start: Start) -> None:
@@ -167,3 +154,16 @@ def test_on_fixed_traces_ours_is_no_worse_than_backfill_in_the_mean_of_each_figu
         pairs = [(plain.figures()[figure], ours.figures()[figure]) for plain, ours in (both(*c) for c in CASES)]
         ratios = [(ours + 60.0) / (plain + 60.0) for plain, ours in pairs]
         assert np.mean(ratios) <= 1.01, (figure, ratios)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(1.0, 1e6)), min_size=KEEP, max_size=KEEP + 20))
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_a_lesson_that_is_taken_back_leaves_predictions_as_they_were(lessons: list[tuple[str, float]]) -> None:
+    durations, told, learned = Durations(), list[float](), list[Learned]()
+    for user, duration_s in lessons:
+        told.append(durations.quantile(user, 1, 0.0, 0.5))
+        learned.append(durations.learn(user, 1, 0.0, duration_s))
+    for (user, _), before, lesson in zip(lessons[::-1], told[::-1], learned[::-1], strict=True):
+        durations.take_back(lesson)
+        assert durations.quantile(user, 1, 0.0, 0.5) == before
+    assert durations.ended == 0
