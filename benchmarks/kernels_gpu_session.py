@@ -21,20 +21,24 @@ import time
 from pathlib import Path
 
 from kernels.judge.gallery import read_gallery
+from kernels.problems import named
 
 GOOD = Path(__file__).resolve().parents[1] / "tests" / "kernels" / "good"
-MUTANTS = ("mutants_fourth", "mutants_third", "mutants_later", "mutants")
+MUTANTS = ("mutants_sixth", "mutants_fifth", "mutants_fourth", "mutants_third", "mutants_later", "mutants")
 
 
 def agreeing() -> list[str]:
-    """The own kernels of the gallery, which alone are raced: one of each problem before a second of any."""
+    """The own kernels of the gallery, which alone are raced: one of each problem before a second of any, and those
+    of small cases first."""
     own = [piece for piece in read_gallery(GOOD, "cuda") if piece.file.candidate.kind != "library"]
     turn: dict[str, int] = {}
     ranked = []
     for piece in own:
         turn[piece.file.problem] = turn.get(piece.file.problem, 0) + 1
-        ranked.append((turn[piece.file.problem], piece.name))
-    return [name for _, name in sorted(ranked)]
+        problem = named(piece.file.problem)
+        size = max(problem.compulsory_bytes(case) for case in problem.cases)
+        ranked.append((turn[piece.file.problem], size, piece.name))
+    return [name for _, _, name in sorted(ranked)]
 
 
 def commands(out: Path, commit: str, seconds: float) -> list[tuple[list[str], float]]:

@@ -7,18 +7,21 @@ and one with, on the same work. peers: which baselines were raced on a problem, 
 huge: kernels with right and wrong indices beyond 2^31 elements. l2: what asking L2 to hold lines gains under the
 judge's clock. graphs: a baseline that no CUDA graph can capture leaves torch as it was. rerun: a certificate issued
 here, verified with --rerun, and again with a drifted environment. machine: a judge whose own GPU context dies.
+vram: a good candidate and one that eats the GPU's memory, alone, beside each other and beside another program.
 Needs a CUDA GPU. Writes benchmarks/results/kernels_hardware.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from collectors.seal import Signer
 from kernels.candidate import Candidate
 from kernels.candidate_file import CandidateFile, read_candidate
 from kernels.certificate import issue, verify
+from kernels.executor import Job, LocalExecutor
 from kernels.judge import inputs
 from kernels.judge.contest import FULL
 from kernels.judge.contestants import Baseline, graphed
@@ -155,6 +159,46 @@ def rerun(judge: Judge) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def another_program(leaves_bytes: int) -> Iterator[int]:
+    """A process of somebody else that holds all of the GPU's free memory but so much; gives what it holds."""
+    source = "import sys, torch\nfree, _ = torch.cuda.mem_get_info()\nsize = free - int(sys.argv[1])\n"
+    source += (
+        "held = torch.empty(size, dtype=torch.uint8, device='cuda')\nprint(size, flush=True)\nsys.stdin.read()"
+    )
+    command = [sys.executable, "-c", source, str(leaves_bytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        yield int(other.stdout.readline())
+        other.communicate()
+
+
+def vram(judge: Judge) -> dict[str, Any]:
+    """Who is blamed for memory that is short. `driver_tells`: whether NVML names what this process holds."""
+    good, eater = _file("good", "softmax_row"), _file("exploits", "eats_vram_by_driver")
+    jobs = {
+        name: Job(name, file.candidate, named(file.problem), Request(inputs.QUICK_GPU, None, static=False))
+        for name, file in (("good", good), ("eater", eater))
+    }
+
+    def ask(*names: str) -> list[dict[str, Any]]:
+        executor = LocalExecutor([judge], threads_per_judge=len(names))
+        rows = [_row(job.key, verdict) for job, verdict in executor.run([jobs[name] for name in names])]
+        kept = ("name", "status", "reason", "detail", "stage", "took_s")
+        return [{key: row[key] for key in kept} for row in sorted(rows, key=lambda row: str(row["name"]))]
+
+    nvml = judge.nvml
+    told: dict[str, Any] = {"driver_tells": bool(nvml and nvml.used_bytes([os.getpid()])), "alone": ask("eater")}
+    told["beside"] = ask("eater", "good")
+    torch.cuda.empty_cache()
+    with another_program(3 << 29) as held:
+        told["full"] = {"held_bytes": held, "verdicts": ask("good")}
+    with another_program(40 << 30) as held:
+        told["crowded"] = {"held_bytes": held, "verdicts": [*ask("good"), *ask("eater")]}
+    told["after"] = ask("good")
+    return told
+
+
 def machine(judge: Judge) -> dict[str, Any]:
     """A judge in a process of its own, before and after its GPU context is lost to an index far out of bounds in a
     computation of its own; then this judge, on the same GPU."""
@@ -198,6 +242,7 @@ PARTS: dict[str, Callable[[Judge], Any]] = {
     "l2": l2,
     "training": training,
     "peers": peers,
+    "vram": vram,
 }
 
 

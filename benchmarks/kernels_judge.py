@@ -5,9 +5,10 @@
 
 same_against_same: one row-softmax launch plan against itself in another process, rounds added as in a verdict until
 the interval is narrow. whole_races: the race as a verdict runs it (blended values, checked outputs), the baseline
-being the candidate's own source called from Python. throughput: configurations of row-softmax (16384×4096 bfloat16)
-through compile, correctness and a quick race. full: verdicts, each judged twice with other secrets; two must agree
-unless one is inconclusive. Needs a CUDA GPU. Writes benchmarks/results/kernels_judge.json after every part.
+being the candidate's own source called from Python. throughput: configurations of row-softmax (16384×4096
+bfloat16) through compile, correctness and a quick race. full: verdicts, each judged twice with other secrets, some
+beside each other, races alone; two must agree unless one is inconclusive. Needs a CUDA GPU. Writes
+benchmarks/results/kernels_judge.json after every part.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,38 +203,43 @@ def throughput(judge: Judge, count: int, threads: int) -> dict[str, Any]:
 
 
 def verdicts(
-    judge: Judge, names: list[str], seconds: float, scope: inputs.Scope, note: Callable[[dict[str, Any]], None]
+    judge: Judge,
+    names: list[str],
+    seconds: float,
+    threads: int,
+    scope: inputs.Scope,
+    note: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Verdicts of known-good kernels, each twice with other secrets: how long, and whether they agree. `note` is
-    given what is known after every kernel."""
+    given what is known after every verdict; none begins after `seconds`."""
     rows: list[dict[str, Any]] = []
-    begun, baselines_s = time.time(), 0.0
-    for name in names:
-        if time.time() - begun > seconds:
+    start = time.time()
+
+    def jobs() -> Iterator[Job]:
+        for name in names:
+            file = read_candidate(next((ROOT / "tests" / "kernels" / "good").glob(f"{name}.*")))
+            for _ in range(2):
+                yield Job(name, file.candidate, named(file.problem), Request(scope, FULL))
+
+    judged = LocalExecutor([judge], threads).run(jobs())
+    for job, verdict in judged:
+        print(job.key, verdict.status, verdict.detail, f"{verdict.took_s:.1f} s", flush=True)
+        whole = verdict.to_json()
+        kept = ("status", "reason", "detail", "stages", "errors", "comparisons", "left_out", "took_s")
+        rows.append({"name": job.key, **{key: whole[key] for key in kept}})
+        note(in_pairs(rows, scope, threads, time.time() - start))
+        if time.time() - start > seconds:
             break
-        file = read_candidate(next((ROOT / "tests" / "kernels" / "good").glob(f"{name}.*")))
-        problem = named(file.problem)
-        start = time.time()
-        for case in problem.cases:
-            judge.solo(problem, case)
-        baselines_s += time.time() - start
-        for _ in range(2):
-            verdict = judge.verdict(file.candidate, problem, Request(scope, FULL))
-            print(name, verdict.status, verdict.detail, f"{verdict.took_s:.1f} s", flush=True)
-            whole = verdict.to_json()
-            kept = ("status", "reason", "detail", "stages", "errors", "comparisons", "left_out", "took_s")
-            rows.append({"name": name, **{key: whole[key] for key in kept}})
-        note(in_pairs(rows, scope, baselines_s))
-    return in_pairs(rows, scope, baselines_s)
+    return in_pairs(rows, scope, threads, time.time() - start)
 
 
-def in_pairs(rows: list[dict[str, Any]], scope: inputs.Scope, baselines_s: float) -> dict[str, Any]:
-    """What rows, two and two of one kernel, come to."""
-    took = sum(float(row["took_s"]) for row in rows)
-    agree = all(
-        a["status"] == b["status"] or Status.inconclusive in (a["status"], b["status"])
-        for a, b in zip(rows[::2], rows[1::2], strict=True)
-    )
+def in_pairs(rows: Sequence[dict[str, Any]], scope: inputs.Scope, threads: int, took_s: float) -> dict[str, Any]:
+    """What verdicts, two of each kernel, come to; `took_s`: all of them together, baselines included."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_name.setdefault(row["name"], []).append(row)
+    pairs = [(found[0], found[1]) for found in by_name.values() if len(found) == 2]
+    agree = all(a["status"] == b["status"] or Status.inconclusive in (a["status"], b["status"]) for a, b in pairs)
     widths = [
         (c["candidate_s"], c["speedup"]["high"] / c["speedup"]["low"] - 1)
         for row in rows
@@ -243,10 +249,11 @@ def in_pairs(rows: list[dict[str, Any]], scope: inputs.Scope, baselines_s: float
     return {
         "verdicts": rows,
         "scope": "full" if scope is inputs.FULL_GPU else "quick",
-        "pairs": len(rows) // 2,
-        "raced_pairs": sum(bool(row["comparisons"]) for row in rows[::2]),
-        "per_hour": 3600 * len(rows) / took if took else None,
-        "baselines_s": baselines_s,
+        "threads": threads,
+        "took_s": took_s,
+        "pairs": len(pairs),
+        "raced_pairs": sum(bool(a["comparisons"] and b["comparisons"]) for a, b in pairs),
+        "per_hour": 3600 * len(rows) / took_s,
         "agree": agree,
         "widths_at_50us": {
             "count": len(widths),
@@ -266,6 +273,7 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     parser.add_argument("--plain", action="store_true", help="without torch.compile's baselines: starts sooner")
     parser.add_argument("--verdicts", nargs="*", default=["softmax_row", "rmsnorm_row", "copy_rows"])
+    parser.add_argument("--verdict-threads", type=int, default=6)
     parser.add_argument("--quick", action="store_true", help="verdicts on the quick plan of probes, raced in full")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels_judge.json")
     options = parser.parse_args()
@@ -300,7 +308,8 @@ def main() -> None:
             def note(known: dict[str, Any]) -> None:
                 options.out.write_text(json.dumps({**record, "full": known}, indent=1) + "\n")
 
-            keep("full", lambda: verdicts(judge, options.verdicts, options.seconds, scope, note))
+            threads = options.verdict_threads
+            keep("full", lambda: verdicts(judge, options.verdicts, options.seconds, threads, scope, note))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks" / "results" / "kernels_search.json"
 Key = tuple[Value, ...]
 Answers = dict[Key, float]
-Finder = Callable[[Space, Answers, int, int], list[float]]
 BATCH = 4
 REFERENCE = 1000
 """Measured points that stand for a larger space."""
@@ -179,10 +178,9 @@ def summary(rows: list[dict[str, Any]], trials: int, seeds: int) -> dict[str, An
         "worst_loss_without_tuning": max(losses, default=None),
         "worst_loss_without_tuning_farther": max(farther, default=None),
         "median_trials_to_97_percent": {
-            name: statistics.median(
-                [r[name]["trials_to_97_percent"]["median"] or trials for r in rows if name in r]
-            )
+            name: statistics.median(counts)
             for name in ("search", "warm", "random", "annealing")
+            if (counts := [r[name]["trials_to_97_percent"]["median"] or trials for r in rows if name in r])
         },
         "rows": rows,
     }

@@ -27,9 +27,10 @@ from kernels.judge.inputs import QUICK_GPU
 from kernels.judge.judge import Judge, Request
 from kernels.kernelbench import CORRECT, load_task, speedup
 from kernels.ledger import Ledger, Provenance
-from kernels.optimise import ON_CPU, from_suite
+from kernels.optimise import ON_CPU
 from kernels.problem import ProblemError
 from kernels.search import Budget, Ladder, Search
+from kernels.suite import from_suite
 
 SUITE = Path(__file__).parent / "kernelbench_suite"
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
@@ -70,6 +71,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--merge", action="store_true", help="keep what OUT already holds, search the others")
     parser.add_argument(
+        "--take", nargs="*", type=Path, default=[], help="add other runs' tasks to OUT's, search none"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=600.0, help="stop after so long; the rest counts as unsolved"
     )
     given = parser.parse_args()
@@ -79,13 +83,14 @@ def main() -> None:
     count = len(works) + len(missed)
     result: dict[str, Any] = {
         "tasks": count, "covered": len(works), "coverage": len(works) / count, "not_covered": missed,
-        "families": sorted({work.generators[0].name for work in works}), "searched": 0, "solved": {},
+        "families": sorted({work.generators[0].name for work in works}), "searched": 0, "solved": {}, "told": {},
     }  # fmt: skip
     print(f"{len(works)} of {count} tasks are covered")
 
     before = OUT / "kernels_suite.json"
     if given.merge and before.exists():
-        result = {**json.loads(before.read_text()), **{k: result[k] for k in ("tasks", "covered", "families")}}
+        kept = {k: result[k] for k in ("tasks", "covered", "families", "told")}
+        result = {**json.loads(before.read_text()), **kept}
         works = [work for work in works if work.slug not in result["solved"]]
         result["searched"] = len(result["solved"])  # the others are searched again
 
@@ -100,6 +105,19 @@ def main() -> None:
             json.dumps(result, indent=1) + "\n"
         )
 
+    if given.take:
+        result = {
+            **json.loads(before.read_text()),
+            **{k: result[k] for k in ("tasks", "covered", "coverage", "families")},
+        }
+        result["not_covered"] = missed
+        for path in given.take:
+            found = json.loads(path.read_text())
+            result["solved"] |= found["solved"]
+            result.setdefault("told", {}).update(found.get("told", {}))
+        result["told"] = {name: why for name, why in result["told"].items() if name not in result["solved"]}
+        result["searched"] = len(result["solved"]) + len(result["told"])
+        return save()
     if given.coverage:
         result.pop("solved")
         (OUT / "kernels_suite_coverage.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -115,11 +133,16 @@ def main() -> None:
             provenance = Provenance("benchmark", judge.environment.gpu, "none")
             budget = Budget(given.trials, 60.0, given.trials, batch=given.trials)
             with Ledger(Path(folder) / work.slug) as ledger:
-                found = Search(work.task, work.generators, executor, ledger, provenance, budget, ladder).run()
+                search = Search(work.task, work.generators, executor, ledger, provenance, budget, ladder)
+                found = search.run()
             result["searched"] += 1
             verdict = found.verdict
             if verdict is not None and verdict.status in CORRECT:
                 result["solved"][work.slug] = {b: speedup(verdict, "eager", b) for b in ("low", "point")}
+            else:
+                result["told"][work.slug] = [
+                    f"{o.status} {o.reason}: {o.detail[:200]}" for o in search.history[-3:]
+                ]
             told = f"{verdict.status}: {verdict.detail}" if verdict is not None else "no verdict"
             print(work.slug, found.stopped, result["solved"].get(work.slug), told[:200], flush=True)
             save()

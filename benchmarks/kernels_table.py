@@ -1,7 +1,7 @@
 """Our kernels beside their peers, row by row, in one run: eager, torch.compile, max-autotune, Liger, and ours.
 
     python -m benchmarks.kernels_table [--only softmax …] [--tables FILE] [--top 3] [--out FILE]
-    python -m benchmarks.kernels_table --only backward ...                        # the gradients' rows
+    python -m benchmarks.kernels_table --only anchors backward ...               # the rows that we are held to
     python -m benchmarks.kernels_table --tiny --only rmsnorm_backward --out FILE  # a CPU: every part, no times
 
 For each row the best known configuration gets a whole verdict of the judge (correctness in all its stages, then the
@@ -10,12 +10,13 @@ Peers that are not near are told with the time that they take alone. A copy of e
 by the same clock. Each GPU has a judge of its own and takes one row after the other; a row's peers and ours run on
 one GPU. Needs CUDA GPUs. Writes benchmarks/results/kernels_table.json, after every row.
 
-A run of ten minutes on one H200 (R=benchmarks/results, OUT a folder that comes back): sweep what changed, then race
-what won, some 20 s a row:
+Ten minutes of one H200 (R=benchmarks/results, OUT a folder that comes back) sweep what changed and race what won,
+some 25 s a row; ten minutes of two H200s race the whole table:
 
     python3 -m benchmarks.kernels_tables --single --out $OUT/swept --seconds 60 --limit 90 --only reduce_sum rmsnorm
-    python3 -m benchmarks.kernels_table --merge --top 3 --more 4 --seconds 400 --out $OUT/table.json \
-        --tables $R/kernels_tables $OUT/swept/tables.jsonl --only matmul reduce_sum rmsnorm rotary_half backward
+    python3 -m benchmarks.kernels_table --top 3 --more 4 --seconds 400 --out $OUT/table.json \
+        --tables $R/kernels_tables $OUT/swept/tables.jsonl --only reduce_sum rmsnorm
+    python3 -m benchmarks.kernels_table --seconds 560 --tables $R/kernels_tables --only anchors backward
 
 Then, anywhere: `python -m benchmarks.kernels_best --import swept/tables.jsonl`, commit the tables, `make docs`.
 """
@@ -29,6 +30,8 @@ import math
 import multiprocessing as mp
 import os
 import statistics
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,7 @@ import torch
 
 from benchmarks.kernels_best import best
 from benchmarks.kernels_compile import own_gpu
-from benchmarks.kernels_rows import ANCHORS, OUT, resummarise, rows, summary
+from benchmarks.kernels_rows import ANCHORS, OUT, dearest_first, losing, resummarise, rows, summary
 from kernels.generate import known
 from kernels.generate.base import GeneratorError
 from kernels.generate.families import ALL, interprets
@@ -79,15 +82,16 @@ def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:
     return chosen
 
 
-def copy_seconds(size_bytes: int, flush: torch.Tensor) -> float:
-    """A device copy that moves (reads and writes) that many bytes, by the race's clock."""
+def pass_seconds(size_bytes: int, flush: torch.Tensor) -> tuple[float, float]:
+    """A copy that moves (reads and writes) that many bytes, and an addition in place, by the race's clock."""
     source = torch.arange(max(1, size_bytes // 16), dtype=torch.int64, device="cuda")
     target = torch.empty_like(source)
-    return statistics.median(timed([lambda: target.copy_(source)] * 21, flush))
+    copied, changed = (lambda: target.copy_(source)), (lambda: source.add_(1))
+    return statistics.median(timed([copied] * 21, flush)), statistics.median(timed([changed] * 21, flush))
 
 
 def row_json(
-    problem: str, case: Case, judge: Judge, verdict: Verdict, choice: Choice, copy_s: float
+    problem: str, case: Case, judge: Judge, verdict: Verdict, choice: Choice, passes_s: tuple[float, float]
 ) -> dict[str, Any]:
     solo = judge.solo(named(problem), case)
     raced = {c.baseline: c for c in verdict.comparisons}
@@ -107,8 +111,9 @@ def row_json(
         "best_peer": best,
         "ours_us": ours * 1e6 if raced else None,
         "speedup": [speed.low, speed.point, speed.high] if speed else None,
-        "copy_us": copy_s * 1e6,
-        "of_copy": copy_s / ours if raced else None,
+        "copy_us": passes_s[0] * 1e6,
+        "in_place_us": passes_s[1] * 1e6,
+        "of_copy": passes_s[0] / ours if raced else None,
         "status": verdict.status.value,
         "certified": verdict.status in CORRECT and verdict.status is not Status.correct,
         "reason": verdict.reason.value,
@@ -123,7 +128,7 @@ def row_json(
 
 
 def judged(
-    judge: Judge, problem: str, case: Case, choices: list[Choice], request: Request, copy_s: float
+    judge: Judge, problem: str, case: Case, choices: list[Choice], request: Request, passes_s: tuple[float, float]
 ) -> dict[str, Any]:
     """A row: the first configuration that the judge takes and races, beside its peers; and which it refused."""
     began = time.time()
@@ -138,7 +143,7 @@ def judged(
             told = f"{verdict.reason}: {verdict.detail}"
             refused.append({"family": family, "config": config, "detail": told})
             continue
-        made = row_json(problem, case, judge, verdict, (family, config), copy_s)
+        made = row_json(problem, case, judge, verdict, (family, config), passes_s)
         made |= {"kind": written.kind, "peers_took_s": ready}
         break
     return {**made, "refused": refused}
@@ -160,6 +165,12 @@ def choices_of(board: str, problem: str, case: Case, tables: dict[str, list[Choi
     return found
 
 
+def refused_before(last: Path = OUT) -> list[tuple[str, str, str, dict[str, int | str]]]:
+    """What the judge refused in the last run: it would cost another run its time to refuse it again."""
+    found = json.loads(last.read_text())["rows"] if last.exists() else []
+    return [(r["problem"], r["case"], x["family"], x["config"]) for r in found for x in r.get("refused", ())]
+
+
 def dry(only: list[str], out: Path) -> None:
     """Every row once on a CPU, on Triton's interpreter and small shapes: much that would stop a run shows here."""
     made = []
@@ -168,36 +179,45 @@ def dry(only: list[str], out: Path) -> None:
             small = Case.of(case.dtype, **{k: min(v, {"m": 6}.get(k, 64)) for k, v in case.params})
             request = Request(INTERPRETER, TINY, cases=(small,))
             choices = [c for c in choices_of("none", problem, small, {}, 1) if interprets(c[0])]
-            made.append(judged(judge, problem, small, choices[:1], request, math.nan))
+            made.append(judged(judge, problem, small, choices[:1], request, (math.nan, math.nan)))
             print({k: v for k, v in made[-1].items() if k in ("problem", "case", "status", "refused")}, flush=True)
             out.write_text(json.dumps({"rows": made, "summary": summary(made)}, indent=1, default=str) + "\n")
 
 
-def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float) -> None:
-    """One GPU's judge: rows from a queue until it gets None."""
+def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float, threads: int) -> None:
+    """One GPU's judge: rows from a queue until it gets None. With several threads one row is examined while another
+    waits for its compilers; whatever is timed has the GPU alone (`kernels.judge.quiet`)."""
     own_gpu(gpu)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/inductor-{os.getpid()}")
+    sys.setswitchinterval(5e-4)  # a race's own Python must not wait long for another thread's
     with Judge("cuda") as judge:
         told.put(("environment", judge.environment.to_json()))
         done: list[Done] = []
         flush = judge.flush()
         scope = FULL_GPU if full else QUICK_GPU
         assert flush is not None
-        while (item := todo.get()) is not None:
-            problem, case, choices = item
-            try:
-                copy_s = copy_seconds(named(problem).compulsory_bytes(case), flush)
-                made = judged(judge, problem, case, choices[:top], Request(scope, FULL, cases=(case,)), copy_s)
-                told.put(("row", made))
-                done.append((made, problem, case, choices[top:]))
-            except Exception as error:  # noqa: BLE001  one row's fault must not cost the others
-                told.put(
-                    (
-                        "row",
-                        {"problem": problem, "case": str(case), "status": "broken", "detail": repr(error)[:500]},
-                    )
-                )
-            torch.cuda.empty_cache()
+
+        def work() -> None:
+            while (item := todo.get()) is not None:
+                problem, case, choices = item
+                try:
+                    with judge.timing_lock, judge.quiet.alone():
+                        passes_s = pass_seconds(named(problem).compulsory_bytes(case), flush)
+                    request = Request(scope, FULL, cases=(case,))
+                    made = judged(judge, problem, case, choices[:top], request, passes_s) | {"gpu": gpu}
+                    told.put(("row", made))
+                    tried = [(x["family"], x["config"]) for x in (made, *made["refused"]) if "family" in x]
+                    done.append((made, problem, case, [c for c in choices if c not in tried]))
+                except Exception as error:  # noqa: BLE001  one row's fault must not cost the others
+                    fault = {"status": "broken", "detail": repr(error)[:500]}
+                    told.put(("row", {"problem": problem, "case": str(case), **fault}))
+                torch.cuda.empty_cache()
+
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
         again(judge, done, told, scope, until_s)
     told.put(("end", gpu))
 
@@ -208,8 +228,8 @@ def again(judge: Judge, done: list[Done], told: Any, scope: Any, until_s: float)
     def lead(made: dict[str, Any]) -> float:
         return made["peers_us"][made["best_peer"]] / made["ours_us"] if made.get("ours_us") else math.inf
 
-    losing = sorted((d for d in done if lead(d[0]) < 1.01), key=lambda d: -lead(d[0]))
-    for made, problem, case, choices in losing:
+    slower = (d for d in done if d[0].get("speedup") and losing([d[0]]))
+    for made, problem, case, choices in sorted(slower, key=lambda d: -lead(d[0])):
         raced = []
         for family, config in choices:
             if time.time() > until_s:
@@ -225,11 +245,12 @@ def again(judge: Judge, done: list[Done], told: Any, scope: Any, until_s: float)
             ("tried", f"{problem} {case}: {[round(r[0] * 1e6, 2) for r in raced]} after {made['ours_us']:.2f}")
         )
         for seconds, family, config, written in raced[:1]:
-            if seconds * 1e6 > 0.995 * made["ours_us"] or time.time() > until_s:
+            if seconds * 1e6 > 0.998 * made["ours_us"] or time.time() > until_s:
                 continue
             verdict = judge.verdict(written, named(problem), Request(scope, FULL, cases=(case,)))
             if not verdict.refused and verdict.comparisons:
-                found = row_json(problem, case, judge, verdict, (family, config), made["copy_us"] * 1e-6)
+                passes_s = made["copy_us"] * 1e-6, made["in_place_us"] * 1e-6
+                found = row_json(problem, case, judge, verdict, (family, config), passes_s)
                 if lead(found) > lead(made):
                     told.put(("row", {**made, **found, "kind": written.kind}))
 
@@ -242,7 +263,9 @@ def main() -> None:
     parser.add_argument("--more", type=int, default=6, help="further configurations for rows that lose")
     parser.add_argument("--merge", action="store_true", help="keep the rows that --out already holds")
     parser.add_argument("--quick", action="store_true", help="a smaller examination, for a first look")
+    parser.add_argument("--threads", type=int, default=1, help="rows at a time, each GPU")
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--commit", default="", help="written into the record")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--summarise", action="store_true", help="only write the summary of --out again; no GPU")
     parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU; writes --out")
@@ -263,22 +286,28 @@ def main() -> None:
     todo: Any = context.Queue()
     told: Any = context.Queue()
     work = []
-    for problem, case in rows(options.only):
+    passed_over = refused_before()
+    for problem, case in dearest_first(rows(options.only)):
         choices = choices_of(board, problem, case, tables, options.top + options.more)
+        choices = [c for c in choices if (problem, str(case), *c) not in passed_over] or choices
         if choices:
             work.append((problem, case, choices))
     for item in work:
         todo.put(item)
     gpus = torch.cuda.device_count()
     judges = [
-        context.Process(target=serve, args=(g, todo, told, not options.quick, options.top, until_s))
+        context.Process(
+            target=serve, args=(g, todo, told, not options.quick, options.top, until_s, options.threads)
+        )
         for g in range(gpus)
     ]
     for judge in judges:
         judge.start()
-        todo.put(None)
+        for _ in range(options.threads):
+            todo.put(None)
     before = json.loads(options.out.read_text())["rows"] if options.merge and options.out.exists() else []
-    record: dict[str, Any] = {"gpus": gpus, "rows": before}
+    runs = 1 + (json.loads(options.out.read_text()).get("runs", 1) if before else 0)
+    record: dict[str, Any] = {"gpus": gpus, "runs": runs, "commit": options.commit, "rows": before}
     ended = 0
     while ended < gpus and time.time() - began < options.seconds:
         try:
@@ -297,6 +326,7 @@ def main() -> None:
             same = [r for r in record["rows"] if (r["problem"], r["case"]) != (value["problem"], value["case"])]
             record["rows"] = [*same, value]
             record["summary"] = summary(record["rows"])
+            record["took_s"] = round(time.time() - began, 1)
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(record, indent=1) + "\n")
             told_ = {k: round(v, 2) for k, v in value.get("peers_us", {}).items()}

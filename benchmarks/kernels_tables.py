@@ -54,12 +54,14 @@ CHUNK = 6
 AGAIN = 8
 
 
-def tasks(only: Sequence[str], without: Sequence[str] = ()) -> Iterator[tuple[Family, str, Case]]:
-    """Every table, in the order of `only` where that names problems."""
+def tasks(
+    only: Sequence[str], without: Sequence[str] = (), cases: Sequence[str] = ()
+) -> Iterator[tuple[Family, str, Case]]:
+    """Every table, in the order of `only` where that names problems; `cases`: only those whose text holds one."""
     for wanted in only or [problem.name for problem in PROBLEMS]:
         for family in families_of(wanted):
             for case in (*named(wanted).cases, *NEIGHBOURS.get(wanted, ())):
-                if family.name not in without:
+                if family.name not in without and (not cases or any(text in str(case) for text in cases)):
                     yield family, wanted, case
 
 
@@ -334,6 +336,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="problems; default: all")
     parser.add_argument("--without", nargs="*", default=[], help="families to leave out")
+    parser.add_argument("--cases", nargs="*", default=[], metavar="TEXT", help='only cases like "k=2048"')
     parser.add_argument(
         "--where",
         nargs="*",
@@ -347,7 +350,7 @@ def main() -> None:
     parser.add_argument("--single", action="store_true", help="one file of lines instead of one file a table")
     options = parser.parse_args()
     where = {name: set(values.split(",")) for name, _, values in (w.partition("=") for w in options.where)}
-    work = list(tasks(options.only, options.without))
+    work = list(tasks(options.only, options.without, options.cases))
     Sweep(work, options.limit, options.single, options.out, where).run(options.seconds)
 
 

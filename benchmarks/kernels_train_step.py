@@ -1,18 +1,19 @@
-"""From a trace to applied kernels without a person choosing: a GPT-like training step before and after.
+"""From a trace to applied kernels without a person choosing: a GPT-like training step before and after, in one run.
 
-    python -m benchmarks.kernels_train_step            # one GPU, about ten minutes
-    python -m benchmarks.kernels_train_step --tiny     # a CPU, only to see that every part works
+    python -m benchmarks.kernels_train_step                  # two GPUs or more, about eight minutes
+    python -m benchmarks.kernels_train_step --tiny           # a CPU, only to see that every part works
 
 The model is the one of `tests/recordings/h200_train_trace.json.gz`: 92 M parameters, bf16 autocast, batch 16 × 512.
 
-1. The eager step is profiled; hotspots are ranked against peaks probed here; searches run; certificates are issued.
-2. The file for the job is written; after a first race its canary decides which kernels the better mode keeps.
-3. Contestants, timed in turns in one process: eager and torch.compile in its modes, all with fused AdamW, and the
-   compiled ones with the kernels applied. A round times every contestant; the figures are medians over rounds, and
-   the peer is the best of torch.compile's modes. Where the steps go, kernel by kernel, stands beside the figures.
-4. Loss: six eager seeds and one run with the kernels, 300 steps, on the same batches. The yardstick is the sixth
-   seed: how often a run without any kernel leaves the band of the other five. Beside it stands how far a run
-   leaves the eager one of its own seed, with the kernels and with torch.compile alone.
+1. The eager step is profiled; hotspots are ranked against peaks probed here; searches run on all GPUs, each with
+   its own judge; certificates are issued and the file for the job is written. The last GPU joins once
+   torch.compile's modes, max-autotune too, have been compiled there into the cache that the race reads.
+2. The file's canary decides in the job's own step, on the first GPU, which kernels stay.
+3. The race, in turns in one process on the first GPU, nothing else on it: eager and torch.compile in its modes, all
+   with fused AdamW, and the compiled ones with the kernels kept. A round times every contestant; the figures are
+   medians over rounds, and the peer is the best of torch.compile's modes. Where the steps go, kernel by kernel,
+   stands beside the figures.
+4. Meanwhile the loss, on the last GPU (`benchmarks.kernels_train_loss`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -36,10 +38,12 @@ from benchmarks.kernels_step_profile import measured
 
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 STARTED = time.time()
-EAGER, TUNED = "eager, fused AdamW", "compile max-autotune, fused AdamW"
-DOUBTED = (("adamw_cast",), ("rmsnorm_cast_backward",), ("adamw_cast", "rmsnorm_cast_backward"))
-"""What a contestant that fails is tried without: what rewrites a compiled graph. It is told."""
+EAGER = "eager, fused AdamW"
+MODES = ("default", "reduce-overhead", "max-autotune")
+DOUBTED: tuple[tuple[str, ...], ...] = ((), ("adamw_cast", "rmsnorm_cast_backward"))
+"""What a canary that fails is tried without, after nothing: what rewrites a compiled graph. It is told."""
 Contestant = tuple[str, tuple[str, ...] | None, bool]
+"""A mode of torch.compile, the kernels used or None, whether the compiler launches them."""
 
 
 def save(result: dict[str, Any], what: str) -> None:
@@ -72,63 +76,59 @@ def trace(job: Job, data: list[torch.Tensor], path: Path) -> None:
     session.export_chrome_trace(str(path))
 
 
-def optimise(
-    run: Path, path: Path, device: str, trials: int, wall_s: float, most: int, known: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Trace → hotspots → searches → certificates → the job's file. Nobody chooses anything.
-
-    known: kernels that an earlier run on this kind of GPU certified; their problems are not searched again.
-    """
+def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | None) -> dict[str, Any]:
+    """Trace → hotspots → searches → certificates → the job's file. Nobody chooses anything."""
     from collectors.seal import Signer
     from kernels import loop_cli
     from kernels import optimise as loop
     from kernels.apply.bundle import FILE, kernel_record, write_bundle
     from kernels.apply.job.problems import SPECS, UNTRAINED
-    from kernels.executor import LocalExecutor
+    from kernels.fan_out import Means, as_it_is, search_all
     from kernels.judge.contest import Pace
     from kernels.judge.inputs import QUICK_GPU
-    from kernels.judge.judge import Judge, Request
-    from kernels.ledger import Provenance
+    from kernels.judge.judge import Request
     from kernels.profile.hotspots import as_text
     from kernels.profile.hotspots import profile as read_profile
     from kernels.profile.roofline import probe
     from kernels.report import write_report
     from kernels.search import Budget, Ladder
 
-    peaks = probe(device) if device == "cuda" else None
+    on_gpu = not given.tiny
+    peaks = probe("cuda") if on_gpu else None
     found = read_profile(path, peaks)
-    places = frozenset(SPECS)
-    works, decisions = loop.from_profile(found, run, peaks, most, 0.002, problems=places, untrained=UNTRAINED)
+    works, decisions = loop.from_profile(
+        found, run, peaks, given.most, 0.002, problems=frozenset(SPECS), untrained=UNTRAINED
+    )
     loop_cli._write(run / "profile.json", loop_cli._profile_json(found, decisions))
     print(as_text(found), flush=True)
-    if device == "cpu":
-        works = [loop_cli._tiny(work) for work in works]
-    ladder = (
-        Ladder(full=Request(QUICK_GPU, Pace(min_rounds=15, max_rounds=30))) if device == "cuda" else loop.ON_CPU
-    )
+    if not on_gpu:
+        works = [loop_cli._tiny(work) for work in works][:2]
     signer = Signer.generate()
-    rows = []
     # searches race eager only: torch.compile's baselines cost half a minute each, and the step is what counts here
-    with Judge(device, interpret=device == "cpu", compiled=False) as judge:
-        executor = LocalExecutor([judge], 12 if device == "cuda" else 1)
-        made = loop.Run(
-            run, executor, Provenance("benchmark", judge.environment.gpu, "none"), signer,
-            Budget(trials=trials, wall_s=wall_s, patience=24, batch=16), ladder, peaks, tell=lambda text: None,
-        )  # fmt: skip
-        records = list(known)
-        for work in works:
-            if work.task.problem.name in {record["problem"] for record in known}:
-                rows.append({"task": work.task.name, "why": "certified in an earlier run", "trials": 0})
-                continue
-            (done,) = made.search([work])
-            print(f"{work.slug}: {done.why}", flush=True)
-            rows.append(
-                {"task": work.task.name, "why": done.why, "trials": done.result.trials if done.result else 0}
-            )
-            if done.certified is not None:
-                record = kernel_record(json.loads(done.certified.read_text()), {signer.key_id: signer.public})
-                if record["status"] == "faster" or device == "cpu":
-                    records.append(record)
+    means = Means(
+        run, signer.to_bytes(), given.commit, Budget(given.trials, given.search_s, patience=24, batch=16),
+        Ladder(full=Request(QUICK_GPU, Pace(min_rounds=15, max_rounds=30))) if on_gpu else loop.ON_CPU, peaks,
+        device="cuda" if on_gpu else "cpu", gpus=tuple(range(given.gpus)), threads=12 if on_gpu else 1,
+        compiled=False, finish=as_it_is if on_gpu else loop_cli._tiny,
+    )  # fmt: skip
+    began = time.time()
+
+    def ready(gpu: int) -> bool:
+        """The last GPU is free again once its modes are compiled, or their time is over."""
+        if peers is None or gpu != given.gpus - 1:
+            return True
+        if time.time() - began > given.autotune_s:
+            peers.end()
+        return peers.ended
+
+    rows, records = [], []
+    for done in search_all(works, means, lambda text: print(f"[{time.time() - STARTED:.0f} s] {text}"), ready):
+        rows.append({"task": done.work.task.name, "why": done.why, "trials": done.trials})
+        print(f"{done.work.slug}: {done.why}", flush=True)
+        if done.certified is not None:
+            record = kernel_record(json.loads(done.certified.read_text()), {signer.key_id: signer.public})
+            if record["status"] == "faster" or not on_gpu:
+                records.append(record)
     write_bundle(run / FILE, records)
     write_report(run)
     return {
@@ -137,21 +137,54 @@ def optimise(
             {"operation": h.name, "ms": h.total_s * 1e3, "gain": h.gain, "why": why} for h, why in decisions
         ],
         "searches": rows,
+        "searches_s": time.time() - began,
         "applied": [r["problem"] for r in records],
     }
 
 
-class Race:
-    """Contestants by name, each (mode of torch.compile, kernels used or None, launched by the compiler)."""
+class Part:
+    """Another process of this run, on one GPU: compiles the peers' modes, or computes the loss."""
 
-    def __init__(self, device: str, size: dict[str, int], data: list[torch.Tensor], kernels: Any) -> None:
+    def __init__(self, module: str, gpu: int, *arguments: str) -> None:
+        from kernels.fan_out import visible
+
+        gpus = visible(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._log = (OUT / f"{module}_{gpu}.log").open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpus}, stdout=self._log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether it came to its end."""
+        try:
+            return self._process.wait(max(0.1, limit_s)) == 0
+        except subprocess.TimeoutExpired:
+            self.end()
+            return False
+
+
+class Race:
+    """Contestants by name."""
+
+    def __init__(self, device: str, size: dict[str, int], data: list[torch.Tensor], kernels: Any = None) -> None:
         self.device, self.size, self.data, self.kernels = device, size, data, kernels
         self.jobs: dict[str, Job] = {}
         self.broken: dict[str, str] = {}
+        self.warm_s: dict[str, float] = {}
 
     def add(self, name: str, contestant: Contestant, seed: int = 1) -> None:
         """Warms up; one that fails is told of and left out: it must not cost the others."""
         mode, only, launches = contestant
+        began = time.time()
         try:
             given = self.kernels if only is not None else None
             job = Job(self.size, self.device, seed, mode, given, only or (), launches)
@@ -161,8 +194,10 @@ class Race:
         except Exception as error:  # noqa: BLE001
             self.broken[name] = f"{type(error).__name__}: {error}"[:2000]
             print(name, self.broken[name], flush=True)
-            self.kernels.STATE.kernels.clear()
-            self.kernels.give_functions_back()
+            if self.kernels is not None:
+                self.kernels.STATE.kernels.clear()
+                self.kernels.give_functions_back()
+        self.warm_s[name] = time.time() - began
 
     def run(self, rounds: int, count: int) -> dict[str, list[float]]:
         """Seconds a step, of each round; every contestant in each round. The first round only warms up.
@@ -195,18 +230,20 @@ class Race:
 
 
 def summary(times: dict[str, list[float]], tokens: int) -> dict[str, Any]:
-    """Ours is the best of the contestants with kernels; over_compile: over the best mode of torch.compile."""
+    """Ours is the best of the contestants with kernels; over_compile: over the best mode of torch.compile, and each
+    mode with kernels over the same without."""
     medians = {name: statistics.median(values) for name, values in times.items()}
     mine = {name: value for name, value in medians.items() if "kernels" in name}
-    ours = min(mine, key=lambda n: mine[n])
     compiled = {n: v for n, v in medians.items() if n.startswith("compile") and n not in mine}
     peer = min(compiled, key=lambda n: compiled[n])
+    ours = min(mine or compiled, key=lambda n: medians[n])
     return {
         "step_s": times,
         "tokens_per_s": {name: tokens / value for name, value in medians.items()},
         "ours": ours,
         "peer": peer,
         "over_compile": {name: medians[peer] / value for name, value in mine.items()},
+        "over_own_mode": {n: medians[n.replace(" + kernels", "")] / v for n, v in mine.items()},
         "over_eager": {name: medians[EAGER] / value for name, value in mine.items()},
         "best_tokens_per_s": {"ours": tokens / medians[ours], "compile": tokens / medians[peer]},
         "best_over_best_compile": medians[peer] / medians[ours],
@@ -214,157 +251,130 @@ def summary(times: dict[str, list[float]], tokens: int) -> dict[str, Any]:
     }
 
 
-def losses(race: Race, contestant: Contestant, steps: int) -> dict[str, Any]:
-    """Our curve against the band of five eager seeds; the yardstick is a sixth seed."""
+def told_of(result: dict[str, Any]) -> str:
+    best, peer = result["best_over_best_compile"], result["peer"]
+    steps = {name: f"{1e3 * statistics.median(values):.3f} ms" for name, values in result["step_s"].items()}
+    return f"{steps}\n{result['ours']}: {best:.3f}× {peer}, {result['best_over_eager']:.3f}× eager"
 
-    def curve(job: Job) -> list[float]:
-        found: list[float] = torch.stack([job.step(race.data[n % len(race.data)]) for n in range(steps)]).tolist()
-        return found
 
-    torch._dynamo.reset()
-    curves = {f"eager seed {s}": curve(Job(race.size, race.device, s, "")) for s in range(1, 7)}
-    sixth = curves.pop("eager seed 6")
-    mode, only, launches = contestant
-    plain_curve = curve(Job(race.size, race.device, 1, mode))
-    torch._dynamo.reset()
-    mine = curve(Job(race.size, race.device, 1, mode, race.kernels, only or (), launches))
-    band = [(min(column), max(column)) for column in zip(*curves.values(), strict=True)]
-    slack = statistics.median(high - low for low, high in band)
+def judged_by_the_step(race: Race, mode: str, count: int, result: dict[str, Any]) -> Contestant:
+    """What the job's own canary keeps in this mode."""
+    kernels = race.kernels
+    every = tuple(sorted(record["problem"] for record in kernels.KERNELS))
+    kept: tuple[str, ...] = ()
+    launches, failed = False, True
+    for left_out in DOUBTED if every else ():
+        job = Job(race.size, race.device, 1, mode, kernels, [name for name in every if name not in left_out])
+        turn = itertools.cycle(race.data)
+        try:
+            result["canary"] = kernels.canary(lambda job=job, turn=turn: job.step(next(turn)), steps=count)
+            kept, launches, failed = tuple(sorted(kernels.STATE.kernels)), kernels.STATE.open, False
+        except Exception as error:  # noqa: BLE001
+            result.setdefault("broken", {})[f"canary without {left_out}"] = f"{type(error).__name__}: {error}"[
+                :2000
+            ]
+        kernels.unapply(job.model)
+        torch._dynamo.reset()
+        if not failed:
+            break
+    result["kept"], result["launched_by_the_compiler"] = list(kept), launches
+    return mode, kept, launches
 
-    def outside(values: list[float], slack: float = 0.0) -> int:
-        pairs = zip(values, band, strict=True)
-        return sum(not low - slack <= value <= high + slack for value, (low, high) in pairs)
 
-    def gap(values: list[float]) -> float:
-        return max(abs(a - b) for a, b in zip(values, curves["eager seed 1"], strict=True))
-
-    return {
-        "steps": steps,
-        "last": {**{name: values[-1] for name, values in curves.items()}, "ours": mine[-1]},
-        "outside_band": outside(mine),
-        "outside_band_of_a_sixth_seed": outside(sixth),
-        "outside_band_expected_of_a_sixth_seed": steps * 2 / 6,  # of six alike, each is first or last so often
-        "outside_band_and_its_median_width": outside(mine, slack),
-        "outside_band_and_its_median_width_of_a_sixth_seed": outside(sixth, slack),
-        "largest_gap_to_the_same_seed": gap(mine),
-        "largest_gap_of_compile_to_the_same_seed": gap(plain_curve),
-        "curve_every_10": {"ours": mine[::10], **{name: values[::10] for name, values in curves.items()}},
-    }
+def compile_peers(device: str, size: dict[str, int], data: list[torch.Tensor], run: Path) -> None:
+    """Fills the compiler's cache with every mode of the peers, so that the race need not wait for them."""
+    race = Race(device, size, data)
+    for mode in MODES:
+        race.add(mode, (mode, None, False))
+        (run / "peers.json").write_text(json.dumps({"warm_s": race.warm_s, "broken": race.broken}))
+        print(mode, race.warm_s[mode], flush=True)
+        race.jobs.clear()
+        torch._dynamo.reset()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--compile-peers", action="store_true", help="only this part")
+    parser.add_argument("--gpus", type=int, default=0, help="how many; 0: all that are visible")
     parser.add_argument("--trials", type=int, default=32)
     parser.add_argument("--search-s", type=float, default=10.0, help="most seconds of each search")
-    parser.add_argument("--most", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--most", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--loss-steps", type=int, default=300)
-    parser.add_argument("--until", type=float, default=1e9, help="begin no further part after so many seconds")
+    parser.add_argument("--autotune-s", type=float, default=240.0, help="most seconds for the peers' modes")
+    parser.add_argument("--until", type=float, default=1e9, help="after so many seconds the loss is not waited for")
     parser.add_argument("--bundle", type=Path, help="the job's file of an earlier run instead of searches")
-    parser.add_argument("--known", type=Path, help="a job's file whose kernels are not searched again")
-    parser.add_argument("--autotune", action="store_true", help='last a peer more: mode="max-autotune"')
+    parser.add_argument("--commit", default="benchmark")
     given = parser.parse_args()
     device = "cpu" if given.tiny else "cuda"
     if given.tiny:
         os.environ["TRITON_INTERPRET"] = "1"
-    size, count, loss_steps, rounds = SIZE, 20, given.loss_steps, given.rounds
-    if given.tiny:
-        size, count, loss_steps, rounds = TINY, 2, 3, 2
+    given.gpus = given.gpus or (1 if given.tiny else torch.cuda.device_count())
+    size, count, rounds = (TINY, 2, 2) if given.tiny else (SIZE, 20, given.rounds)
+    tiny = ("--tiny", "--loss-steps", "3") if given.tiny else ("--loss-steps", str(given.loss_steps))
     run = OUT / "train_step_run"
     run.mkdir(parents=True, exist_ok=True)
+    data = batches(size, device, 8 if given.tiny else 24)
+    if given.compile_peers:
+        return compile_peers(device, size, data, run)
+    peers = Part("kernels_train_step", given.gpus - 1, "--compile-peers") if given.gpus > 1 else None
+    tokens = size["batch"] * size["t"]
     result: dict[str, Any] = {
         "environment": {
-            "gpu": torch.cuda.get_device_name() if device == "cuda" else "none", "torch": str(torch.__version__),
+            "gpu": torch.cuda.get_device_name() if device == "cuda" else "none", "gpus": given.gpus,
+            "torch": str(torch.__version__), "commit": given.commit,
         },
         "size": size,
     }  # fmt: skip
-    data = batches(size, device, 8 if given.tiny else 24)
-    tokens = size["batch"] * size["t"]
     bundle = given.bundle
-    known = load(given.known).KERNELS if given.known else []
     if bundle is None:
         trace(Job(size, device, 1, ""), data, run / "trace.json")
         if device == "cuda":
             torch.cuda.empty_cache()  # the judge counts what is left
         save(result, "traced")
-        result["loop"] = optimise(run, run / "trace.json", device, given.trials, given.search_s, given.most, known)
+        result["loop"] = optimise(run, run / "trace.json", given, peers)
         (run / "trace.json").unlink()
         save(result, f"searched; to apply: {result['loop']['applied']}")
         bundle = run / "nightshift_kernels.py"
+    if peers is not None:
+        peers.wait(given.autotune_s - (time.time() - STARTED))
+        result["peers_compiled"] = json.loads((run / "peers.json").read_text())
+    kept = run / "kept.json"
+    kept.unlink(missing_ok=True)
+    parts = ("kernels_train_loss", given.gpus - 1, str(bundle), str(kept), *tiny)
+    loss = Part(*parts) if given.gpus > 1 else None
 
-    kernels = load(bundle)
-    every = tuple(sorted(record["problem"] for record in kernels.KERNELS))
-    race = Race(device, size, data, kernels)
+    race = Race(device, size, data, load(bundle))
+    ours = judged_by_the_step(race, "reduce-overhead", max(2, count // 2), result)
+    kept.write_text(json.dumps({"mode": ours[0], "only": ours[1], "launches": ours[2]}))
+    save(result, f"canary: {result['kept']}")
     contestants: dict[str, Contestant] = {EAGER: ("", None, False)}
-    for mode in ("default", "reduce-overhead"):
+    for mode in MODES:
+        if mode == "max-autotune" and (peers is None or mode not in result["peers_compiled"]["warm_s"]):
+            race.broken[mode] = f"did not compile within {given.autotune_s:.0f} s"
+            continue
         name = "compile" if mode == "default" else f"compile {mode}"
-        contestants[f"{name}, fused AdamW"] = (mode, None, False)
-        if every:
-            contestants[f"{name} + all kernels"] = (mode, every, mode == "default")
-    for name, contestant in list(contestants.items()):
+        contestants[name] = (mode, None, False)
+        if ours[1] and mode != "max-autotune":
+            contestants[f"{name} + kernels"] = (mode, *ours[1:])
+    for name, contestant in contestants.items():
         race.add(name, contestant)
-        for fewer in DOUBTED if contestant[1] and name in race.broken else ():
-            torch._dynamo.reset()
-            used = tuple(problem for problem in every if problem not in fewer)
-            contestants[name] = (contestant[0], used, contestant[2])
-            race.add(name, contestants[name])
-            if name in race.jobs:
-                result.setdefault("left_out", {})[name] = [fewer, race.broken[name]]
-                break
-        save(result, f"warm: {name}")
-    found = summary(race.run(rounds, count), tokens)
+        save(result, f"warm: {name} ({race.warm_s[name]:.0f} s)")
     result["reports"] = {name: job.report for name, job in race.jobs.items()}
-    result["broken"] = race.broken
-    result |= found
+    result["broken"] = {**result.get("broken", {}), **race.broken}
+    result |= summary(race.run(rounds, count), tokens)
     save(result, told_of(result))
     if device == "cuda":
         result["profiles"] = race.profiles()
         save(result, "profiled")
-
-    ours = found["ours"]
-    mode = contestants[ours][0]
-    if time.time() - STARTED < given.until and every:
-        job = Job(size, device, 1, mode, kernels, contestants[ours][1])
-        turn = itertools.cycle(data)
-        result["canary"] = kernels.canary(lambda: job.step(next(turn)), steps=max(2, count // 2))
-        kept, launches = tuple(sorted(kernels.STATE.kernels)), kernels.STATE.open
-        kernels.unapply(job.model)
-        del job
-        result["kept"], result["launched_by_the_compiler"] = list(kept), launches
-        save(result, f"canary in {mode}: {kept}")
-        if kept:
-            result["all_kernels"] = found
-            last = Race(device, size, data, kernels)
-            ours = ours.replace("all kernels", "kernels")
-            contestants[ours] = (mode, kept, launches)
-            for name in (EAGER, *(n for n in contestants if "kernels" not in n and n in race.jobs), ours):
-                if name not in last.jobs:
-                    last.add(name, contestants[name])
-            race = last
-            result |= summary(race.run(rounds, count), tokens)
-            save(result, told_of(result))
-    if time.time() - STARTED < given.until:
-        result["loss"] = losses(race, contestants[ours], loss_steps)
-        strictly, sixth = (result["loss"][f"outside_band{of}"] for of in ("", "_of_a_sixth_seed"))
-        told = f"{strictly} of {loss_steps} steps outside the band of five eager seeds, of a sixth {sixth}"
-        save(result, f"loss: {told}")
-    result["log_line"] = kernels.log_line()
-    save(result, "done")
-    if given.autotune:
-        torch._dynamo.reset()
-        last = Race(device, size, data, kernels)
-        contestants[TUNED] = ("max-autotune", None, False)
-        for name in (EAGER, result["peer"], ours, TUNED):
-            last.add(name, contestants[name])
-        result["with_autotune"] = summary(last.run(rounds, count), tokens)
-        save(result, "raced max-autotune: " + told_of(result["with_autotune"]))
-
-
-def told_of(result: dict[str, Any]) -> str:
-    best, peer = result["best_over_best_compile"], result["peer"]
-    steps = {name: f"{1e3 * statistics.median(values):.3f} ms" for name, values in result["step_s"].items()}
-    return f"{steps}\n{result['ours']}: {best:.3f}× {peer}, {result['best_over_eager']:.3f}× eager"
+    result["log_line"] = race.kernels.log_line()
+    race.jobs.clear()
+    whole = (loss or Part(*parts)).wait(given.until - (time.time() - STARTED))
+    if (OUT / "kernels_train_loss.json").exists():
+        result["loss"] = {**json.loads((OUT / "kernels_train_loss.json").read_text()), "whole": whole}
+        (OUT / "kernels_train_loss.json").unlink()
+    save(result, f"loss: {result.get('loss', {}).get('told', 'none')}")
 
 
 if __name__ == "__main__":

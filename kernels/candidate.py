@@ -36,6 +36,14 @@ MIXED: Mapping[str, tuple[str, str]] = {
 """Layouts in which inputs differ: those at odd positions, or every second pair of them, have the second. Whoever
 answers for both answers for their mixtures: a kernel that takes one input's strides for another's is wrong."""
 
+REPEATED = "repeated"
+"""A layout in which one row is repeated by a stride of 0, as `torch.Tensor.expand` hands it down."""
+STRIDED = ("padded", "transposed")
+"""Who answers for these answers for any stride, that of 0 too."""
+
+PARTS: Mapping[str, tuple[str, ...]] = {**MIXED, REPEATED: STRIDED}
+"""Layouts that are made of others: whoever answers for all the parts is asked for the whole."""
+
 MAX_SOURCE_BYTES = 1 << 20
 
 
@@ -67,7 +75,7 @@ class Domain:
     def admits(self, params: Mapping[str, int], dtype: str, layout: str) -> bool:
         return (
             (not self.dtypes or dtype in self.dtypes)
-            and (not self.layouts or all(name in self.layouts for name in MIXED.get(layout, (layout,))))
+            and (not self.layouts or all(name in self.layouts for name in PARTS.get(layout, (layout,))))
             and all(bound.admits(params[bound.name]) for bound in self.bounds if bound.name in params)
         )
 

@@ -186,12 +186,14 @@ class Draw:
         return filled
 
     def weights(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Non-trivial affine weights in [0.5, 1.5) with random signs: ignoring them cannot pass."""
+        """Non-trivial affine weights in [0.5, 1.5) with random signs: ignoring them cannot pass. With the
+        distribution "ties" a third are 0, so that nobody can divide by them."""
         key = self._key()
 
         def make(index: torch.Tensor) -> torch.Tensor:
             bits = hash64(index, key)
-            return _sign(bits) * (0.5 + _unit(bits))
+            made = _sign(bits) * (0.5 + _unit(bits))
+            return torch.where(_shift_right(bits, 30) % 3 == 0, 0.0, made) if self.distribution == "ties" else made
 
         return self._fill(shape, dtype, make)
 

@@ -1,7 +1,8 @@
 """Where a search gets its verdicts: a protocol, and the executor for GPUs of this machine.
 
 A job that met a machine fault is nobody's verdict: it is tried again, on another judge where there is one, and only
-given back as a machine fault when every try met one.
+given back as a machine fault when every try met one. Where it met too little memory on the GPU it has its next
+judge to itself: candidates that eat it together cannot excuse each other for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from kernels.candidate import Candidate
 from kernels.judge.judge import Judge, Request
-from kernels.judge.verdict import Status, Verdict
+from kernels.judge.verdict import Reason, Status, Verdict
 from kernels.problem import Problem
 
 
@@ -56,9 +57,11 @@ class LocalExecutor:
         def one(job: Job) -> tuple[Job, Verdict]:
             number = turns.get()
             try:
+                taken = False
                 for attempt in range(self._tries):
                     judge = self._judges[(number + attempt) % len(self._judges)]
-                    verdict = judge.verdict(job.candidate, job.problem, job.request)
+                    verdict = judge.verdict(job.candidate, job.problem, job.request, alone=taken)
+                    taken = verdict.reason is Reason.vram_taken
                     if verdict.status is not Status.machine_fault:
                         break
                 return job, verdict

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from kernels.candidate import Candidate
 from kernels.judge.contest import FULL, Pace
-from kernels.judge.inputs import Scope
 from kernels.judge.judge import Judge, Request
+from kernels.judge.sizes import Scope
 from kernels.judge.verdict import Verdict
 from kernels.kernelbench import CORRECT, speedup
 from kernels.problem import Problem

@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,13 +27,14 @@ def optimize(
     device: Device = "auto",
     case: Annotated[str, typer.Option(help="One case of the problem: 'float16 m=64 n=128'")] = "",
     peaks: Annotated[Path | None, typer.Option(help="Peaks of this GPU; without: probed now")] = None,
-    most: Annotated[int, typer.Option(min=1, help="Most hotspots that are searched")] = 4,
+    most: Annotated[int, typer.Option(min=1, help="Most hotspots that are searched")] = 6,
     min_gain: Annotated[float, typer.Option(min=0, help="Least expected gain of the step")] = 0.005,
     trials: Annotated[int, typer.Option(min=1, help="Most trials of each search")] = 100,
     minutes: Annotated[float, typer.Option(min=0.01, help="Most minutes of each search")] = 15.0,
     key: Annotated[Path | None, typer.Option(help="Private key; without: one is made for the run")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search")] = 0,
     git: Annotated[bool, typer.Option("--git", help="Keep each search as git commits too")] = False,
+    gpus: Annotated[int, typer.Option(min=0, help="Most GPUs of this machine; 0: all that are visible")] = 0,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster whose GPUs judge, or 'local'")] = "",
     llm: Annotated[str, typer.Option(help="Chat model that writes kernels too: PROVIDER:MODEL")] = "",
     llm_url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server for --llm")] = "",
@@ -41,16 +43,20 @@ def optimize(
     """Searches faster kernels, certifies what stands, writes the report and the file for the job."""
     if sum(map(bool, (trace, model, problem, kernelbench))) != 1:
         raise typer.BadParameter("name one of --trace, --model, --problem and --kernelbench")
+    import torch
+
     from kernels import optimise as loop
     from kernels.apply.bundle import FILE, kernel_record, write_bundle
     from kernels.certificate import CertificateError
     from kernels.executor import LocalExecutor
+    from kernels.fan_out import Means, as_it_is, search_all
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
     from kernels.ledger import Provenance
     from kernels.profile.roofline import Peaks, PeaksError, probe
     from kernels.report import write_report
     from kernels.search import Budget, Ladder
+    from kernels.suite import from_suite
 
     where = _where(device)
     run.mkdir(parents=True, exist_ok=True)
@@ -73,7 +79,7 @@ def optimize(
                 works = [_tiny(work) for work in works[:1]]
         else:
             assert kernelbench is not None
-            works, missed = loop.from_suite(kernelbench)
+            works, missed = from_suite(kernelbench)
             _write(run / "coverage.json", {"covered": [work.slug for work in works], "missed": missed})
             typer.echo(f"{len(works)} of {len(works) + len(missed)} tasks are what a family of ours computes")
             for name, why in missed.items():
@@ -84,26 +90,25 @@ def optimize(
         typer.echo("nothing to search: no operation would gain enough, or none is known")
         write_report(run)
         raise typer.Exit(1)
-    if llm:
-        works = [_with_model(work, llm, llm_url, llm_tokens) for work in works]
-    with ExitStack() as stack:
-        spread = stack.enter_context(_ray(ray, where)) if ray else None
-        judge = stack.enter_context(Judge(where, interpret=where == "cpu", shelf=shelf_folder()))
-        gpu = judge.environment.gpu
-        provenance = Provenance(_commit(), gpu, judge.environment.container)
-        loop_run = loop.Run(
-            run,
-            spread or LocalExecutor([judge], 8 if where == "cuda" else 1),
-            provenance,
-            signer,
-            Budget(trials=trials, wall_s=minutes * 60.0),
-            Ladder() if where == "cuda" else loop.ON_CPU,
-            known,
-            seed,
-            tell=typer.echo,
-            git=git,
-        )
-        done = loop_run.search(works)
+    finish = partial(_with_model, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is
+    budget, ladder = Budget(trials=trials, wall_s=minutes * 60.0), Ladder() if where == "cuda" else loop.ON_CPU
+    count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" and not ray else 1
+    if count > 1:
+        means = Means(
+            run, signer.to_bytes(), _commit(), budget, ladder, known, seed, git, gpus=tuple(range(count)),
+            shelf=shelf_folder(), finish=finish,
+        )  # fmt: skip
+        done = search_all(works, means, typer.echo)
+    else:
+        with ExitStack() as stack:
+            spread = stack.enter_context(_ray(ray, where)) if ray else None
+            judge = stack.enter_context(Judge(where, interpret=where == "cpu", shelf=shelf_folder()))
+            provenance = Provenance(_commit(), judge.environment.gpu, judge.environment.container)
+            executor = spread or LocalExecutor([judge], 8 if where == "cuda" else 1)
+            loop_run = loop.Run(
+                run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git
+            )
+            done = loop_run.search([finish(work) for work in works])
     trusted = {signer.key_id: signer.public}
     certified = [item for item in done if item.certified is not None]
     records = []

@@ -30,20 +30,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from collectors.seal import Signer
-from kernels.bind import Binding, bind
-from kernels.candidate import Candidate
 from kernels.certificate import issue
 from kernels.executor import Executor
-from kernels.generate.base import Generator, Outcome, Proposal, Spent, Task
+from kernels.generate.base import Generator, Task
 from kernels.generate.families import families_of
 from kernels.generate.known import templates
-from kernels.generate.template import Family, Template
 from kernels.judge.contest import Pace
 from kernels.judge.inputs import INTERPRETER
 from kernels.judge.judge import Request
 from kernels.judge.verdict import Status, Verdict
-from kernels.kernelbench import Task as SuiteTask
-from kernels.kernelbench import load_suite
 from kernels.ledger import Ledger, Provenance
 from kernels.ledger_git import GitBook
 from kernels.problem import Case, Problem, ProblemError
@@ -67,22 +62,28 @@ class OptimiseError(ValueError):
 
 @dataclass(frozen=True)
 class Work:
-    """One thing to search: a slug for its folder, the task, its authors, and where it came from in words."""
+    """One thing to search: a slug for its folder, the task, its authors, and where it came from in words.
+
+    source, for_jobs: what `work_again` makes it of in another process.
+    """
 
     slug: str
     task: Task
     generators: tuple[Generator, ...]
     origin: str
+    source: str = ""
+    for_jobs: bool = False
 
 
 @dataclass(frozen=True)
 class Done:
-    """One finished search. `certified`: the candidate of its certificate, None where none was issued and `why`."""
+    """One finished search. `certified`: its certificate's file, None where none was issued and `why`."""
 
     work: Work
     result: Result | None
     certified: Path | None
     why: str
+    trials: int = 0
 
 
 @dataclass
@@ -133,7 +134,7 @@ class Run:
         verdict, winner = result.verdict, result.winner
         if verdict is None or winner is None or verdict.status not in FIT:
             told = f"no certificate: {verdict.status} ({verdict.detail})" if verdict else "no candidate stood"
-            return Done(work, result, None, told)
+            return Done(work, result, None, told, result.trials)
         moment = datetime.fromtimestamp(self.clock(), UTC).isoformat(timespec="seconds")
         candidate = winner.proposal.candidate
         envelope = issue(verdict, candidate, work.task.problem, self.signer, moment, self.provenance.commit)
@@ -141,7 +142,8 @@ class Run:
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         partial.write_text(json.dumps(envelope, indent=1) + "\n")
         partial.replace(path)
-        return Done(work, result, path, f"certified as {verdict.status}: {speedup_text(verdict)}")
+        why = f"certified as {verdict.status}: {speedup_text(verdict)}"
+        return Done(work, result, path, why, result.trials)
 
 
 def speedup_text(verdict: Verdict) -> str:
@@ -160,11 +162,11 @@ def from_problem(name: str, peaks: Peaks | None = None, case: Case | None = None
     """Each timed case of a reference problem, or of a problem file (`….py`); or one given case."""
     problem = load_problem(Path(name)) if name.endswith(".py") else named(name)
     cases = (case,) if case is not None else problem.cases
-    return [_work(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed) for c in cases]
+    return [work_of(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed, source=name) for c in cases]
 
 
 def from_trace(
-    path: Path, folder: Path, peaks: Peaks | None, most: int = 4, min_gain: float = 0.005, seed: int = 0
+    path: Path, folder: Path, peaks: Peaks | None, most: int = 6, min_gain: float = 0.005, seed: int = 0
 ) -> tuple[Profile, list[Work], list[tuple[Hotspot, str]]]:
     """(profile, works, decisions): what would gain the step `min_gain`, best first, and why not others."""
     found = read_profile(path, peaks)
@@ -176,7 +178,7 @@ def from_profile(
     found: Profile,
     folder: Path,
     peaks: Peaks | None,
-    most: int = 4,
+    most: int = 6,
     min_gain: float = 0.005,
     seed: int = 0,
     problems: frozenset[str] = frozenset(),
@@ -199,15 +201,15 @@ def from_profile(
             try:
                 case_of(hotspot)
                 slug = slug_of(hotspot.name)
-                problem = write_problem([hotspot], folder / "problems" / f"{slug}.py", Path(found.source).name)
-                works.append(_work(problem, problem.cases[0], f"trace {found.source}", peaks, seed, True))
+                path = folder / "problems" / f"{slug}.py"
+                problem = write_problem([hotspot], path, Path(found.source).name)
+                origin = f"trace {found.source}"
+                works.append(work_of(problem, problem.cases[0], origin, peaks, seed, True, str(path)))
                 backward = BY_NAME.get(f"{hotspot.problem}_backward")
                 if backward is not None and hotspot.backward_s > 0:
-                    works.append(
-                        _work(backward, problem.cases[0], f"trace {found.source}, backward", peaks, seed, True)
-                    )
+                    works.append(work_of(backward, problem.cases[0], f"{origin}, backward", peaks, seed, True))
                 works += [
-                    _work(BY_NAME[name], case, f"trace {found.source}, {why}", peaks, seed, True)
+                    work_of(BY_NAME[name], case, f"{origin}, {why}", peaks, seed, True)
                     for name, case, why in cast_problems(found, hotspot)
                 ]
                 why = f"searched: the step would gain {gain:.1%}"
@@ -230,60 +232,14 @@ def _not_searched(hotspot: Hotspot, min_gain: float) -> str:
     return ""
 
 
-def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[list[Work], dict[str, str]]:
-    """(works, why not others) of a folder in KernelBench's format."""
-    works, missed = [], {}
-    for name, task in load_suite(folder, dtypes).items():
-        binding = binding_of(task)
-        if binding is None:
-            missed[name] = "computes nothing that a family of ours does"
-        elif not python_families(binding.problem):
-            missed[name] = f"no family writes {binding.problem}"
-        else:
-            author = SuiteAuthor(task, binding)
-            case = task.problem.cases[0]
-            works.append(Work(slug_of(name), Task(task.problem, case), (author,), f"suite {folder.name}/{name}"))
-    return works, missed
-
-
-def binding_of(task: SuiteTask) -> Binding | None:
-    """Which of our problems a KernelBench task is, by numbers (`kernels.bind`)."""
-    sample = task.problem.inputs(task.problem.cases[0], "normal", 1, "cpu")
-    return bind(task.problem.reference, sample)
-
-
-@dataclass
-class SuiteAuthor:
-    """A family's kernels behind a KernelBench task's arguments."""
-
-    suite: SuiteTask
-    binding: Binding
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        return python_families(self.binding.problem)[0].name
-
-    def spent(self) -> Spent:
-        return Spent()
-
-    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
-        inner = Task(named(self.binding.problem), self.binding.case(task.case.dtype))
-        template = Template(python_families(self.binding.problem)[0], self.seed)
-        return [replace(p, candidate=self._wrapped(p.candidate)) for p in template.propose(inner, history, count)]
-
-    def _wrapped(self, inner: Candidate) -> Candidate:
-        text = self.binding.call.replace("entry(", f"{inner.entry}(")
-        # a family's kernel was written for rows that lie side by side; a task's arguments may lie anyhow
-        laid = "a = [x.contiguous() if hasattr(x, 'contiguous') else x for x in a]"
-        glue = f"\n\ndef nightshift_task(*a):\n    {laid}\n    return {text}\n"
-        return Candidate(
-            inner.source + glue, "nightshift_task", inner.language, inner.kind, inner.determinism, inner.mutates
-        )
-
-
-def _work(
-    problem: Problem, case: Case, origin: str, peaks: Peaks | None, seed: int, for_jobs: bool = False
+def work_of(
+    problem: Problem,
+    case: Case,
+    origin: str,
+    peaks: Peaks | None,
+    seed: int,
+    for_jobs: bool = False,
+    source: str = "",
 ) -> Work:
     """`for_jobs`: only authors whose kernels the job's file can hold."""
     if not families_of(problem.name):
@@ -295,12 +251,8 @@ def _work(
     authors = tuple(templates(gpu, problem.name, case, seed))
     if for_jobs:
         authors = tuple(author for author in authors if not author.name.endswith("_cuda"))
-    return Work(slug_of(f"{problem.name} {case}"), Task(problem, case, floor_s), authors, origin)
-
-
-def python_families(problem: str) -> list[Family]:
-    """Families whose kernels a Python entry calls: those that can stand behind a task or in a job's file."""
-    return [family for family in families_of(problem) if not family.name.endswith("_cuda")]
+    slug = slug_of(f"{problem.name} {case}")
+    return Work(slug, Task(problem, case, floor_s), authors, origin, source or problem.name, for_jobs)
 
 
 def slug_of(text: str) -> str:

@@ -99,6 +99,7 @@ class Problem:
     make_inputs: tensors vary with the draw; numbers depend on the case alone (a timed slot is registered once).
     exact: outputs must match the reference bit for bit.
     gradients: positions of the inputs that the operation is differentiated in; empty: forward only.
+    outputs: how many there are, of a problem with gradients.
     flops, compulsory_bytes: what any implementation must calculate and move to or from memory once, per case.
     libraries: named baselines beside eager and torch.compile; each takes the same inputs.
     huge: cases with more than 2³¹ elements; their outputs are compared on sampled rows, which needs `row_inputs`:
@@ -134,6 +135,7 @@ class Problem:
     exact: bool = False
     mutates: tuple[int, ...] = ()
     gradients: tuple[int, ...] = ()
+    outputs: int = 1
     libraries: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     constraint: Callable[[Case], bool] = lambda case: True
     huge: tuple[Case, ...] = ()
@@ -182,10 +184,14 @@ def as_outputs(result: Any) -> Outputs:
 
 
 def gradients_of(
-    function: Callable[..., Any], inputs: Inputs, positions: tuple[int, ...], grad_outputs: Outputs
+    function: Callable[..., Any],
+    inputs: Inputs,
+    positions: tuple[int, ...],
+    grad_outputs: Outputs,
+    only: int = -1,
 ) -> Outputs:
     """Gradients of sum(output · grad_output) in the inputs at `positions`, through autograd; outputs that depend on
-    none of them have no part in it."""
+    none of them have no part in it. only: −1, or the one output that has a gradient: zeros where it needs none."""
     leaves = list(inputs)
     for position in positions:
         value = inputs[position]
@@ -195,5 +201,7 @@ def gradients_of(
     with torch.enable_grad():
         outputs = as_outputs(function(*leaves))
     wanted = [leaf for leaf in (leaves[p] for p in positions) if isinstance(leaf, torch.Tensor)]
-    reached = [(o, g.to(o.dtype)) for o, g in zip(outputs, grad_outputs, strict=True) if o.requires_grad]
-    return torch.autograd.grad([o for o, _ in reached], wanted, [g for _, g in reached])
+    pairs = list(zip(outputs, grad_outputs, strict=True))
+    reached = [(o, g.to(o.dtype)) for o, g in (pairs if only < 0 else pairs[only : only + 1]) if o.requires_grad]
+    made = torch.autograd.grad([o for o, _ in reached], wanted, [g for _, g in reached], allow_unused=only >= 0)
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, made, strict=True))

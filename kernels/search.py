@@ -19,8 +19,9 @@ from collectors.base import Temporary
 from kernels.executor import Executor, Job
 from kernels.generate.base import TIMED, Generator, GeneratorError, Outcome, Proposal, Task, seconds_of
 from kernels.judge.contest import FULL, QUICK, Pace
-from kernels.judge.inputs import FULL_GPU, QUICK_GPU, Scope
+from kernels.judge.inputs import FULL_GPU, QUICK_GPU
 from kernels.judge.judge import Judge, Request
+from kernels.judge.sizes import Scope
 from kernels.judge.verdict import Status, Verdict
 from kernels.ledger import Decision, Ledger, LedgerError, Line, Provenance, read_candidate_of
 from kernels.problem import Case
@@ -155,7 +156,10 @@ class Search:
         return f"no better one in {since} trials" if since >= budget.patience else ""
 
     def _late(self) -> bool:
-        return self._elapsed_s() >= self.budget.wall_s
+        """Whether the time is over. While nothing stands there is twice as much: the first batch's verdicts under
+        way would be lost to the first one's failure."""
+        stands = any(outcome.timed for outcome in self.history)
+        return self._elapsed_s() >= self.budget.wall_s * (1.0 if stands or not self.history else 2.0)
 
     def _elapsed_s(self) -> float:
         return self._before_s + self.clock() - self._start_s

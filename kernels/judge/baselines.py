@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -25,12 +25,12 @@ import torch
 
 from kernels.draw import mix
 from kernels.judge.contestants import Baseline, baseline_modes
-from kernels.judge.correctness import compare, expected
+from kernels.judge.correctness import compare
 from kernels.judge.environment import DRIFT, Environment
 from kernels.judge.inputs import Probe
-from kernels.judge.process import JudgeBroken
-from kernels.judge.verdict import LeftOut
-from kernels.problem import Case, Problem, ProblemError, as_outputs
+from kernels.judge.oracle import expected
+from kernels.judge.verdict import JudgeBroken, LeftOut
+from kernels.problem import Case, Inputs, Problem, ProblemError, as_outputs
 
 _NEAR = 1.25
 """A baseline this much slower than the best one, run alone, is not raced again."""
@@ -147,6 +147,31 @@ def far_slower(known: Mapping[str, Known]) -> dict[str, Known]:
     return {name: k for name, k in known.items() if name != "eager" and k.seconds > _FAR * best}
 
 
+def measure_again(
+    solo: Solo,
+    problem: Problem,
+    case: Case,
+    device: str,
+    flush: Callable[[], torch.Tensor | None],
+    clock: Callable[[], float],
+) -> None:
+    """The times alone of those worth racing, as they are today: a GPU's clocks may have gone down since."""
+    values = [problem.inputs(case, "normal", mix(7, n), device) for n in range(2)]
+    for name, function in solo.near.items():
+        solo.seconds[name] = _alone(Baseline(name, function, _copies(values), flush(), clock))
+
+
+def _copies(values: Sequence[Inputs]) -> list[Inputs]:
+    return [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in made) for made in values]
+
+
+def _alone(baseline: Baseline) -> float:
+    """Seconds a call: the median of several medians, after a few calls to warm up."""
+    for n in (0, 1, 0):
+        baseline.call(n)
+    return sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))[2]
+
+
 def measure(
     problem: Problem,
     case: Case,
@@ -162,20 +187,17 @@ def measure(
     solo = Solo({}, {})
 
     def run(name: str, function: Callable[..., Any]) -> None:
-        copies = [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in made) for made in values]
-        baseline = Baseline(name, function, copies, flush(), clock)
+        baseline = Baseline(name, function, _copies(values), flush(), clock)
         try:
             found = compare(want, as_outputs(baseline.call(0)))
             if found.reason is not None and name != "eager":
                 solo.missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
                 return
-            for n in (0, 1, 0):
-                baseline.call(n)
-            times = sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))
+            seconds = _alone(baseline)
         except _FAULTS as error:
             solo.missing[name] = f"{type(error).__name__}: {error}"[:300]
             return
-        solo.functions[name], solo.seconds[name] = function, times[2]
+        solo.functions[name], solo.seconds[name] = function, seconds
 
     modes = baseline_modes(problem, device)
     earlier = far_slower(shelf.read(problem, case)) if shelf is not None else {}

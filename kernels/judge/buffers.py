@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -127,9 +128,12 @@ class CudaLender(_Buffers):
     """Buffers in device memory, lent by CUDA IPC handle."""
 
     device = "cuda"
+    lent_bytes: ClassVar[int] = 0  # by all of this process's
+    _count: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
         super().__init__()
+        self._bytes = 0
         self._pointers: dict[int, int] = {}
         self._retired: list[int] = []
 
@@ -140,6 +144,7 @@ class CudaLender(_Buffers):
             self._retired.append(self._pointers.pop(index))  # the borrower may still map it
         pointer, size = cuda.allocate(_whole(payload_bytes))
         self._pointers[index] = pointer
+        self._counted(size)
         self._adopt(index, flat_cuda(pointer, size))
         torch.cuda.synchronize()
         return Lent(index, size, cuda.export(pointer).hex())
@@ -152,6 +157,12 @@ class CudaLender(_Buffers):
             cuda.free(pointer)
         self._pointers.clear()
         self._retired.clear()
+        self._counted(-self._bytes)
+
+    def _counted(self, size_bytes: int) -> None:
+        with self._count:
+            self._bytes += size_bytes
+            CudaLender.lent_bytes += size_bytes
 
 
 class CpuLender(_Buffers):

@@ -12,6 +12,7 @@ judge's clock over N and 2N calls, and the copy into the judge's buffer is charg
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
@@ -130,13 +131,9 @@ class Race:
         self.rng.shuffle(field_)
         hosted = isinstance(self.candidate, Hosted)
         for contestant in field_:
-            if hosted and contestant is not self.candidate:
-                self.track.process.pause()
-            try:
+            beside = hosted and contestant is not self.candidate
+            with self.track.process.paused() if beside else contextlib.nullcontext():
                 seconds[contestant.name].append(contestant.seconds(order))
-            finally:
-                if hosted:
-                    self.track.process.resume()
         if checked:
             self.track.check(chosen)
 

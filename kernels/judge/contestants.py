@@ -180,11 +180,8 @@ class Hosted:
 
     def _blend(self, chosen: Sequence[int]) -> None:
         """New values while the candidate is stopped: no thread of its own sees them before the clock runs."""
-        self.track.process.pause()
-        try:
+        with self.track.process.paused():
             self.track.blend(chosen, self.rng)
-        finally:
-            self.track.process.resume()
 
     def run_spoiled(self, order: Sequence[int]) -> None:
         self.run(order)

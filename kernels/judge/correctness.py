@@ -8,7 +8,7 @@ placement of NaN and ±inf, and bit for bit where the operation is exact.
 
 Two things keep the rule fair. A correctly rounded result is off by up to half a unit in the last place (ULP), so
 no allowance is below that; and eager's error on a handful of elements is a matter of luck, so for small outputs it
-is pooled over further draws of the same case (`Allowance`).
+is pooled over further draws of the same case (`kernels.judge.oracle`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.draw import Draw, mix
 from kernels.judge.errors import errors_of, parts, positive, rows_of, ulp
-from kernels.judge.inputs import Probe
-from kernels.judge.layouts import laid_out, lay_out, made_one
 from kernels.judge.verdict import Reason
-from kernels.problem import Inputs, Outputs, Problem, gradients_of
-
-POOL_ELEMENTS = 4096
-_POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}
-"""All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck
-however long it is; up to what a device draws again in no time."""
-POOL_DRAWS = 8
+from kernels.problem import Outputs
 
 RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
 """m of `torch._dynamo.utils.same`."""
@@ -51,6 +42,8 @@ cancellation, and ULP say little: the element is then held against the RMS of ea
 same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row."""
 SHORT_ROW = 8
 """Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only."""
+MIXED_ROW = 32
+"""Of rows of fewer elements, thousands of which stand in one output, some have one sign by luck."""
 
 
 @dataclass(frozen=True)
@@ -93,114 +86,6 @@ class Expected:
     gradients: bool
     elementwise: bool = False
     placed: bool = False
-
-
-def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
-    """From (eager, truth) pairs of one output over one or more draws of the same case."""
-    measured = [errors_of(eager, truth, ()) for eager, truth in draws]
-    return Allowance(
-        rmse=max(max(e.rmse, e.floor) for e in measured),
-        row=max((float(e.rows.max()) for e in measured if len(e.rows)), default=0.0),
-        row_relative=max(
-            (float((e.rows / positive(e.row_scales)).max()) for e in measured if len(e.rows)), default=0.0
-        ),
-        ulp=max(e.worst_ulp for e in measured),
-        eager_rmse=measured[0].rmse,
-        mixed=_mixed_together([truth for _, truth in draws]),
-    )
-
-
-def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expected:
-    """Oracle, eager result and allowance for one call of a probe; `inputs` are the call's, in their layout.
-
-    For a small output eager's errors are pooled over further draws. With `probe.rows`, everything is computed on
-    sampled rows only, the first, the last and those around element 2³¹ among them.
-    """
-    rows = None
-    if probe.rows:
-        inputs, rows = _sample(problem, probe, seed, inputs)
-    truth, eager = _pair(problem, probe, seed, inputs)
-    if problem.exact and not probe.backward:
-        return Expected(truth, eager, (), rows, True, problem.signed_zero, False)
-    draws = [(eager, truth)]
-    device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
-    few = (_POOL_VECTOR[device.type], POOL_ELEMENTS)
-    if not probe.rows and any(t.numel() <= few[t.dim() > 1] for t in truth):
-        for i in range(1, POOL_DRAWS):
-            other = mix(seed, i, 0x9001)
-            made = problem.inputs(probe.case, probe.distribution, other, device)
-            again = laid_out(made_one(made) if probe.same else made, probe.case.layout)
-            truth_again, eager_again = _pair(problem, probe, other, again)
-            draws.append((eager_again, truth_again))
-    allowances = tuple(
-        _integer_allowance(draws, i)
-        if not e.is_floating_point()
-        else allowance([(d[0][i], d[1][i]) for d in draws])
-        for i, e in enumerate(eager)
-    )
-    elementwise = problem.elementwise and not probe.backward
-    return Expected(
-        truth, eager, allowances, rows, False, problem.signed_zero, probe.backward, elementwise, probe.placed
-    )
-
-
-def _integer_allowance(draws: Sequence[tuple[Outputs, Outputs]], i: int) -> Allowance:
-    """Rounded integers against an unrounded oracle: eager's largest distance, and a hair for another rounding."""
-    worst = max(float((e[i].double() - t[i].double()).abs().max()) if e[i].numel() else 0.0 for e, t in draws)
-    return Allowance(worst + 2.0**-10, worst, worst, worst, worst)
-
-
-def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int, upstream: str) -> Outputs:
-    """The outputs' gradients of a backward probe: normal values from the probe's seed, laid out as `upstream` says.
-
-    "expanded" is one row for all, of stride 0, as the gradient of a sum over rows is handed down; with "some_zero"
-    half of the rows are zero, as those of ignored tokens are; "scaled" ones are as large as mixed precision makes
-    them (torch.amp.GradScaler begins at 2¹⁶), in float16 so that a product of two or three is still finite.
-    """
-    made = []
-    for i, out in enumerate(outputs):
-        draw = Draw(mix(seed, i, 0x67), "normal", out.device)
-        if upstream == "expanded":
-            made.append(draw.normal((1, *out.shape[1:]), out.dtype).expand(out.shape))
-        elif upstream == "some_zero":
-            kept = draw.normal((*out.shape[:1], *(1 for _ in out.shape[1:])), torch.float32) > 0
-            if len(out) > 1:  # in some probe of few rows all might be of one kind
-                zero = draw.integer(0, len(out))
-                kept[zero], kept[zero - 1] = False, True
-            made.append(torch.where(kept, draw.normal(out.shape, out.dtype), 0.0))
-        elif upstream == "scaled":
-            made.append(draw.normal(out.shape, out.dtype, 2.0 ** (10 if out.dtype is torch.float16 else 16)))
-        else:
-            made.append(lay_out(draw.normal(out.shape, out.dtype), upstream))
-    return tuple(made)
-
-
-def _pair(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Outputs, Outputs]:
-    """(truth, eager): outputs, or gradients for a backward probe."""
-    if not probe.backward:
-        return problem.truth(inputs), problem.eager(inputs)
-    grads = gradient_seeds(problem.eager(inputs), seed, probe.upstream)
-    doubles = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
-    wide = tuple(g.double() for g in grads)
-    positions = probe.gradients(problem)
-    truth = gradients_of(problem.oracle or problem.reference, doubles, positions, wide)
-    return truth, gradients_of(problem.reference, inputs, positions, grads)
-
-
-def _sample(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Inputs, torch.Tensor]:
-    leading = inputs[problem.row_inputs[0]]
-    if not isinstance(leading, torch.Tensor):
-        raise TypeError(f"{problem.name}: row_inputs name a number, not a tensor")
-    count = leading.shape[0]
-    width = max(1, leading.numel() // max(1, count))
-    edges = [0, count - 1, *(row + d for row in ((1 << 31) // width, (1 << 32) // width) for d in (-1, 0, 1))]
-    picks = [mix(seed, i, 0x20) % count for i in range(probe.rows)]
-    rows = torch.tensor(sorted({r for r in (*edges, *picks) if 0 <= r < count}), device=leading.device)
-    taken = tuple(
-        x.index_select(0, rows) if i in problem.row_inputs and isinstance(x, torch.Tensor) else x
-        for i, x in enumerate(inputs)
-    )
-    return taken, rows
 
 
 def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
@@ -353,12 +238,6 @@ def _mixed_signs(truth: torch.Tensor) -> torch.Tensor:
     return (rows < 0).any(dim=1) & (rows > 0).any(dim=1)
 
 
-def _mixed_together(truths: Sequence[torch.Tensor]) -> bool:
-    """Whether short rows hold values of both signs between them."""
-    short = [t for t in truths if rows_of(t).shape[1] < SHORT_ROW]
-    return any(bool((t < 0).any()) for t in short) and any(bool((t > 0).any()) for t in short)
-
-
 def _worst_element(
     got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, ulp_limit: float, row_limits: torch.Tensor
 ) -> tuple[float, int]:
@@ -383,18 +262,3 @@ def repeats_agree(first: Sequence[torch.Tensor], again: Sequence[torch.Tensor]) 
         a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b).reason is None
         for a, b in zip(first, again, strict=True)
     )
-
-
-def eager_is_deterministic(problem: Problem, inputs: Inputs, upstream: Outputs = (), runs: int = 3) -> bool:
-    """Whether eager itself repeats bit for bit: a candidate may not be worse than this, whatever it declares.
-
-    With `upstream` gradients, whether its gradients do.
-    """
-
-    def run() -> Outputs:
-        if upstream:
-            return gradients_of(problem.reference, inputs, problem.gradients, upstream)
-        return problem.eager(inputs)
-
-    first = run()
-    return all(repeats_agree(first, run()) for _ in range(runs - 1))

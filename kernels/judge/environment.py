@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -152,13 +152,13 @@ class Nvml:
                 return told
         return None
 
-    def used_bytes(self, pid: int) -> int:
-        """Device memory of one process; 0 where the driver does not say."""
+    def used_bytes(self, pids: Sequence[int]) -> int:
+        """Device memory of these processes; 0 where the driver does not say."""
         try:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError:
             return 0
-        return sum(int(entry.usedGpuMemory or 0) for entry in running if entry.pid == pid)
+        return sum(int(entry.usedGpuMemory or 0) for entry in running if entry.pid in pids)
 
     def free_bytes(self) -> int:
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).free)
@@ -176,6 +176,3 @@ class Nvml:
         capability = (properties.major, properties.minor)
         sms = properties.multi_processor_count
         return board(memory_hz, bus_bits, int(properties.L2_cache_size), capability, sms, sm_hz)
-
-
-VramOf = Callable[[int], int]

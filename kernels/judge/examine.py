@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -17,17 +17,10 @@ import torch
 from kernels.candidate import Candidate
 from kernels.draw import mix
 from kernels.judge.buffers import View
-from kernels.judge.correctness import (
-    Expected,
-    Finding,
-    compare,
-    eager_is_deterministic,
-    expected,
-    gradient_seeds,
-    repeats_agree,
-)
+from kernels.judge.correctness import Expected, Finding, compare, repeats_agree
 from kernels.judge.inputs import Probe
-from kernels.judge.layouts import laid_out, layout_at, made_one, place
+from kernels.judge.layouts import laid_out, layout_at, made_one, place, write
+from kernels.judge.oracle import eager_is_deterministic, expected, gradient_seeds
 from kernels.judge.runners import Runner
 from kernels.judge.verdict import Reason, Refusal
 from kernels.problem import Case, Inputs, Outputs, Problem
@@ -160,7 +153,7 @@ class Examiner:
             view = View(index, _word(x.dtype), where.shape, where.strides, where.offset)
             payload = process.lender.payload(index)
             payload[: sizes[index]].fill_(0xFF)
-            view.of(payload).copy_(x)
+            write(view.of(payload), x)
             pristine[index] = payload[: sizes[index]].clone()
             one = next(n for n, y in enumerate(inputs) if y is x) if probe.same else index
             views.append(view if one == index else views[one])
@@ -170,10 +163,7 @@ class Examiner:
             process.lender.payload(view.index).fill_(self.fill)
         for view, grad in zip(seed_views, grads, strict=True):
             payload = process.lender.payload(view.index)
-            if probe.upstream == "expanded":
-                replace(view, shape=(min(1, len(grad)), *view.shape[1:])).of(payload).copy_(grad[:1])
-            else:
-                view.of(payload).copy_(grad)
+            write(view.of(payload), grad)
             pristine[view.index] = payload[: sizes[view.index]].clone()
         self._settle()
         self.found.calls += 1

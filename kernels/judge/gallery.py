@@ -4,8 +4,8 @@ A judge is trusted on a machine because it has refused every known cheat there, 
 static read switched off, and has accepted every known-good kernel. The files are candidates like any other
 (`kernels.candidate_file`) with notes in their headers: `class` (the kind of cheat), `refused` (the reasons that are
 right), `neutralised` (further reasons that are right because the cheat came to nothing: a slow kernel stayed slow),
-`needs_cuda`, `timed` (the cheat is against the clock), `huge` (it takes more than 2³¹ elements to show),
-`interpreter` (the dtypes for Triton's).
+`needs_cuda`, `timed` (it needs the GPU to itself: the cheat is against the clock, or for all of its memory), `huge`
+(it takes more than 2³¹ elements to show), `interpreter` (the dtypes for Triton's).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from kernels.candidate_file import CandidateFile, read_candidate
 from kernels.judge.contest import Pace
-from kernels.judge.inputs import Scope
 from kernels.judge.judge import Judge, Request
+from kernels.judge.sizes import Scope
 from kernels.judge.verdict import Reason, Verdict
 from kernels.problems import named
 
@@ -112,6 +112,8 @@ def show(
         gradients=False,
     )
     verdict = judge.verdict(piece.file.candidate, problem, request, secret)
+    if verdict.reason is Reason.vram_taken:  # by a piece beside it, maybe: as `kernels.executor` does
+        verdict = judge.verdict(piece.file.candidate, problem, request, secret, alone=True)
     if piece.refused:
         allowed = piece.refused | piece.neutralised | (STATIC_REASONS if static else frozenset())
         right = verdict.reason in allowed

@@ -205,16 +205,21 @@ class Host:
         if len(seeds) != len(outputs):
             raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(seeds)}")
         leaves = [inputs[position] for position in order["gradients"]]
-        reached = [(o, g) for o, g in zip(outputs, seeds, strict=True) if o.requires_grad]
+        only = order["only"]
+        pairs = list(zip(outputs, seeds, strict=True))
+        reached = [(o, g) for o, g in (pairs if only < 0 else pairs[only : only + 1]) if o.requires_grad]
+        upstream = [o for o, _ in reached], leaves, [g for _, g in reached]
         with record.unseen():
             before = [_bits(output).clone() for output in outputs]
-        made = torch.autograd.grad([o for o, _ in reached], leaves, [g for _, g in reached])
+        if order["twice"]:
+            torch.autograd.grad(*upstream, retain_graph=True, allow_unused=only >= 0)
+        made = torch.autograd.grad(*upstream, allow_unused=only >= 0)
         self._wait()
         with record.unseen():
             for number, (output, old) in enumerate(zip(outputs, before, strict=True)):
                 if not torch.equal(_bits(output), old):
                     raise Unfit(Reason.gradient, f"output {number} was changed by the backward pass")
-        return made
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, made, strict=True)]
 
     def _profile(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """GPU seconds per call and the kernels' names, by CUPTI; the judge holds this against its own clock."""

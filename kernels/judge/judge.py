@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,20 @@ import torch
 
 from kernels.candidate import Candidate
 from kernels.judge import cuda, inputs
-from kernels.judge.baselines import Shelf, Solo, measure
+from kernels.judge.baselines import Shelf, Solo, measure, measure_again
+from kernels.judge.buffers import CudaLender
 from kernels.judge.environment import Environment, Nvml, environment
 from kernels.judge.gaps import unchecked
+from kernels.judge.hosts import Zygote
 from kernels.judge.launches import plan
 from kernels.judge.plan import Plan
-from kernels.judge.process import JudgeBroken, Limits, Process, Role, Zygote
+from kernels.judge.process import Limits, Process, Role
 from kernels.judge.quiet import Quiet
 from kernels.judge.timing import Board
 from kernels.judge.track import Pool, Track
 from kernels.judge.trial import Request, Trial
-from kernels.judge.verdict import FIT, STATUS_OF, Reason, Refusal, Verdict
+from kernels.judge.verdict import FIT, STATUS_OF, JudgeBroken, Reason, Refusal, Verdict
+from kernels.judge.vram import Vram
 from kernels.problem import Case, Problem
 
 __all__ = ["Judge", "Request", "Solo"]
@@ -70,6 +74,11 @@ class Judge:
         self._clock = clock
         self._zygote = Zygote(device, interpret)
         self._nvml = Nvml() if device == "cuda" else None
+        self._vram = (
+            Vram(self._nvml.free_bytes, self._nvml.used_bytes, self._own_vram) if self._nvml is not None else None
+        )
+        self._mine = threading.local()  # .hosts: the processes of this thread's verdict
+        self._company = Quiet()
         self._machine_fault = machine_fault or self._ask_machine
         self._faults: list[tuple[Reason, str]] = []
         self._fault_lock = threading.Lock()
@@ -100,10 +109,20 @@ class Judge:
             self._nvml.__exit__()
 
     def verdict(
-        self, candidate: Candidate, problem: Problem, request: Request, secret: bytes | None = None
+        self,
+        candidate: Candidate,
+        problem: Problem,
+        request: Request,
+        secret: bytes | None = None,
+        alone: bool = False,
     ) -> Verdict:
-        """Judge once. `secret` decides every probe, seed and order; drawn fresh where None."""
-        secret = self._entropy(16) if secret is None else secret
+        """Judge once. `secret` decides every probe, seed and order; drawn fresh where None. `alone`: with no other
+        candidate of this judge beside it."""
+        with self._company.alone() if alone else self._company.shared():
+            return self._verdict(candidate, problem, request, self._entropy(16) if secret is None else secret)
+
+    def _verdict(self, candidate: Candidate, problem: Problem, request: Request, secret: bytes) -> Verdict:
+        self._mine.hosts = []
         trial = Trial(self, candidate, problem, request, secret)
         start, known = self._clock(), len(self._faults)
         try:
@@ -111,7 +130,9 @@ class Judge:
         except Refusal as refusal:
             reason, detail, stage = refusal.reason, refusal.detail, refusal.stage
         except JudgeBroken as error:
-            reason, detail, stage = Reason.judge_broken, str(error), "machine"
+            reason, detail, stage = error.reason, str(error), "machine"
+        except torch.OutOfMemoryError as error:
+            reason, detail, stage = self._out_of_memory(error)
         except (cuda.CudaError, torch.AcceleratorError) as error:
             reason, detail, stage = Reason.device_lost, str(error)[:500], "machine"
         except Exception as error:  # noqa: BLE001  the judge's own fault, or its own memory: it must go on
@@ -142,6 +163,13 @@ class Judge:
             secret=secret.hex(),
             took_s=self._clock() - start,
         )
+
+    def _out_of_memory(self, error: torch.OutOfMemoryError) -> tuple[Reason, str, str]:
+        """The judge itself found no memory: a host of this verdict that is known to have eaten it, or nobody."""
+        for ended in (host.ended for host in self._mine.hosts):
+            if isinstance(ended, Refusal):
+                return ended.reason, ended.detail, ended.stage
+        return Reason.vram_taken, str(error)[:500], "machine"
 
     def _ask_machine(self) -> str | None:
         """NVML's answer, and whether the GPU still computes for this process (driver errors without an Xid)."""
@@ -177,12 +205,23 @@ class Judge:
 
     def start(self, role: Role, peers: bool = False) -> Process:
         """A fresh confined process under this judge's limits; `peers`: it may read other libraries of kernels."""
-        process = self._zygote.start(role, self.limits, peers=peers)
-        if self._nvml is not None:
-            process.watch_vram(self._nvml.used_bytes, self._nvml.free_bytes)
+        process = self._zygote.start(role, self._granted(), peers=peers)
+        getattr(self._mine, "hosts", []).append(process)
+        if self._vram is not None:
+            process.watch_vram(self._vram)
         if role == "replay":
             process.request({"op": "spoiler"}, self.limits.call_s, self._spoiler)
         return process
+
+    def _granted(self) -> Limits:
+        """A host's limits here: never more than half of the GPU's memory, so that a shortage tells who took it."""
+        if self._vram is None:
+            return self.limits
+        half = torch.cuda.get_device_properties(0).total_memory // 2
+        return replace(self.limits, vram_bytes=min(self.limits.vram_bytes, half))
+
+    def _own_vram(self) -> int:
+        return torch.cuda.memory_reserved(0) + CudaLender.lent_bytes
 
     @contextlib.contextmanager
     def lane(self, problem: Problem, case: Case, mutates: tuple[int, ...], count: int) -> Iterator[Track]:
@@ -215,6 +254,12 @@ class Judge:
                         problem, case, self.device, self._compiled, self.flush, self._clock, self._shelf
                     )
             return self._solo[key]
+
+    def solo_again(self, problem: Problem, case: Case) -> None:
+        """Measure the baselines anew, with no candidate at work."""
+        with self.timing_lock, self.quiet.alone():
+            solo = self._solo[problem.name, case]
+            measure_again(solo, problem, case, self.device, self.flush, self._clock)
 
     def flush(self) -> torch.Tensor | None:
         """Memory that fills L2 twice over; None where there is no GPU."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.candidate import MIXED
+from kernels.candidate import MIXED, REPEATED
 from kernels.problem import Inputs
 
 
@@ -27,6 +27,7 @@ def place(shape: Sequence[int], layout: str) -> Placement:
 
     contiguous; padded: rows lie 3 elements further apart than needed; transposed: the last two dimensions swapped
     in memory; offset: contiguous, but one element past the buffer's start, so that wide loads are misaligned.
+    repeated: one row stands for all (`repeats`), by a stride of 0: there alone elements share an address.
     Of a mixed layout (`kernels.candidate.MIXED`), ask for the part that `layout_at` names.
     """
     sizes = tuple(int(n) for n in shape)
@@ -36,8 +37,25 @@ def place(shape: Sequence[int], layout: str) -> Placement:
     if layout == "transposed" and len(sizes) >= 2:
         inner = _dense((*sizes[:-2], sizes[-1], sizes[-2]))
         return Placement(math.prod(sizes), sizes, (*inner[:-2], inner[-1], inner[-2]), 0)
+    if layout == REPEATED and (axis := repeats(sizes)) >= 0:
+        one = (*sizes[:axis], 1, *sizes[axis + 1 :])
+        dense = _dense(one)
+        return Placement(math.prod(one), sizes, (*dense[:axis], 0, *dense[axis + 1 :]), 0)
     offset = 1 if layout == "offset" else 0
     return Placement(math.prod(sizes) + offset, sizes, _dense(sizes), offset)
+
+
+def repeats(shape: Sequence[int]) -> int:
+    """The dimension that the layout "repeated" repeats: the first of several, never the last; −1 where none is."""
+    return next((axis for axis, size in enumerate(shape[:-1]) if size > 1), -1)
+
+
+def write(view: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values into a view; where it repeats a row by stride 0, their first."""
+    for axis, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            view, values = view.narrow(axis, 0, 1), values.narrow(axis, 0, 1)
+    view.copy_(values)
 
 
 def layout_at(layout: str, position: int) -> str:
@@ -60,7 +78,8 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     gap = float("nan") if tensor.is_floating_point() else -1
     buffer = torch.full((max(1, where.elements),), gap, dtype=tensor.dtype, device=tensor.device)
     view = buffer.as_strided(where.shape, where.strides, where.offset)
-    return view.copy_(tensor)
+    write(view, tensor)
+    return view
 
 
 def made_one(inputs: Inputs) -> Inputs:

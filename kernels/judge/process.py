@@ -10,36 +10,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from kernels.judge import isolation
-from kernels.judge.buffers import CpuLender, CudaLender, Lender
+from kernels.judge.buffers import Lender
 from kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
-from kernels.judge.reach import paths
 from kernels.judge.usage import folder_bytes, resident_bytes, state
-from kernels.judge.verdict import SELF_REPORTED, Reason, Refusal
+from kernels.judge.verdict import SELF_REPORTED, JudgeBroken, Reason, Refusal
+from kernels.judge.vram import Vram
 from kernels.judge.zygote import children
 
 Role = Literal["candidate", "replay"]
 _WATCH_S = 0.05
-_VRAM_RESERVE_BYTES = 2 << 30
-_STDERR_KEPT = 64 << 10
-
-
-class JudgeBroken(RuntimeError):
-    """The judge's own machinery failed; nobody's verdict."""
+STDERR_KEPT = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -58,117 +48,6 @@ class Limits:
     processes: int = 96
     live_processes: int = 16
     output_bytes: int = 4 << 20
-
-
-class Zygote:
-    """Starts confined processes for one judge. Use as a context manager, or call `close`."""
-
-    def __init__(self, device: str, interpret: bool = False) -> None:
-        self.device = device
-        self._root = Path(tempfile.mkdtemp(prefix="judge-"))
-        self._root.chmod(0o711)
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-        environment.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
-        environment["TRITON_INTERPRET"] = "1" if interpret else "0"
-        environment["TRITON_CACHE_DIR"] = str(self._root / "warm")
-        command = [sys.executable, "-m", "kernels.judge.zygote", str(its.fileno()), device]
-        self._process = subprocess.Popen(command, pass_fds=(its.fileno(),), env=environment, cwd=self._root)
-        its.close()
-        self._line = mine
-        self._lock = threading.Lock()
-        self._count = 0
-        mine.settimeout(120.0)
-        try:
-            if not mine.recv(100):
-                raise JudgeBroken("zygote: it ended while warming up")
-        except TimeoutError as error:
-            self.close()
-            raise JudgeBroken("zygote: not warm after 120 s") from error
-
-    def __enter__(self) -> Zygote:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.close()
-
-    def start(
-        self, role: Role, limits: Limits = Limits(), lender: Lender | None = None, peers: bool = False
-    ) -> Process:
-        """A fresh confined process; it owns `lender` (made here where None) and closes it.
-
-        `peers`: it may read other libraries of kernels (see `kernels.judge.reach`).
-        """
-        with self._lock:
-            self._count += 1
-            number = self._count
-        scratch = self._root / f"host{number}"
-        uid = user_of(os.getpid(), number)
-        scratch.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            os.chown(scratch, uid, uid)
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        mine.settimeout(30.0)
-        output_read, output_write = os.pipe()
-        status_read, status_write = os.pipe()
-        key = secrets.token_bytes(32)
-        lent = lender or (CudaLender() if self.device == "cuda" else CpuLender())
-        written = os.memfd_create("order", os.MFD_CLOEXEC)  # it names every package here: more than a packet holds
-        descriptors = [written, its.fileno(), output_write, status_write]
-        if isinstance(lent, CpuLender):
-            descriptors.append(lent.descriptor)
-        address = None if self.device == "cuda" else limits.memory_bytes + (8 << 30)
-        order = {
-            "role": role,
-            "key": key.hex(),
-            "scratch": str(scratch),
-            "environment": {},
-            "limits": {
-                "cpu_s": limits.cpu_s,
-                "file_bytes": limits.file_bytes,
-                "scratch_bytes": limits.scratch_bytes,
-                "processes": limits.processes,
-                "address_bytes": address,
-                "uid": uid,
-                **paths(self.device, peers),
-            },
-        }
-        try:
-            with os.fdopen(os.dup(written), "wb") as file:
-                file.write(json.dumps(order).encode())
-            with self._lock:
-                socket.send_fds(self._line, [b"start"], descriptors)
-                pid = int(json.loads(self._line.recv(1 << 12) or b"{}").get("pid", 0))
-        except OSError as error:
-            raise JudgeBroken(f"zygote: gone ({error})") from error
-        finally:
-            its.close()
-            for descriptor in (written, output_write, status_write):
-                os.close(descriptor)
-        if pid == 0:
-            raise JudgeBroken(f"zygote: the {role} host did not start: {_read_all(output_read)[-500:]!r}")
-        return Process(role, pid, Channel(mine, key, b"J"), output_read, status_read, lent, limits, scratch)
-
-    def close(self) -> None:
-        """End the zygote and with it every process it started."""
-        self._line.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        shutil.rmtree(self._root, ignore_errors=True)
-
-
-def user_of(judge: int, number: int) -> int:
-    """The user of a judge's host: limits on processes count per user, so that hosts of two judges on one machine
-    (`judge`: their process ids) must not share one either."""
-    return isolation.NOBODY - 1 - (509 * judge + number) % 4096
-
-
-def _read_all(descriptor: int) -> bytes:
-    with os.fdopen(descriptor, "rb") as pipe:
-        return pipe.read(_STDERR_KEPT)
 
 
 @dataclass
@@ -206,9 +85,10 @@ class Process:
         self._output = output
         self._status = status
         self._scratch = scratch
-        self._vram_of: Callable[[int], int] | None = None
-        self._free_vram: Callable[[], int] | None = None
-        self._ended: Refusal | None = None
+        self._vram: Vram | None = None
+        self._ended: Refusal | JudgeBroken | None = None
+        self._deciding = threading.RLock()  # held while it is found out why it must end
+        self._stops, self._signalling = 0, threading.Lock()
         self._waited_s = 0.0
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._drain, self._watch)]
@@ -244,25 +124,26 @@ class Process:
         except ChannelTimeout as error:
             below = len(self.descendants())
             self.kill()
-            if below > self.limits.live_processes and self._ended is None:
+            if below > self.limits.live_processes and self.ended is None:
                 text = f"no answer in {timeout_s:g} s, and {below} processes"
                 raise Refusal(Reason.process_limit, text, stage) from error
             reason = Reason.import_timeout if body.get("op") in ("load", "compile") else Reason.call_timeout
-            refusal = self._ended or Refusal(reason, f"no answer to {body.get('op')!r} in {timeout_s:g} s", stage)
+            refusal = self.ended or Refusal(reason, f"no answer to {body.get('op')!r} in {timeout_s:g} s", stage)
             raise refusal from error
         except ChannelForged as error:
             self.kill()
             raise Refusal(Reason.channel_forged, str(error), stage) from error
         except ChannelClosed as error:
             raise self._death(stage) from error
-        if self._ended is not None:
-            raise self._ended
+        if self.ended is not None:
+            raise self.ended
         if answer.body.get("ok") is not True:
             word, text = str(answer.body.get("reason", "raised")), str(answer.body.get("text", ""))[:2000]
             if word not in SELF_REPORTED:
                 self.kill()
                 raise Refusal(Reason.channel_forged, f"its process says {word[:40]!r} of itself: {text}", stage)
-            raise Refusal(Reason(word), text, stage)
+            refused = Refusal(Reason(word), text, stage)
+            raise self._found_none(refused, start) if refused.reason is Reason.out_of_memory else refused
         return answer
 
     def lend(self, sizes_bytes: Mapping[int, int]) -> None:
@@ -273,10 +154,19 @@ class Process:
         if made:
             self.request({"op": "attach", "buffers": [asdict(lent) for lent in made]}, self.limits.call_s)
 
-    def watch_vram(self, used_bytes: Callable[[int], int], free_bytes: Callable[[], int]) -> None:
-        """Let the watch also ask for the device memory of this process, by its id, and for what is left."""
-        self._free_vram = free_bytes
-        self._vram_of = used_bytes
+    def watch_vram(self, vram: Vram) -> None:
+        """Let the watch also ask for the device memory of this process, and for what is left."""
+        vram.enter(self)
+        self._vram = vram
+
+    @property
+    def ended(self) -> Refusal | JudgeBroken | None:
+        """Why the watch ended it, if it did; waits where that is being found out."""
+        with self._deciding:
+            return self._ended
+
+    def pids(self) -> list[int]:
+        return [self.pid, *self.descendants()]
 
     def descendants(self) -> list[int]:
         """Every live process below the host, by the kernel's lists."""
@@ -292,19 +182,46 @@ class Process:
         return self.use.output.decode(errors="replace")
 
     def pause(self) -> None:
-        """Stop it and its children from running until `resume`; returns once the kernel shows it stopped."""
-        for pid in (self.pid, *self.descendants()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        """Stop it and its children until as many `resume`s; returns once the kernel shows it stopped."""
+        with self._signalling:
+            self._stops += 1
+            self._signal(signal.SIGSTOP)
         for _ in range(1000):
             if state(self.pid) not in ("R", "S", "D"):
                 return
             time.sleep(0.0002)
 
     def resume(self) -> None:
-        for pid in (self.pid, *self.descendants()):
+        """Undo one `pause`."""
+        with self._signalling:
+            assert self._stops, "resumed more often than paused: the next pause would last for ever"
+            self._stops -= 1
+            if not self._stops:
+                self._signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stopped within."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, number)
+
+    def end(self, timeout_s: float) -> bool:
+        """Kill it and wait until it and all below it are gone; whether they are."""
+        below, deadline = self.descendants(), time.monotonic() + timeout_s
+        self.kill()
+        while any(state(pid) not in ("Z", "") for pid in (self.pid, *below)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -314,8 +231,12 @@ class Process:
         """End it, everything below it, and give its buffers back."""
         if self._closed.is_set():
             return
+        if self._vram is not None and self._vram.short():  # before it is gone and nothing of it can come back
+            self._settle()
         self._closed.set()
         self.kill()
+        if self._vram is not None:
+            self._vram.leave(self)
         self._channel.close()
         with os.fdopen(self._status, "rb") as pipe:
             pipe.read()  # the keeper closes it once the host and all below it are gone
@@ -324,16 +245,16 @@ class Process:
         self.lender.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _death(self, stage: str) -> Refusal:
+    def _death(self, stage: str) -> Refusal | JudgeBroken:
         for _ in range(100):
-            if self._ended is not None:
-                return self._ended
+            if self.ended is not None:
+                return self.ended
             if state(self.pid) in ("Z", ""):
                 break
             time.sleep(0.01)
         time.sleep(0.2)  # let the keeper write how it ended, and the watch say why it ended it
-        if self._ended is not None:
-            return self._ended
+        if self.ended is not None:
+            return self.ended
         os.set_blocking(self._status, False)
         try:
             ended = int(json.loads(os.read(self._status, 1 << 12) or b"{}").get("status", 0))
@@ -352,17 +273,31 @@ class Process:
         return Refusal(Reason.host_died, f"the process ended with code {os.WEXITSTATUS(ended)}: {words}", stage)
 
     def _end(self, reason: Reason, detail: str) -> None:
-        if self._ended is None:
-            self._ended = Refusal(reason, detail, "watch")
-        self.kill()
+        with self._deciding:
+            if self._ended is None:
+                self._ended = Refusal(reason, detail, "watch")
+            self.kill()
+
+    def _settle(self) -> None:
+        """Find out whose a shortage of VRAM is, which the watch has met; this may end it."""
+        with self._deciding:
+            if self._vram is not None and self._ended is None:
+                self._ended = self._vram.settle(self, self.limits.vram_bytes)
+
+    def _found_none(self, refusal: Refusal, since_s: float) -> Refusal | JudgeBroken:
+        """Whose the shortage of VRAM is that the candidate has met, by its own word."""
+        with self._deciding:
+            if self._vram is not None and self._ended is None:
+                self._ended = self._vram.found_none(self, self.limits.vram_bytes, refusal, since_s)
+            return self._ended or refusal
 
     def _drain(self) -> None:
         """Keep the first words of what it prints, count the rest, end it when it says too much."""
         with os.fdopen(self._output, "rb", buffering=0) as pipe:
             while piece := pipe.read(1 << 16):
                 self.use.output_bytes += len(piece)
-                if len(self.use.output) < _STDERR_KEPT:
-                    self.use.output += piece[: _STDERR_KEPT - len(self.use.output)]
+                if len(self.use.output) < STDERR_KEPT:
+                    self.use.output += piece[: STDERR_KEPT - len(self.use.output)]
                 if self.use.output_bytes > self.limits.output_bytes and self._ended is None:
                     self._end(Reason.output_flood, f"printed more than {self.limits.output_bytes} bytes")
 
@@ -380,13 +315,13 @@ class Process:
                 )
             if len(below) > self.limits.live_processes:
                 self._end(Reason.process_limit, f"{len(below)} processes, more than {self.limits.live_processes}")
-            if self._vram_of is not None:
-                vram = self._vram_of(self.pid)
+            if self._vram is not None and self._ended is None:
+                vram = self._vram.used(self)
                 self.use.vram_bytes = max(self.use.vram_bytes, vram)
                 if vram > self.limits.vram_bytes:
                     self._end(Reason.vram_limit, f"{vram} bytes of VRAM, more than {self.limits.vram_bytes}")
-            if self._free_vram is not None and self._free_vram() < _VRAM_RESERVE_BYTES:
-                self._end(Reason.vram_limit, "left the GPU less free memory than the judge needs")
+                elif self._vram.short():
+                    self._settle()
             if watched and folder_bytes(self._scratch) > self.limits.scratch_bytes:
                 self._end(Reason.disk_limit, f"more than {self.limits.scratch_bytes} bytes written")
 

@@ -45,6 +45,7 @@ class HostRunner:
     candidate: Candidate
     problem: Problem
     record: bool = False  # ask for a launch plan with the next call
+    loaded: Mapping[str, Any] = field(default_factory=dict)  # the order that loaded it
     last: Mapping[str, Any] = field(default_factory=dict)
     last_blob: bytes = b""
     aliases: list[int] = field(default_factory=list)
@@ -71,7 +72,14 @@ class HostRunner:
             "vram_bytes": process.limits.vram_bytes,
         }
         process.request(order, process.limits.import_s, stage="compile")
-        return cls(process, candidate, problem)
+        return cls(process, candidate, problem, loaded=order)
+
+    def move(self, process: Process, seed: int) -> None:
+        """Leave its process, which ends, for a fresh one."""
+        self.process.close()
+        self.loaded = {**self.loaded, "seed": seed}
+        process.request(self.loaded, process.limits.import_s, stage="compile")
+        self.process = process
 
     def run(
         self,
@@ -88,6 +96,8 @@ class HostRunner:
             "mutates": list(self.candidate.mutates),
             "gradients": list(probe.gradients(self.problem)) if probe.backward else [],
             "seeds": [view.to_json() for view in seeds],
+            "only": probe.only,
+            "twice": probe.twice,
             "load": probe.under_load,
             "stream": probe.on_stream,
             "overlap": probe.overlapping,

@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 
 from kernels.judge.plan import Plan
-from kernels.judge.process import JudgeBroken
-from kernels.judge.verdict import Reason, Refusal
+from kernels.judge.verdict import JudgeBroken, Reason, Refusal
 from kernels.problem import Inputs
 
 TOOLS = (Reason.memcheck, Reason.racecheck, Reason.initcheck, Reason.synccheck)

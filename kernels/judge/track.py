@@ -17,9 +17,10 @@ import torch
 
 from kernels.judge.blend import PLAIN, blended
 from kernels.judge.buffers import View
-from kernels.judge.correctness import Expected, compare, expected
+from kernels.judge.correctness import Expected, compare
 from kernels.judge.examine import contiguous
 from kernels.judge.inputs import Probe
+from kernels.judge.oracle import expected
 from kernels.judge.process import Process, order_inputs
 from kernels.judge.verdict import Reason, Refusal
 from kernels.problem import Case, Inputs, Outputs, Problem

@@ -16,14 +16,14 @@ from kernels.judge import plan as launch_plan
 from kernels.judge.contest import FULL, Pace, Race, slot_count
 from kernels.judge.contestants import Baseline, Hosted, Replayed
 from kernels.judge.examine import Examiner
-from kernels.judge.inputs import Probe, Scope
+from kernels.judge.inputs import Probe
 from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
-from kernels.judge.process import JudgeBroken
 from kernels.judge.runners import HostRunner, PlanRunner, class_refusal
 from kernels.judge.sanitizer import sanitize
+from kernels.judge.sizes import Scope
 from kernels.judge.timing import decide
 from kernels.judge.track import Track, Truths
-from kernels.judge.verdict import RESULTS, Comparison, LeftOut, Reason, Refusal
+from kernels.judge.verdict import RESULTS, Comparison, JudgeBroken, LeftOut, Reason, Refusal
 from kernels.problem import Case, Inputs, Problem
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _ENDURANCE_CALLS = 2000
 _ENDURANCE_S = 0.6
+_DISTURBED = frozenset({Reason.baseline_disturbed, Reason.clocks_disagree, Reason.rounds_disagree})
+"""What the examination of other candidates on the same GPU can bring about in a race."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Trial:
         if not self.request.search:
             replay(self, problem, [(c, p) for c, p in zip(self.timed, plans, strict=True) if p], whole=True)
         for case, made in zip(self.timed, plans, strict=True):
-            self.comparisons += self._race(problem, runner, case, made)
+            self.comparisons += self._race(problem, runner, case, made, stack)
 
     def _admits(self, case: Case) -> bool:
         return self.problem.constraint(case) and self.candidate.domain.admits(case.sizes, case.dtype, case.layout)
@@ -247,8 +249,8 @@ class Trial:
 
     def _ask_afresh(self, examiner: Examiner, probe: Probe, refusal: Refusal) -> None:
         """A wrong answer that a fresh process gives right comes of something remembered: say so."""
-        if refusal.reason not in RESULTS or examiner.found.calls <= 1:
-            return
+        if refusal.reason not in RESULTS or examiner.found.calls <= 1 or probe.on_stream:
+            return  # and while a fresh process compiles, late inputs arrive
         alone = replace(probe, seeds=(examiner.seed,), under_load=False)
         with contextlib.ExitStack() as stack:
             try:
@@ -269,13 +271,44 @@ class Trial:
             raise refusal
 
     def _race(
-        self, problem: Problem, runner: HostRunner | PlanRunner, case: Case, made: launch_plan.Plan | None
+        self,
+        problem: Problem,
+        runner: HostRunner | PlanRunner,
+        case: Case,
+        made: launch_plan.Plan | None,
+        stack: contextlib.ExitStack,
     ) -> list[Comparison]:
+        """Race; where a baseline was slow beside the candidate, or anything was odd beside other candidates of a
+        search, once more. Between the two nobody of it lives and the baselines are measured alone again; the second
+        race has the GPU to itself, and only who disturbs that one is accused."""
+        search = self.request.search
+        try:
+            return self._contest(problem, runner, case, made, shared=search)
+        except Refusal as refusal:
+            if refusal.reason is not Reason.baseline_disturbed and not (search and refusal.reason in _DISTURBED):
+                raise
+        if made is None and isinstance(runner, HostRunner):
+            runner.process.close()
+        self.judge.solo_again(problem, case)
+        if made is None and isinstance(runner, HostRunner):
+            peers = self.candidate.kind == "library"
+            runner.move(stack.enter_context(self.judge.start("candidate", peers=peers)), self._host_seed())
+        return self._contest(problem, runner, case, made, shared=False)
+
+    def _contest(
+        self,
+        problem: Problem,
+        runner: HostRunner | PlanRunner,
+        case: Case,
+        made: launch_plan.Plan | None,
+        shared: bool,
+    ) -> list[Comparison]:
+        """One race; `shared`: others are examined on the GPU meanwhile."""
         judge, pace = self.judge, self.request.pace
         assert pace is not None
         solo = judge.solo(problem, case)
         label = str(case) if problem is self.problem else f"{case}, training step"
-        self.left_out += solo.left_out(label)
+        self.left_out += [entry for entry in solo.left_out(label) if entry not in self.left_out]
         if made is None:  # tier B uses a slot once a run
             pace = replace(pace, max_slots=32)
         count = slot_count(problem, case, judge.board.l2_bytes, pace, once=made is None) // 2 * 2
@@ -307,7 +340,7 @@ class Trial:
             alone = solo.seconds if flush is not None else {}
             race = Race(entrant, baselines, track, judge.board, pace, rng, judge.nvml, alone, label)
             try:
-                with judge.timing_lock, contextlib.nullcontext() if self.request.search else judge.quiet.alone():
+                with judge.timing_lock, contextlib.nullcontext() if shared else judge.quiet.alone():
                     return race.run()
             except Refusal as refusal:
                 if made is not None and refusal.reason is Reason.timed_output_wrong and not race.rounds_done:

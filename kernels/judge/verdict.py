@@ -95,6 +95,7 @@ class Reason(StrEnum):
     device_lost = "device_lost"
     xid = "xid"
     judge_broken = "judge_broken"
+    vram_taken = "vram_taken"
 
 
 _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
@@ -150,7 +151,7 @@ _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
     Status.slower: (Reason.below_baseline,),
     Status.faster: (Reason.clears_best,),
     Status.correct: (Reason.passed,),
-    Status.machine_fault: (Reason.device_lost, Reason.xid, Reason.judge_broken),
+    Status.machine_fault: (Reason.device_lost, Reason.xid, Reason.judge_broken, Reason.vram_taken),
 }
 STATUS_OF: Mapping[Reason, Status] = {reason: status for status, group in _BY_STATUS.items() for reason in group}
 
@@ -195,6 +196,14 @@ class Refusal(Exception):
         self.reason = reason
         self.detail = detail
         self.stage = stage
+
+
+class JudgeBroken(RuntimeError):
+    """The judge's own machinery failed, or its machine: nobody's verdict."""
+
+    def __init__(self, text: str, reason: Reason = Reason.judge_broken) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ EMBEDDING_GRADIENT = Problem(
     cases=(Case.of("bfloat16", t=16384, d=4096, v=32000), Case.of("float32", t=16384, d=1024, v=8192)),
     axes=(
         Axis("t", (1, 7, 257), 1, 4096),
+        Axis("v", (1, 3, 257), 1, 128256),
         Axis("d", (1, 31, 128, 1021), 1, 4096),
-        Axis("v", (1, 3, 257), 1, 32000),
     ),
     compulsory_bytes=lambda case: (case["t"] + case["v"]) * case["d"] * case.element_bytes + 8 * case["t"],
     flops=lambda case: case["t"] * case["d"],

@@ -79,6 +79,7 @@ RMSNORM_RESIDUAL = Problem(
     compulsory_bytes=lambda case: (4 * case["m"] + 1) * case["n"] * case.element_bytes,
     flops=lambda case: 5 * case["m"] * case["n"],
     gradients=(0, 1, 2),
+    outputs=2,
     libraries={"liger": _liger_residual},
     row_inputs=(0, 1),
     numbers=True,

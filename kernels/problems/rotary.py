@@ -35,6 +35,18 @@ def half_reference(
     return q * cos + rotated(q) * sin, k * cos + rotated(k) * sin
 
 
+def half_backward_reference(
+    q_gradient: torch.Tensor, k_gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of (q, k) from those of the rotated: what came to an element from its partner goes back."""
+
+    def returned(gradient: torch.Tensor) -> torch.Tensor:
+        low, high = (gradient * sin).chunk(2, dim=-1)
+        return gradient * cos + torch.cat((high, -low), dim=-1)
+
+    return returned(q_gradient), returned(k_gradient)
+
+
 def _angles(case: Case, draw: Draw) -> torch.Tensor:
     return draw.uniform((case["s"], case["d"] // 2), torch.float32, -3.1415925, 3.1415925)
 
@@ -107,6 +119,7 @@ ROTARY_HALF = Problem(
     flops=lambda case: 3 * case["b"] * (case["h"] + case["g"]) * case["s"] * case["d"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
     gradients=(0, 1),
+    outputs=2,
     libraries={"liger": _liger},
 )
 
@@ -116,4 +129,8 @@ ROTARY_INTERLEAVED_BACKWARD = replace(
     reference=interleaved_backward_reference,
     cases=ROTARY_INTERLEAVED.cases[1:],
     gradients=(),
+)
+
+ROTARY_HALF_BACKWARD = replace(
+    ROTARY_HALF, name="rotary_half_backward", reference=half_backward_reference, gradients=(), libraries={}
 )

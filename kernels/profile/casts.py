@@ -14,7 +14,7 @@ def cast_problems(found: Profile, hotspot: Hotspot) -> list[tuple[str, Case, str
     if not narrow or hotspot.dtype != "float32":
         return []
     if hotspot.problem == "adamw":
-        return [("adamw_cast", Case.of(narrow, "contiguous", **timed_sizes(hotspot)), f"weights cast to {narrow}")]
+        return [("adamw_many", Case.of(narrow, "contiguous", **timed_sizes(hotspot)), f"weights cast to {narrow}")]
     if hotspot.problem == "rmsnorm" and hotspot.backward_s > 0:
         case = Case.of(narrow, m=hotspot.sizes["m"], n=hotspot.sizes["n"])
         return [("rmsnorm_cast_backward", case, f"backward, gradients cast to {narrow}")]

@@ -38,7 +38,8 @@ class Job(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.plain, self.biased, self.random = Gated(tanh=tanh), Gated(True, tanh=tanh), Gated(drop=0.5, tanh=tanh)
-        self.other = nn.Sequential(nn.Linear(D, WIDE), nn.SiLU(), nn.Linear(WIDE, D))
+        self.other = nn.Sequential(nn.Linear(D, WIDE), nn.GELU(), nn.Dropout(0.5), nn.Linear(WIDE, D))
+        self.other.eval()  # in training its dropout is torch's
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.other(x) + self.biased(x + self.plain(x))
@@ -72,6 +73,10 @@ def blocks(kernels: Any) -> dict[str, Any]:
         inferred = [model(x)]
     found = {k.problem: (k.calls, k.shadow_mismatches) for k in kernels.STATE.kernels.values()}
     same = list(model.state_dict()) == keys
+    model.other.train()
+    with torch.no_grad():
+        dropped = not torch.equal(model.other(x), model.other(x))
+    model.other.eval()
     restored = kernels.unapply(model)
     return {
         "applied": [(where, problem) for where, problem, _ in report.applied],
@@ -79,6 +84,7 @@ def blocks(kernels: Any) -> dict[str, Any]:
         "calls": calls,
         "found": found,
         "keys": same,
+        "dropped": dropped,
         "restored": restored,
         "back": alike(step(model, model, x), want) and "forward" not in model.plain.__dict__,
         "fallbacks": kernels.fallbacks(),

@@ -190,10 +190,22 @@ def opchecked(kernels: Any) -> dict[str, Any]:
         "swiglu_backward": (rows, rows.flip(0), rows.flip(1)),
         "geglu": (rows, rows.flip(0)),
         "fused_mlp": (torch.randn(6, 16), torch.randn(32, 16), torch.randn(32, 16), torch.randn(16, 32)),
+        **dict.fromkeys(kernels.BENT, (torch.randn(6, 16), torch.randn(32, 16), torch.randn(32))),
         "embedding_gradient": (rows, index, 48),
         "flash_attention": tuple(x.half() for x in heads),
         "adamw": (*vectors, 1e-3, 0.9, 0.999, 1e-8, 0.1, 3),
         "adamw_cast": (*vectors, vectors[0].bfloat16(), 1e-3, 0.9, 0.999, 1e-8, 0.1, 3),
+        "adamw_many": (
+            *vectors,
+            vectors[0].bfloat16(),
+            torch.tensor([[0, 0, 8, 0, 0, 16]]),
+            1e-3,
+            0.9,
+            0.999,
+            1e-8,
+            0.1,
+            3,
+        ),
     }
     model = made()
     kernels.SMALLEST = 64

@@ -8,6 +8,7 @@ import pytest
 
 from kernels.generate.families.fused_mlp import FusedMlp
 from kernels.generate.families.gated import Gated
+from kernels.generate.families.linear import Linear
 from kernels.problem import Case
 from tests.kernels.applied_records import made_of
 from tests.kernels.test_apply import run
@@ -19,17 +20,25 @@ ROWS = Case.of("float32", m=6, n=32)
 @pytest.mark.full
 def test_a_gated_block_trains_and_infers_as_before_with_the_kernels(tmp_path: Path) -> None:
     """SwiGLU and its gradient by the kernels, eager and compiled; where nothing is differentiated the block without
-    biases is one call. A block whose dropout is at work and one without a gate stay torch's."""
+    biases is one call, and of one without a gate the first layer with its GELU. A block whose dropout is at work
+    stays torch's; one found in evaluation is torch's again in training, because it may have a dropout."""
     listed = [made_of(Gated(), name, ROWS) for name in ("swiglu", "swiglu_backward")]
     listed.append(made_of(FusedMlp(), "fused_mlp", Case.of("float32", m=6, d=16, f=32)))
+    listed.append(made_of(Linear(), "linear_gelu", Case.of("float32", m=6, n=32, k=16)))
     seen = run("blocks", tmp_path, listed, script=SCRIPT)
     applied = [[name, problem] for name in ("plain", "biased") for problem in ("swiglu", "fused_mlp")]
-    assert seen["applied"] == applied
+    assert seen["applied"] == [*applied, ["other", "linear_gelu"]]
     assert seen["equal"] == [True] * 3
-    assert seen["calls"] == {"swiglu": 2, "swiglu_backward": 2, "fused_mlp": 0}
-    assert seen["found"] == {"swiglu": [5, 0], "swiglu_backward": [4, 0], "fused_mlp": [1, 0]}
+    assert seen["calls"] == {"swiglu": 2, "swiglu_backward": 2, "fused_mlp": 0, "linear_gelu": 0}
+    assert seen["found"] == {
+        "swiglu": [5, 0],
+        "swiglu_backward": [4, 0],
+        "fused_mlp": [1, 0],
+        "linear_gelu": [1, 0],
+    }
     assert seen["keys"]
-    assert seen["restored"] == 2
+    assert seen["restored"] == 3
+    assert seen["dropped"]
     assert seen["back"]
     assert seen["fallbacks"] == {}
 

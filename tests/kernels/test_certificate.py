@@ -18,9 +18,8 @@ from kernels.candidate import Candidate, Domain
 from kernels.certificate import CertificateError, issue, read, verify
 from kernels.cli import app
 from kernels.judge.environment import Environment
-from kernels.judge.process import JudgeBroken
 from kernels.judge.sanitizer import judge_output
-from kernels.judge.verdict import Comparison, Interval, Reason, Refusal, Status, Verdict
+from kernels.judge.verdict import Comparison, Interval, JudgeBroken, Reason, Refusal, Status, Verdict
 from kernels.problems import named
 
 COPY = named("copy")

@@ -9,19 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.judge.correctness import (
-    Expected,
-    Finding,
-    allowance,
-    compare,
-    eager_is_deterministic,
-    expected,
-    repeats_agree,
-    same_bits,
-    ulp,
-)
+from kernels.judge.correctness import Expected, Finding, compare, repeats_agree, same_bits, ulp
 from kernels.judge.inputs import Probe
 from kernels.judge.layouts import laid_out
+from kernels.judge.oracle import allowance, eager_is_deterministic, expected
 from kernels.judge.verdict import Reason
 from kernels.problem import Case, Inputs, Outputs, Problem
 from kernels.problems import ALL, named
@@ -29,10 +20,15 @@ from kernels.problems import ALL, named
 Kernel = Callable[..., torch.Tensor]
 
 
-def _judge(problem: Problem, case: Case, kernel: Kernel, distribution: str = "normal", seed: int = 5) -> Finding:
+def _asked(problem: Problem, case: Case, distribution: str, seed: int = 5) -> tuple[Inputs, Expected]:
     probe = Probe("accuracy", case, distribution, (seed,))
     inputs = laid_out(problem.inputs(case, distribution, seed, "cpu"), case.layout)
-    return compare(expected(problem, probe, seed, inputs), (kernel(*inputs),))
+    return inputs, expected(problem, probe, seed, inputs)
+
+
+def _judge(problem: Problem, case: Case, kernel: Kernel, distribution: str = "normal") -> Finding:
+    inputs, right = _asked(problem, case, distribution)
+    return compare(right, (kernel(*inputs),))
 
 
 def _unnormalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -110,10 +106,9 @@ def test_a_precision_downgrade_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("chunk", [32, 256, 1024])
-@pytest.mark.parametrize("seed", range(4))
-def test_another_order_of_summation_is_accepted(dtype: str, chunk: int, seed: int) -> None:
-    def blocked(x: torch.Tensor) -> torch.Tensor:
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3))])
+def test_another_order_of_summation_is_accepted(dtype: str, seed: int) -> None:
+    def blocked(x: torch.Tensor, chunk: int) -> torch.Tensor:
         wide = F.pad(x.float(), (0, -x.shape[1] % chunk)).reshape(x.shape[0], -1, chunk)
         lanes = torch.zeros_like(wide[:, 0])
         for block in wide.unbind(1):
@@ -123,8 +118,10 @@ def test_another_order_of_summation_is_accepted(dtype: str, chunk: int, seed: in
     problem = named("reduce_sum")
     for rows in (1, 3, 64):
         for distribution in ("normal", "wide", "large_mean", "heavy_tail"):
-            found = _judge(problem, Case.of(dtype, m=rows, n=4097), blocked, distribution, seed)
-            assert found.reason is None, (rows, distribution, found)
+            inputs, right = _asked(problem, Case.of(dtype, m=rows, n=4097), distribution, seed)
+            for chunk in (32, 256, 1024):
+                found = compare(right, (blocked(*inputs, chunk),))
+                assert found.reason is None, (rows, distribution, chunk, found)
 
 
 def test_one_wrong_row_among_many_is_found() -> None:
@@ -292,7 +289,7 @@ def test_a_long_vector_is_pooled_over_draws_too(monkeypatch: pytest.MonkeyPatch)
         return found
 
     pooled = allowed()
-    monkeypatch.setattr("kernels.judge.correctness._POOL_VECTOR", {"cpu": 0})
+    monkeypatch.setattr("kernels.judge.oracle._POOL_VECTOR", {"cpu": 0})
     alone = allowed()
     assert all(a >= b for a, b in zip(pooled, alone, strict=True))
     assert min(pooled) > 1.2 * min(alone)
@@ -339,3 +336,17 @@ def test_eagers_own_results_always_pass(name: str) -> None:
             want = expected(problem, probe, seed, inputs)
             found = compare(want, want.eager)
             assert found.reason is None, (distribution, backward, found)
+
+
+def test_a_row_of_sixteen_that_has_one_sign_by_luck_may_cancel_like_its_fellows() -> None:
+    """Of 8,190 rows some have; seen of an attention's outputs on a GPU."""
+    generator = torch.Generator().manual_seed(5)
+    truth = torch.randn(8190, 16, dtype=torch.float64, generator=generator) / 16
+    truth[7] = truth[7].abs()
+    truth[7, 3] = 1e-6
+    noise = [torch.randn(truth.shape, dtype=torch.float64, generator=generator) * 1e-4 for _ in range(2)]
+    eager, other = ((truth + each).to(torch.bfloat16) for each in noise)
+    made = Expected((truth,), (eager,), (allowance([(eager, truth)]),), None, False, True, False)
+    assert compare(made, (other,)).reason is None
+    other[7, 3] += 0.02
+    assert compare(made, (other,)).reason is not None

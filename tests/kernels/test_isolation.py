@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.judge import isolation, seccomp
-from kernels.judge import process as process_module
-from kernels.judge.process import Limits, Process, Zygote, user_of
-from kernels.judge.verdict import Reason, Refusal
+from kernels.judge import hosts, isolation, seccomp
+from kernels.judge.hosts import Zygote, user_of
+from kernels.judge.process import Limits, Process
+from kernels.judge.verdict import JudgeBroken, Reason, Refusal
 from kernels.judge.zygote import policy_of
 
 LIMITS = Limits(
@@ -127,9 +127,9 @@ def test_an_order_may_name_more_packages_than_a_packet_holds(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of thousands of packages on the path must not end the process that starts all others."""
-    known = process_module.paths("cpu", False)
+    known = hosts.paths("cpu", False)
     many = [*known["readable"], *(f"/nowhere/{'x' * 80}/{number}" for number in range(5000))]
-    monkeypatch.setattr(process_module, "paths", lambda *_: {**known, "readable": many})
+    monkeypatch.setattr(hosts, "paths", lambda *_: {**known, "readable": many})
     with zygote.start("candidate", LIMITS) as process:
         assert "still here" in attempt(process, "return 'still here'")
 
@@ -230,3 +230,15 @@ def test_hosts_of_judges_on_one_machine_are_different_users() -> None:
     users = [user_of(judge, number) for judge in judges for number in range(1, 200)]
     assert len(set(users)) == len(users)
     assert all(isolation.NOBODY - 4097 < user < isolation.NOBODY for user in users)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other hosts run as the judge's own user")
+def test_a_folder_that_the_hosts_cannot_enter_is_the_judges_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every candidate would be refused, since its source cannot be read."""
+    (closed := tmp_path / "closed").mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(closed))
+    with pytest.raises(JudgeBroken, match=r"set TMPDIR"):
+        Zygote("cpu")
+    assert not list(closed.iterdir())

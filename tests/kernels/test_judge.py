@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from kernels.candidate import Candidate, Domain
-from kernels.judge.contest import Pace
+from kernels.judge.contest import Pace, Race
 from kernels.judge.contestants import Hosted
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge, Request
 from kernels.judge.runners import HostRunner
 from kernels.judge.track import Track, Truths
 from kernels.judge.usage import state
-from kernels.judge.verdict import Reason, Status
-from kernels.problem import Case
+from kernels.judge.verdict import Comparison, Interval, Reason, Refusal, Status
+from kernels.problem import Case, Problem
 from kernels.problems import named
 from tests.kernels.conftest import by_test
 
@@ -193,6 +193,37 @@ return kept[-1]""".strip()
             replace(candidate, kind="own_kernel"), problem, Request(TINY, pace, static=False), b"runs"
         )
     assert verdict.reason is Reason.timed_output_wrong, verdict.detail
+
+
+@pytest.mark.parametrize("odd", [1, 2], ids=["once", "again"])
+def test_who_is_accused_of_slowing_a_baseline_is_raced_again_in_a_fresh_process(cpu_judge: Judge, odd: int) -> None:
+    """Between the two races the baselines are measured alone; only a second disturbance speaks against it."""
+    case = Case.of("float32", m=64, n=512)
+    problem = replace(SOFTMAX, name=f"softmax odd {odd}", cases=(case,))
+    raced: list[int] = []
+    alone: list[bool] = []
+    again = Judge.solo_again
+
+    def disturbed(self: Race) -> list[Comparison]:
+        raced.append(self.track.process.pid)
+        if len(raced) <= odd:
+            raise Refusal(Reason.baseline_disturbed, "eager takes 9 µs beside the candidate, 5 alone", "timing")
+        return [Comparison(self.label, "eager", "B", 1e-4, 2e-4, Interval(1.9, 2.0, 2.1), 9)]
+
+    def measured(self: Judge, problem: Problem, case: Case) -> None:
+        alone.append(state(raced[0]) in ("Z", ""))
+        again(self, problem, case)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kernels.judge.trial.class_refusal", lambda *_: None)
+        patch.setattr(Race, "run", disturbed)
+        patch.setattr(Judge, "solo_again", measured)
+        candidate = replace(library("return torch.softmax(x, -1)"), kind="own_kernel")
+        pace = Pace(min_rounds=9, max_rounds=9, round_s=0.01, max_slots=2)
+        verdict = cpu_judge.verdict(candidate, problem, Request(TINY, pace, static=False), b"odd")
+    assert (len(set(raced)), alone) == (2, [True])
+    assert (verdict.reason is Reason.baseline_disturbed) is (odd == 2)
+    assert (verdict.status is Status.faster) is (odd == 1)
 
 
 def test_a_callable_is_stopped_while_the_values_of_its_timed_calls_are_made(cpu_judge: Judge) -> None:

@@ -1,8 +1,9 @@
-"""Four times ten plausible kernels with a hidden defect, each ten written after a freeze: what was said is told.
+"""Six times ten plausible kernels with a hidden defect, each ten written after a freeze: what was said is told.
 
-`python -m benchmarks.kernels_exploits --parts mutants mutants_later mutants_third mutants_fourth` shows them to the
+`python -m benchmarks.kernels_exploits --parts mutants mutants_later mutants_third …` shows them to the
 judge. The first ten were written against the judge at 9675821, the later ten against it at 8b8f0ae, the third ten
-at 5c0c819, the fourth at 8b994f9.
+at 5c0c819, the fourth at 8b994f9, the fifth at d2a488d, the
+sixth at 63418da.
 Those it missed when it was frozen were answered afterwards where that could be done, and the fixtures stay.
 """
 
@@ -19,10 +20,10 @@ import torch
 from kernels.candidate import Bound, Candidate, Domain
 from kernels.candidate_file import read_candidate
 from kernels.judge import static
-from kernels.judge.correctness import gradient_seeds
 from kernels.judge.gallery import Piece, read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
 from kernels.judge.judge import Judge
+from kernels.judge.oracle import gradient_seeds
 from kernels.problem import Case, Problem, unusual
 from kernels.problems import ALL, named
 
@@ -31,6 +32,7 @@ LATER = Path(__file__).parent / "mutants_later"
 THIRD = Path(__file__).parent / "mutants_third"
 FOURTH = Path(__file__).parent / "mutants_fourth"
 FIFTH = Path(__file__).parent / "mutants_fifth"
+SIXTH = Path(__file__).parent / "mutants_sixth"
 MUTANTS = read_gallery(HERE, "cpu")
 
 
@@ -146,7 +148,7 @@ def test_a_mutant_of_the_third_ten_is_refused(interpreting_judge: Judge, piece: 
     assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
 
 
-# what no plan for an interpreter asks yet: see docs/kernels.md
+# what no plan for an interpreter asks yet: see docs/judge-mutants.md
 NOT_ANSWERED = {
     "embedding_gradient_counts_in_a_byte",
     "swiglu_gradient_products_in_half",
@@ -162,7 +164,25 @@ def test_a_mutant_of_the_fourth_ten_is_refused(interpreting_judge: Judge, piece:
     assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
 
 
-@pytest.mark.parametrize("folder", [FOURTH, FIFTH], ids=["fourth", "fifth"])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "piece",
+    [p for p in read_gallery(FIFTH, "cpu") if p.name != "embedding_gradient_index_of_16_bits"],  # 65,536 programs
+    ids=lambda piece: piece.name,
+)
+def test_a_mutant_of_the_fifth_ten_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
+    shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)
+    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
+
+
+def test_an_embeddings_table_is_larger_than_16_bits_count() -> None:
+    file = read_candidate(FIFTH / "embedding_gradient_index_of_16_bits.py")
+    for secret in SECRETS[:10]:
+        probes = plan(named(file.problem), file.candidate, secret, QUICK_GPU)
+        assert max(p.case["v"] for p in probes) > 65536
+
+
+@pytest.mark.parametrize("folder", [FOURTH, FIFTH, SIXTH], ids=["fourth", "fifth", "sixth"])
 def test_later_mutants_read_like_honest_kernels_and_all_run_on_the_cpu(folder: Path) -> None:
     found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(folder, "cpu")}
     assert len(found) == 10
@@ -180,6 +200,49 @@ def test_every_plan_asks_for_groups_of_rows_and_parts_of_a_tile(name: str, scope
         assert {case["n"] % 128 // 16 for case in cases} == set(range(8))
         if named(name).gradients:
             assert {p.case["n"] % 2 for p in probes if p.backward} == {0, 1}
+
+
+@pytest.mark.parametrize("scope", [INTERPRETER, QUICK_GPU], ids=["interpreter", "gpu"])
+def test_every_plan_asks_for_sizes_between_and_for_shapes_of_one_number_of_elements(scope: Scope) -> None:
+    """Each quarter of each octave of columns; and two shapes, one right after the other."""
+    for secret in SECRETS[:8]:
+        cases = [p.case for p in plan(named("reduce_sum"), UNBOUND, secret, scope) if p.stage == "sweep"]
+        for power, quarter in itertools.product(range(9, 14), range(4)):
+            low = (1 << power) + (quarter << power - 2)
+            assert any(low <= case["n"] <= low + (1 << power - 2) for case in cases)
+        pairs = [(a, b) for a, b in itertools.pairwise(cases) if a["m"] * a["n"] == b["m"] * b["n"]]
+        other = [{(2 * a["m"], a["n"] // 2), (a["m"] // 2, 2 * a["n"])} for a, _ in pairs]
+        assert any((b["m"], b["n"]) in shapes for shapes, (_, b) in zip(other, pairs, strict=True))
+
+
+@pytest.mark.parametrize("problem", [p for p in ALL if p.gradients], ids=lambda problem: problem.name)
+def test_every_plan_asks_for_a_second_backward_pass_weights_of_zero_and_gradients_of_some_outputs(
+    problem: Problem,
+) -> None:
+    smallest = {**problem.cases[0].sizes, **{axis.name: max(axis.low, axis.multiple) for axis in problem.axes}}
+    made = problem.eager(problem.inputs(Case.of(problem.cases[0].dtype, **smallest), "normal", 1, "cpu"))
+    assert len(made) == problem.outputs
+    for secret in SECRETS[:8]:
+        probes = [p for p in plan(problem, UNBOUND, secret, CPU) if p.backward]
+        assert any(p.twice for p in probes)
+        assert {p.only for p in probes} == ({-1, *range(len(made))} if len(made) > 1 else {-1})
+        if "ties" in problem.distributions:
+            assert {p.case.dtype for p in probes if p.distribution == "ties"} == set(problem.dtypes)
+
+
+def test_weights_under_ties_are_sometimes_zero() -> None:
+    _, weight, *_ = named("layernorm").inputs(Case.of("float32", m=2, n=64), "ties", 1, "cpu")
+    assert isinstance(weight, torch.Tensor)
+    assert 5 < int((weight == 0).sum()) < 40
+    assert bool((weight[weight != 0].abs() >= 0.5).all())  # not −1 and 1: eager's rounding would vanish there
+
+
+def test_who_answers_for_every_stride_is_asked_about_one_of_zero_and_nobody_else() -> None:
+    strided = replace(UNBOUND, domain=Domain(layouts=("contiguous", "padded", "transposed", "offset")))
+    for secret in SECRETS[:10]:
+        for candidate, asked in ((UNBOUND, True), (strided, True), (NARROW, False)):
+            layouts = {p.case.layout for p in plan(named("softmax"), candidate, secret, CPU)}
+            assert ("repeated" in layouts) is asked
 
 
 def test_the_third_ten_read_like_honest_kernels_and_all_run_on_the_cpu() -> None:

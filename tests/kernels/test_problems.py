@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
-from kernels.candidate import MIXED, Bound, Candidate, Domain
-from kernels.judge.correctness import compare, expected
-from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, STAGES, plan
+from kernels.candidate import PARTS, Bound, Candidate, Domain
+from kernels.judge.correctness import compare
+from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, Stage, plan
 from kernels.judge.layouts import laid_out, lay_out, place
+from kernels.judge.oracle import expected
 from kernels.problem import Case, Problem, ProblemError
 from kernels.problems import ALL, BY_NAME, named
 
@@ -58,9 +61,9 @@ def test_a_plan_covers_dtypes_layouts_and_edges(problem: Problem) -> None:
     probes = plan(problem, _candidate(problem), b"cover", CPU)
     sweep = [p.case for p in probes if p.stage == "sweep"]
     assert {c.dtype for c in sweep} == set(problem.dtypes)
-    mixed = {name for name, parts in MIXED.items() if set(parts) <= set(problem.layouts)}
+    mixed = {name for name, parts in PARTS.items() if set(parts) <= set(problem.layouts)}
     assert {c.layout for c in sweep} == set(problem.layouts) | mixed
-    order = [STAGES.index(p.stage) for p in probes]
+    order = [get_args(Stage).index(p.stage) for p in probes]
     assert order == sorted(order)
     assert {p.distribution for p in probes if p.stage == "values"} == set(problem.distributions)
     for axis in problem.axes:

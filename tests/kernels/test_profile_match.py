@@ -154,8 +154,10 @@ SMALL: dict[str, dict[str, int]] = {
     "swiglu": {"m": 8, "n": 16},
 }
 OTHERWISE = {
-    "adamw": "a mark that the optimiser leaves", "adamw_cast": "searched with adamw where products have 16 bits",
+    "adamw": "a mark that the optimiser leaves", "adamw_many": "searched with adamw where products have 16 bits",
+    "adamw_cast": "as adamw_many, for a weight alone",
     "embedding_gradient": "time of its backward pass",
+    **dict.fromkeys(("linear_gelu", "linear_gelu_tanh", "linear_relu"), "a trace has the product and what follows"),
     "copy": "a bare copy is no operation of a model", "permute": "a bare copy is no operation of a model",
 }  # fmt: skip
 """Found by other means than a run of forward operators, or not meant to be found."""

@@ -211,7 +211,7 @@ def test_an_executor_that_is_closed_begins_nothing_more(monkeypatch: pytest.Monk
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", told_of)
 
     class Stub:
-        def verdict(self, made: Candidate, problem: object, request: object) -> Verdict:
+        def verdict(self, made: Candidate, problem: object, request: object, alone: bool = False) -> Verdict:
             asked.append(made.source)
             if len(asked) > 1:
                 assert released.wait(60)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.judge.correctness import Expected, allowance, compare, expected
+from kernels.judge.correctness import Expected, compare
 from kernels.judge.errors import errors_of
 from kernels.judge.inputs import Probe
+from kernels.judge.oracle import allowance, expected
 from kernels.judge.verdict import Reason
 from kernels.problem import Case
 from kernels.problems import named

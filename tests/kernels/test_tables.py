@@ -1,10 +1,13 @@
-"""Measured tables: what is measured, and what is kept of an earlier measurement."""
+"""Measured tables: what is measured, what is kept of an earlier measurement, and what rows come of them."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_best import merged
+from benchmarks.kernels_rows import ceiling, dearest_first, losing, rows
 from benchmarks.kernels_tables import chosen
 from kernels.generate.families import families_of
 from kernels.problem import Case
@@ -39,3 +42,27 @@ def test_figures_measured_anew_replace_only_themselves() -> None:
     assert dict(zip(values, both["microseconds"], strict=True)) == {2: 19.0, 4: None, 8: 7.0}
     assert [values[int(i)] for i in both["failures"]] == [4]
     assert merged({**old, "environment": {"gpu": "another"}}, new) == new
+
+
+def _row(problem: str, speedup: tuple[float, float, float], **more: Any) -> dict[str, Any]:
+    return {"problem": problem, "case": "c", "speedup": speedup, "best_peer": "eager", **more}
+
+
+def test_the_dearest_rows_of_the_last_run_go_first_and_new_ones_before_them(tmp_path: Path) -> None:
+    """So several GPUs end together."""
+    softmax = rows(["softmax"])
+    last = tmp_path / "last.json"
+    last.write_text(json.dumps({"rows": [{"problem": "softmax", "case": str(softmax[0][1]), "took_s": 9.0}]}))
+    assert dearest_first(softmax, last) == softmax[::-1]
+    assert dearest_first(softmax, tmp_path / "none.json") == softmax
+
+
+def test_a_row_loses_by_its_middle_or_where_a_library_is_at_the_limit_by_its_whole_interval() -> None:
+    """A ceiling is that of the faster pass over the row's bytes."""
+    interval = (0.98, 0.99, 1.01)
+    assert losing([_row("softmax", interval), _row("matmul", interval), _row("matmul", (0.9, 0.95, 0.99))]) == [
+        "softmax c",
+        "matmul c",
+    ]
+    row = _row("softmax", interval, peers_us={"eager": 12.0}, copy_us=10.0)
+    assert (ceiling(row), ceiling({**row, "in_place_us": 8.0})) == (1.2, 1.5)

@@ -1,8 +1,10 @@
-"""Gated feed-forward blocks, down(silu(gate(x)) · up(x)): found by their numbers, whatever they are called.
+"""Feed-forward blocks: found by their numbers, whatever they are called.
 
-The three linear layers stay what they are (their hooks, 16-bit copies, autocast): the kernel takes what lies
-between them, one pass instead of eager torch's two. Where nothing is differentiated a certified `fused_mlp` takes
-the block whole. The tanh form of GELU makes a GEGLU block.
+Gated, down(silu(gate(x)) · up(x)): the three linear layers stay what they are (their hooks, 16-bit copies,
+autocast); the kernel takes what lies between them, one pass instead of eager torch's two. Where nothing is
+differentiated a certified `fused_mlp` takes the block whole. The tanh form of GELU makes a GEGLU block.
+
+Plain, down(act(up(x))): where nothing is differentiated, up and what bends its output are one kernel.
 """
 
 from __future__ import annotations
@@ -18,17 +20,18 @@ from torch import nn
 
 from kernels.apply.job.guards import guarded
 from kernels.apply.job.operators import operator_of
-from kernels.apply.job.problems import SPECS
+from kernels.apply.job.problems import BENT, SPECS
 from kernels.apply.job.state import STATE, Report
 
 WHOLE = "fused_mlp"
+GATED = ("swiglu", "geglu")
 _FEW = (5, 7)
 """Widths (d, f) that a block is asked at: linear layers take weights of any size, and real ones take seconds."""
 
 
 def swap_block(name: str, module: nn.Module, report: Report) -> None:
     """Gives a gated block a forward that asks the guards between its layers."""
-    found = _gated_layers(module) if {"swiglu", "geglu", WHOLE} & STATE.kernels.keys() else None
+    found = _layers(module) if {*GATED, WHOLE, *BENT} & STATE.kernels.keys() else None
     if found is None:
         return
     problem, names = found
@@ -38,23 +41,32 @@ def swap_block(name: str, module: nn.Module, report: Report) -> None:
     for each in used:
         operator_of(each)
         report.applied.append((name, each, STATE.kernels[each].certificate))
-    module.forward = MethodType(_block_forward(problem, names), module)
+    forward = _gated_forward(problem, names) if problem in GATED else _bent_forward(problem, names)
+    original, trained = type(module).forward, module.training
+
+    def guarded_forward(self: nn.Module, x: torch.Tensor) -> Any:
+        # what a block computes in training was not seen where it was found in evaluation: it may drop values
+        return original(self, x) if self.training and not trained else forward(self, x)
+
+    module.forward = MethodType(guarded_forward, module)
     module.__dict__["_nightshift_problem"] = used[0]
 
 
-def _gated_layers(module: nn.Module) -> tuple[str, tuple[str, str, str]] | None:
-    """(problem, names of gate, up and down) of a module whose only parameters are three such linear layers'."""
+def _layers(module: nn.Module) -> tuple[str, tuple[str, ...]] | None:
+    """(problem, names of gate, up and down, or of up and down) of a module whose only parameters are three or two
+    such linear layers'."""
     layers: dict[str, Any] = dict(module.named_children())
     linear = [name for name, layer in layers.items() if type(layer) is nn.Linear]
     own = {id(p) for name in linear for p in layers[name].parameters()}
-    if len(linear) != 3 or any(id(p) not in own for p in module.parameters()) or list(module.buffers()):
+    if len(linear) not in (2, 3) or any(id(p) not in own for p in module.parameters()) or list(module.buffers()):
         return None
-    for gate, up, down in itertools.permutations(linear):
-        f, d = layers[gate].weight.shape
-        fits = tuple(layers[up].weight.shape) == (f, d) and tuple(layers[down].weight.shape) == (d, f)
-        for problem in ("swiglu", "geglu") if fits else ():
-            if _computes(module, problem, (gate, up, down)):
-                return problem, (gate, up, down)
+    for *first, down in itertools.permutations(linear):
+        f, d = layers[first[0]].weight.shape
+        fits = all(tuple(layers[name].weight.shape) == (f, d) for name in first)
+        fits = fits and tuple(layers[down].weight.shape) == (d, f)
+        for problem in (GATED if len(first) == 2 else BENT) if fits else ():
+            if _computes(module, problem, (*first, down)):
+                return problem, (*first, down)
     return None
 
 
@@ -62,8 +74,8 @@ def _gated_layers(module: nn.Module) -> tuple[str, tuple[str, str, str]] | None:
 def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
     """Whether the module is that block: on small draws of two scales. One whose dropout is at work is not."""
     layers: dict[str, Any] = dict(module.named_children())
-    gate, up, down = names
-    shapes = {gate: (_FEW[1], _FEW[0]), up: (_FEW[1], _FEW[0]), down: _FEW}
+    *first, down = names
+    shapes = {**dict.fromkeys(first, (_FEW[1], _FEW[0])), down: _FEW}
     for number, scale in enumerate((1.0, 1e-2)):
         generator = torch.Generator().manual_seed(number + 1)
 
@@ -80,7 +92,8 @@ def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
         def linear(name: str, given: torch.Tensor, values: dict[str, torch.Tensor] = values) -> torch.Tensor:
             return F.linear(given, values[f"{name}.weight"], values.get(f"{name}.bias"))
 
-        wanted = linear(down, SPECS[problem].reference(linear(gate, x), linear(up, x)))
+        inner = SPECS[problem].reference if problem in GATED else BENT[problem]
+        wanted = linear(down, inner(*(linear(name, x) for name in first)))
         try:
             mine = torch.func.functional_call(module, values, (x,))
         except Exception:  # noqa: BLE001  any module may be asked
@@ -92,7 +105,20 @@ def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
     return True
 
 
-def _block_forward(problem: str, names: tuple[str, str, str]) -> Callable[..., Any]:
+def _bent_forward(problem: str, names: tuple[str, ...]) -> Callable[..., Any]:
+    act = BENT[problem]
+
+    def forward(self: nn.Module, x: torch.Tensor) -> Any:
+        up, down = (getattr(self, name) for name in names)
+        out = None
+        if problem in STATE.kernels and up.bias is not None and _free(x, up):
+            out = guarded(problem, (x.reshape(-1, x.shape[-1]), up.weight, up.bias), ())
+        return down(act(up(x)) if out is None else out.reshape(*x.shape[:-1], out.shape[-1]))
+
+    return forward
+
+
+def _gated_forward(problem: str, names: tuple[str, ...]) -> Callable[..., Any]:
     reference = SPECS[problem].reference
 
     def forward(self: nn.Module, x: torch.Tensor) -> Any:
@@ -110,13 +136,16 @@ def _block_forward(problem: str, names: tuple[str, str, str]) -> Callable[..., A
 
 
 def _whole(x: torch.Tensor, *layers: Any) -> Any:
-    """The block by one operator, where nothing is differentiated, nothing hooked and no layer has a bias."""
-    if WHOLE not in STATE.kernels or torch.is_grad_enabled() or x.dim() < 2:
-        return None
-    plain = all(
-        layer.bias is None and not layer._forward_hooks and not layer._forward_pre_hooks for layer in layers
-    )
-    if not plain or torch.is_autocast_enabled(x.device.type):
+    """The block by one operator, where no layer has a bias."""
+    if WHOLE not in STATE.kernels or not _free(x, *layers) or any(layer.bias is not None for layer in layers):
         return None
     out = guarded(WHOLE, (x.reshape(-1, x.shape[-1]), *(layer.weight for layer in layers)), ())
     return None if out is None else out.reshape(x.shape)
+
+
+def _free(x: torch.Tensor, *layers: Any) -> bool:
+    """Whether nothing is differentiated, hooked or cast."""
+    hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+    return (
+        x.dim() >= 2 and not torch.is_grad_enabled() and not hooked and not torch.is_autocast_enabled(x.device.type)
+    )

@@ -25,11 +25,10 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernels.apply.job.checks import capturing
 from kernels.apply.job.guards import interpreted, outside
-from kernels.apply.job.state import DTYPES, OPERATORS, STATE, Report, disable, in_use
+from kernels.apply.job.state import DTYPES, MANY, OPERATORS, STATE, ByTensor, Kernel, Report, disable, in_use
 
 COPIED = "adamw_cast"
 FIRST_LOOKS = 16
@@ -59,15 +58,20 @@ class Copy:
         self.version, self.address = weight._version, weight.data_ptr()
 
 
-COPIES: Any = WeakTensorKeyDictionary()
+COPIES = ByTensor()
 """Weight → its Copy."""
 MODELS: list[list[Copy]] = []
 """The copies of each model that they were asked for."""
 
 
+def copier() -> Kernel | None:
+    """The kernel in use that writes copies: all in one launch, else one by one."""
+    return in_use(MANY) or in_use(COPIED)
+
+
 def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
     """Copies for the weights of nn.Linear modules of `smallest` elements or more, where the kernel takes them."""
-    kernel = STATE.kernels.get(COPIED)
+    kernel = copier()
     if kernel is None or model.__dict__.get("_nightshift_problem") == COPIED:
         return
     if "forward" in model.__dict__ or isinstance(model, nn.Linear):
@@ -84,14 +88,14 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
             continue
         if outside(kernel.record, {"n": weight.numel()}):
             continue
-        if weight not in COPIES:
+        if COPIES.get(weight) is None:
             narrow = weight.detach().to(DTYPES[kernel.record["dtype"]])
             torch._dynamo.mark_static_address(narrow, guard=False)  # CUDA graphs read it where it lies
             COPIES[weight] = Copy(weakref.ref(weight), narrow)
-        mine[id(weight)] = COPIES[weight]
-        module.forward = MethodType(_linear(weight, COPIES[weight]), module)  # type: ignore[method-assign]
+        copy = mine[id(weight)] = COPIES.get(weight)
+        module.forward = MethodType(_linear(weight, copy), module)  # type: ignore[method-assign]
         module.__dict__["_nightshift_problem"] = COPIED
-        report.applied.append((name, COPIED, kernel.certificate))
+        report.applied.append((name, kernel.problem, kernel.certificate))
     if not mine:
         report.skipped.append(("16-bit copies of weights", "no nn.Linear has a large float32 weight"))
         return
@@ -148,7 +152,7 @@ def _linear(parameter: nn.Parameter, copy: Copy) -> Callable[..., Any]:
     def forward(self: nn.Linear, x: torch.Tensor) -> Any:
         weight, bias = self.weight, self.bias
         asked = (
-            in_use(COPIED) is not None
+            copier() is not None
             and self.training
             and torch.is_grad_enabled()
             and weight is parameter
@@ -169,7 +173,7 @@ def _gated(original: Callable[..., Any], number: int) -> Callable[..., Any]:
     """The model's forward: what is compiled inside of it may read copies, because they are fresh when it begins."""
 
     def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
-        if in_use(COPIED) is None or not self.training or not torch.is_grad_enabled():
+        if copier() is None or not self.training or not torch.is_grad_enabled():
             return original(self, *given, **named)
         if not torch.compiler.is_compiling():
             fresh(number)
@@ -236,7 +240,7 @@ def _outside_graphs() -> tuple[torch.Tag, ...]:
 def _before(optimizer: Any, *_: Any) -> None:
     """Before any optimiser's step: its weights' copies are of the past. Now and then they are looked at first."""
     STATE.copied_steps += 1
-    kernel = in_use(COPIED)
+    kernel = copier()
     often = STATE.shadow_every > 0 and STATE.copied_steps % STATE.shadow_every == 0
     look = kernel is not None and (often or STATE.copied_steps <= FIRST_LOOKS) and not capturing()
     for weight, copy in _copies_of(optimizer):
@@ -254,8 +258,8 @@ def _after(optimizer: Any, *_: Any) -> None:
 
 
 def _copies_of(optimizer: Any) -> Sequence[tuple[torch.Tensor, Copy]]:
-    listed = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return [(weight, COPIES[weight]) for weight in listed if weight in COPIES]
+    listed = [(weight, COPIES.get(weight)) for group in optimizer.param_groups for weight in group["params"]]
+    return [(weight, copy) for weight, copy in listed if copy is not None]
 
 
 @torch.no_grad()

@@ -1,9 +1,11 @@
-"""AdamW's step: large parameters by the certified kernel in place, the rest by torch, hooks and state as ever.
+"""AdamW's step: by certified kernels in place, the rest by torch, hooks and state as ever.
 
 What is replaced is the function that torch.optim.Adam.step hands its lists to, so parameter groups, schedulers,
 hooks and state_dict do not notice. The kernel wants the step's number on the host, where torch's fused optimiser
 keeps it on the GPU: it is read once, then counted along, and read again only if somebody else wrote to it. A weight
-that has a 16-bit copy is the business of the kernel that writes both (see `copies`).
+that has a 16-bit copy is the business of a kernel that writes both (see `copies`). `adamw_many` takes all
+parameters in one launch; without it each large one has a launch of its own, which costs the host more than torch's
+step does.
 """
 
 from __future__ import annotations
@@ -13,18 +15,19 @@ from typing import Any
 
 import torch
 import torch.optim.adam  # torch.optim itself hides its modules
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernels.apply.job.checks import agrees, capturing
 from kernels.apply.job.copies import COPIED, COPIES
 from kernels.apply.job.functions import swap_function
 from kernels.apply.job.guards import interpreted, outside
 from kernels.apply.job.operators import run_once
-from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import DTYPES, STATE, Kernel, Report, fell_back, in_use
+from kernels.apply.job.problems import adamw_cast_reference, adamw_reference
+from kernels.apply.job.state import DTYPES, MANY, STATE, ByTensor, Kernel, Report, fell_back, in_use
 
 SMALLEST = 1 << 18
 """Elements: smaller parameters go to torch together, in one launch for all of them."""
+CHUNK = 16384
+"""Most elements of a row of the table that one launch for all is given."""
 _PLAIN = ("max_exp_avg_sqs", "amsgrad", "capturable", "differentiable", "maximize", "has_complex", "grad_scale")
 Row = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -33,7 +36,7 @@ class Steps:
     """The step numbers on the host: step tensor → (number, version of the tensor when it was that)."""
 
     def __init__(self) -> None:
-        self._known: Any = WeakTensorKeyDictionary()
+        self._known = ByTensor()
 
     def next(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Adds one to each tensor; the numbers that they hold then. Waits for the GPU only for those it lost."""
@@ -54,8 +57,8 @@ _STEPS = Steps()
 
 def swap_optimizer(report: Report) -> None:
     """Puts the guarded step in the place of torch.optim's."""
-    for problem in ("adamw", COPIED):
-        if problem in STATE.kernels and (problem == "adamw" or len(COPIES)):
+    for problem in ("adamw", COPIED, MANY):
+        if problem in STATE.kernels and (problem != COPIED or len(COPIES)):
             swap_function("torch.optim.adam.adam", _adam)
             report.applied.append(("torch.optim.AdamW", problem, STATE.kernels[problem].certificate))
 
@@ -63,7 +66,7 @@ def swap_optimizer(report: Report) -> None:
 def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
     def adam(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, *rest: Any, **named: Any) -> Any:
         every = (params, grads, exp_avgs, exp_avg_sqs)
-        why, idle = "", in_use("adamw") is None and in_use(COPIED) is None
+        why, idle = "", not any(in_use(problem) for problem in ("adamw", COPIED, MANY))
         if idle or torch.compiler.is_compiling() or capturing():
             return original(*every, *rest, **named)
         steps: Any = rest[1] if len(rest) == 2 else named.get("state_steps")
@@ -81,13 +84,14 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
             fell_back("adamw", why)
             return original(*every, *rest, **named)
         rows: list[Row] = list(zip(*every, strict=True))
-        chosen = [_problem_of(row) for row in rows]
+        chosen = _takers(rows)
         ours = [number for number, problem in enumerate(chosen) if problem]
         for problem in sorted({*chosen} - {""}):
             kernel, mine = STATE.kernels[problem], [n for n in ours if chosen[n] == problem]
-            if _due(kernel, len(mine)):
+            count = 1 if problem == MANY else len(mine)
+            if _due(kernel, count):
                 which = min(mine, key=lambda number: rows[number][0].numel())
-                kernel.calls += len(mine)
+                kernel.calls += count
                 call = lambda: original(*every, *rest, **named)  # noqa: E731
                 return _checked(kernel, call, _with_copy(problem, rows[which]), steps[which], numbers)
         left = sorted(set(range(len(rows))) - set(ours))
@@ -95,31 +99,115 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
             part = [[column[number] for number in left] for column in every]
             original(*part, **{**named, "max_exp_avg_sqs": [], "state_steps": [steps[n] for n in left]})
         with torch.no_grad():
+            together: dict[int, list[Row]] = {}
             for number, step in zip(ours, _STEPS.next([steps[n] for n in ours]), strict=True):
-                _stepped(chosen[number], rows[number], numbers, step)
+                if chosen[number] == MANY:
+                    together.setdefault(step, []).append(rows[number])
+                else:
+                    _stepped(chosen[number], rows[number], numbers, step)
+            for step, some in together.items():
+                _stepped_together(STATE.kernels[MANY], some, numbers, step)
         return None
 
     return adam
 
 
-def _problem_of(row: Row) -> str:
-    """The kernel that takes a parameter: the one that writes its copy too, where it has one; "" for torch's."""
-    for problem in (COPIED, "adamw"):
-        kernel = in_use(problem)
-        if kernel is not None and (problem == "adamw" or row[0] in COPIES) and _fits(kernel, row):
-            return problem
-    return ""
+def _takers(rows: Sequence[Row]) -> list[str]:
+    """Each parameter's kernel: one for all, the one that writes its copy too, its own, or "" for
+    torch's."""
+    many = in_use(MANY)
+    kind, here = (DTYPES[many.record["dtype"]], rows[0][0].get_device()) if many and rows else (None, -1)
+    found = []
+    for row in rows:
+        copy = COPIES.get(row[0])
+        if kind is not None and (copy is None or copy.narrow.dtype == kind) and _lies_well(row, here):
+            found.append(MANY)
+            continue
+        problems = ("adamw",) if copy is None else (COPIED, "adamw")
+        kernels = ((problem, in_use(problem)) for problem in problems)
+        found.append(next((problem for problem, kernel in kernels if kernel and _fits(kernel, row)), ""))
+    return found
+
+
+def _lies_well(row: Row, device: int) -> bool:
+    """Whether one launch for all may take a parameter: its table counts in steps of eight elements."""
+    size = row[0].numel()
+    return (device >= 0 or interpreted()) and all(
+        type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.dtype is torch.float32
+        and x.get_device() == device
+        and x.is_contiguous()
+        and x.numel() == size
+        and x.data_ptr() % 32 == 0
+        for x in row
+    )
+
+
+class Table:
+    """Where the chunks of many tensors begin, counted from the one of each kind that lies lowest; on the GPU. Made
+    anew only when a tensor lies elsewhere than in the last step."""
+
+    def __init__(self, rows: Sequence[Row], kind: torch.dtype) -> None:
+        self.addresses = _addresses(rows)
+        self.bases = [min((row[place] for row in rows), key=torch.Tensor.data_ptr) for place in range(4)]
+        device = rows[0][0].device
+        copies = [copy.narrow for row in rows if (copy := COPIES.get(row[0])) is not None]
+        empty = torch.empty(16, dtype=kind, device=device)
+        self.bases.append(min(copies, key=torch.Tensor.data_ptr, default=empty))
+        lowest = torch.tensor([x.data_ptr() for x in self.bases])
+        widths = torch.tensor([x.element_size() for x in self.bases])
+        begins = torch.tensor(self.addresses).reshape(len(rows), 5)
+        copied = begins[:, 4] > 0
+        begins = (begins - lowest) // widths
+        counts = torch.tensor([row[0].numel() for row in rows])
+        chunks = (counts + CHUNK - 1) // CHUNK
+        owner = torch.repeat_interleave(torch.arange(len(rows)), chunks)
+        inner = (torch.arange(len(owner)) - (chunks.cumsum(0) - chunks)[owner]) * CHUNK
+        table = torch.empty(len(owner), 6, dtype=torch.int64)
+        table[:, :5] = begins[owner] + inner[:, None]
+        table[:, 4][~copied[owner]] = -1
+        table[:, 5] = (counts[owner] - inner).clamp(max=CHUNK)
+        pinned = table.pin_memory() if device.type == "cuda" else table
+        self.table = pinned.to(device, non_blocking=True)
+
+
+def _addresses(rows: Sequence[Row]) -> list[int]:
+    """Of each row's four tensors and its copy, 0 where there is none."""
+    found = []
+    for row in rows:
+        copy = COPIES.get(row[0])
+        found += [x.data_ptr() for x in row]
+        found.append(0 if copy is None else copy.narrow.data_ptr())
+    return found
+
+
+_TABLES = ByTensor()
+"""The first parameter of a launch → its Table."""
+
+
+def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any], step: int) -> None:
+    table = _TABLES.get(rows[0][0])
+    if table is None or table.addresses != _addresses(rows):
+        table = _TABLES[rows[0][0]] = Table(rows, DTYPES[kernel.record["dtype"]])
+    kernel.calls += 1
+    kernel.entry(*table.bases, table.table, *numbers, step)
+    torch.autograd.graph.increment_version([x for row in rows for x in (row[0], row[2], row[3])])
+    for row in rows:
+        copy = COPIES.get(row[0])
+        if copy is not None:
+            copy.made(row[0])
 
 
 def _with_copy(problem: str, row: Row) -> tuple[torch.Tensor, ...]:
-    return (*row, COPIES[row[0]].narrow) if problem == COPIED else row
+    copy = COPIES.get(row[0])
+    return (*row, copy.narrow) if problem in (COPIED, MANY) and copy is not None else row
 
 
 def _stepped(problem: str, row: Row, numbers: Sequence[Any], step: int) -> None:
     run_once(problem, (*_with_copy(problem, row), *numbers, step))
     torch.autograd.graph.increment_version((row[0], row[2], row[3]))
     if problem == COPIED and in_use(problem) is not None:
-        COPIES[row[0]].made(row[0])
+        COPIES.get(row[0]).made(row[0])
 
 
 def _fits(kernel: Kernel, row: Row) -> bool:
@@ -158,8 +246,15 @@ def _checked(
         return
     by_torch()
     rest = (*numbers, int(step.item()))
-    kernel.entry(*mine, *rest)
-    spec = SPECS[kernel.problem]
-    spec.reference(*exact, *rest)
+    if kernel.problem == MANY:
+        one = Table([(mine[0], mine[1], mine[2], mine[3])], DTYPES[kernel.record["dtype"]])
+        if len(mine) == 5:
+            one.table[:, 4] = one.table[:, 0]
+        kernel.entry(*mine[:4], *(mine[4:] or one.bases[4:]), one.table, *rest)
+    else:
+        kernel.entry(*mine, *rest)
+    reference: Callable[..., None] = adamw_cast_reference if len(mine) == 5 else adamw_reference
+    reference(*exact, *rest)
     theirs = (*row[:4], *(row[0].to(x.dtype) for x in row[4:]))  # torch writes no copy: what it would be
-    agrees(kernel, *(tuple(x[place] for place in spec.mutates) for x in (mine, theirs, exact)))
+    changed = (0, *range(2, len(mine)))
+    agrees(kernel, *(tuple(x[place] for place in changed) for x in (mine, theirs, exact)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.apply.job.state import NORM, STATE
+from kernels.apply.job.state import MANY, NORM, STATE
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,14 @@ def _gelu_product(gate: torch.Tensor, up: torch.Tensor) -> Any:
     return original_of("gelu")(gate, approximate="tanh") * up
 
 
+BENT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "linear_gelu": _exact_gelu,
+    "linear_gelu_tanh": lambda x: original_of("gelu")(x, approximate="tanh"),
+    "linear_relu": F.relu,
+}
+"""Linear layers with a pointwise function behind them."""
+
+
 def swiglu_backward_reference(g: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Any:
     return torch.ops.aten.silu_backward(g * up, gate), g * F.silu(gate)
 
@@ -116,6 +124,25 @@ def adamw_cast_reference(
     """The same, and the new parameter in `narrow`."""
     adamw_reference(parameter, gradient, first, second, *numbers)
     narrow.copy_(parameter)
+
+
+def adamw_many_reference(
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    narrow: torch.Tensor,
+    table: torch.Tensor,
+    *numbers: Any,
+) -> None:
+    """The same for each chunk of a table: where it begins in the five tensors (−1: no copy), and its elements."""
+    for *begins, count in table.tolist():
+        every = zip((parameter, gradient, first, second, narrow), begins, strict=True)
+        p, g, mean, square, copy = (x.view(-1)[at : at + count] for x, at in every)
+        if begins[4] >= 0:
+            adamw_cast_reference(p, g, mean, square, copy, *numbers)
+        else:
+            adamw_reference(p, g, mean, square, *numbers)
 
 
 def _new(x: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -201,6 +228,15 @@ SPECS: dict[str, Spec] = {
         _new,
         lambda x, gate, *rest: {"m": x.shape[0], "d": x.shape[1], "f": gate.shape[0]},
     ),
+    **{
+        name: Spec(
+            "(Tensor x, Tensor weight, Tensor bias) -> Tensor",
+            lambda x, weight, bias, act=act: act(F.linear(x, weight, bias)),
+            lambda x, weight, bias: x.new_empty((x.shape[0], weight.shape[0])),
+            lambda x, weight, bias: {"m": x.shape[0], "k": x.shape[1], "n": weight.shape[0]},
+        )
+        for name, act in BENT.items()
+    },
     "embedding_gradient": Spec(
         "(Tensor gradient, Tensor index, int rows) -> Tensor",
         _table_gradient,
@@ -229,6 +265,14 @@ SPECS: dict[str, Spec] = {
         lambda parameter, *rest: {"n": parameter.numel()},
         (0, 2, 3, 4),
     ),
+    MANY: Spec(
+        "(Tensor(a!) parameter, Tensor gradient, Tensor(b!) first, Tensor(c!) second, Tensor(d!) narrow, "
+        "Tensor table, float rate, float beta1, float beta2, float eps, float decay, int step) -> ()",
+        adamw_many_reference,
+        lambda *inputs: None,
+        lambda parameter, *rest: {"n": parameter.numel()},
+        (0, 2, 3, 4),
+    ),
 }
-UNTRAINED = ("flash_attention", "fused_mlp")
+UNTRAINED = ("flash_attention", "fused_mlp", *BENT)
 """Whose places are only where nothing is differentiated."""

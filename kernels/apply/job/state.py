@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,33 @@ CAST = "cross_entropy_cast"
 """Reads 16-bit logits where the model casts them first; only a compiled graph shows that it does."""
 NORM = "rmsnorm_cast_backward"
 """RMSNorm's gradient of 16 bits plus the residual's; only a compiled graph shows that as well."""
+MANY = "adamw_many"
+"""AdamW's step over all tensors in one launch, weights' 16-bit copies with it."""
+
+
+class ByTensor:
+    """Values by tensor, for as long as each lives. Cheaper to ask than torch's WeakTensorKeyDictionary: an
+    optimiser's step asks it for every parameter."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Any, Any]] = {}
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        reference, value = self._found.get(id(tensor), (None, None))
+        return value if reference is not None and reference() is tensor else default
+
+    def __setitem__(self, tensor: torch.Tensor, value: Any) -> None:
+        key = id(tensor)
+        if self.get(tensor, self) is self:
+            self._found[key] = (weakref.ref(tensor, lambda _: self._found.pop(key, None)), value)
+        else:
+            self._found[key] = (self._found[key][0], value)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def clear(self) -> None:
+        self._found.clear()
 
 
 @dataclass

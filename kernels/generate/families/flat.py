@@ -1,4 +1,5 @@
-"""Long vectors: an AdamW step in place (with a 16-bit copy, or without), and dropout with a residual addition."""
+"""Long vectors: an AdamW step in place (with a 16-bit copy, or without, or of many tensors in one launch), and
+dropout with a residual addition."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from kernels.generate.rows import POLICIES
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
+from kernels.problems.adamw import CHUNK
 
 ADAMW = """
 import triton
@@ -45,6 +47,67 @@ def entry(parameter, gradient, first, second,$narrow rate, beta1, beta2, eps, de
         )
 """
 
+MANY = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def moved(p, g, mean, square, rest1, beta2, rest2, eps, shrink, scale, root):
+    mean = mean + (g - mean) * rest1
+    square = square * beta2 + g * g * rest2
+    return p * shrink - scale * mean / (tl.sqrt(square) / root + eps), mean, square
+
+
+@triton.jit
+def step_many(
+    parameter, gradient, first, second, narrow, table, rest1, beta2, rest2, eps, shrink, scale, root,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):
+    row = table + tl.program_id(0).to(tl.int64) * 6
+    parameter += tl.multiple_of(tl.load(row), 8)
+    gradient += tl.multiple_of(tl.load(row + 1), 8)
+    first += tl.multiple_of(tl.load(row + 2), 8)
+    second += tl.multiple_of(tl.load(row + 3), 8)
+    to_copy = tl.load(row + 4)
+    narrow += tl.multiple_of(tl.maximum(to_copy, 0), 8)
+    count = tl.load(row + 5).to(tl.int32)
+    if count == CHUNK:
+        for start in range(0, CHUNK, BLOCK):
+            i = start + tl.arange(0, BLOCK)
+            p, g = tl.load(parameter + i$load), tl.load(gradient + i$load)
+            mean, square = tl.load(first + i$load), tl.load(second + i$load)
+            p, mean, square = moved(p, g, mean, square, rest1, beta2, rest2, eps, shrink, scale, root)
+            tl.store(parameter + i, p$store)
+            tl.store(first + i, mean$store)
+            tl.store(second + i, square$store)
+            if to_copy >= 0:
+                tl.store(narrow + i, p.to(narrow.dtype.element_ty))
+    else:
+        for begin in range(0, count, BLOCK):
+            i = begin + tl.arange(0, BLOCK)
+            inside = i < count
+            p, g = tl.load(parameter + i, mask=inside, other=0.0), tl.load(gradient + i, mask=inside, other=0.0)
+            mean, square = tl.load(first + i, mask=inside, other=0.0), tl.load(second + i, mask=inside, other=0.0)
+            p, mean, square = moved(p, g, mean, square, rest1, beta2, rest2, eps, shrink, scale, root)
+            tl.store(parameter + i, p, mask=inside)
+            tl.store(first + i, mean, mask=inside)
+            tl.store(second + i, square, mask=inside)
+            if to_copy >= 0:
+                tl.store(narrow + i, p.to(narrow.dtype.element_ty), mask=inside)
+
+
+def entry(parameter, gradient, first, second, narrow, table, rate, beta1, beta2, eps, decay, step):
+    rows = table.shape[0]
+    if rows:
+        shrink, scale, root = 1.0 - rate * decay, rate / (1.0 - beta1**step), (1.0 - beta2**step) ** 0.5
+        rest1, rest2 = 1.0 - beta1, 1.0 - beta2
+        step_many[(rows,)](
+            parameter, gradient, first, second, narrow, table, rest1, beta2, rest2, eps, shrink, scale, root,
+            CHUNK=$chunk, BLOCK=$block, num_warps=$warps,
+        )
+"""
+
 COPY = "\n        tl.store(narrow + i, p.to(narrow.dtype.element_ty), mask=inside)"
 """Kept in L2 where it fits: the next forward pass reads it."""
 
@@ -79,7 +142,7 @@ def entry(x, residual, p, seed):
 
 class Flat:
     name = "flat"
-    problems = ("adamw", "adamw_cast", "dropout_add")
+    problems = ("adamw", "adamw_cast", "adamw_many", "dropout_add")
 
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
@@ -96,6 +159,10 @@ class Flat:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
+        if problem == "adamw_many":
+            values = {**config, "block": int(config["block"]) * int(config["steps"]), "chunk": CHUNK}
+            keys = {"mutates": "0 2 3 4"}
+            return render(problem, MANY, values, kind="in_place", layouts="contiguous", keys=keys, like=case)
         if problem != "dropout_add":
             copies = problem == "adamw_cast"
             keys = {"mutates": "0 2 3 4" if copies else "0 2 3"}

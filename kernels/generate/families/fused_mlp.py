@@ -4,6 +4,7 @@ combined before anything is written; the second layer is a plain product with a 
 from __future__ import annotations
 
 from kernels.generate.base import Config
+from kernels.generate.families import float32_products
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -113,6 +114,8 @@ class FusedMlp:
     problems = ("fused_mlp",)
 
     def space(self, problem: str, case: Case) -> Space:
+        if case.dtype == "float32":
+            return float32_products.space(2)
         wide = case.element_bytes
 
         def admits(config: Config) -> bool:
@@ -136,6 +139,8 @@ class FusedMlp:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
+        if case.dtype == "float32":
+            return render(problem, float32_products.MLP, config, layouts="contiguous offset", like=case)
         keys = {"dtypes": "float16 bfloat16", "bounds": "m 0.., d 8.. /8, f 8.. /8"}
         cm, cn, cwarps, cstages, csplit, special = SECOND[str(config["second"])]
         second = {"cm": cm, "cn": cn, "cwarps": cwarps, "cstages": cstages, "csplit": csplit}

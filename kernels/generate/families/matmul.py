@@ -1,12 +1,14 @@
 """Matrix products on the tensor cores: tiles by pointers or by TMA descriptors, one tile a program or persistent.
 
-Descriptors come from the host: made in the kernel, they cost a small product a microsecond or two. float32 inputs
-are multiplied in IEEE float32, not TF32.
+Descriptors come from the host: made in the kernel, they cost a small product a microsecond or two. "fixed" ones are
+of one shape: a small product ends before the divisions that place its tiles are forgotten. float32 has kernels of
+its own (`float32_products`).
 """
 
 from __future__ import annotations
 
 from kernels.generate.base import Config
+from kernels.generate.families import float32_products
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -68,8 +70,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @triton.jit
 def matmul(
-    left, right, out, m, n, k, programs, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    SPLIT: tl.constexpr, SPECIALISED: tl.constexpr, FLAT: tl.constexpr,
+    left, right, out, m$fixed, n$fixed, k$fixed, programs$fixed, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, SPECIALISED: tl.constexpr, FLAT: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
     turns = tl.cdiv(k, BK)
@@ -116,24 +118,27 @@ class Matmul:
     problems = ("matmul",)
 
     def space(self, problem: str, case: Case) -> Space:
+        if case.dtype == "float32":
+            return float32_products.space()
         wide = case.element_bytes
 
         def admits(config: Config) -> bool:
             bm, bn, bk, stages, warps = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps"))
-            tma = config["way"] == "tma"
+            tma = config["way"] != "pointers"
             room = stages * bk * (bm + bn) * wide + (bm * bn * wide // int(config["split"]) if tma else 0)
             held = bm * bn / (32 * warps)
             fits = room <= 227 << 10 and 64 <= held <= 128
             whole = tma or (config["persistent"] == 0 and config["split"] == 1 and config["specialised"] == 0)
-            return fits and whole and not (config["specialised"] and not config["persistent"])
+            large = config["way"] != "fixed" or (min(bm, bn) >= 128 and warps == 8)
+            return fits and whole and large and not (config["specialised"] and not config["persistent"])
 
         return Space.of(
             admits,
-            way=("pointers", "tma"),
+            way=("pointers", "tma", "fixed"),
             bm=(64, 128, 256),
             bn=(64, 128, 256),
             bk=(32, 64, 128),
-            stages=(3, 4, 5, 6, 7),
+            stages=(2, 3, 4, 5, 6, 7),
             warps=(4, 8),
             group=(2, 4, 8, 16),
             persistent=(0, 1),
@@ -142,7 +147,13 @@ class Matmul:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
+        layouts = "contiguous padded transposed offset"
+        if case.dtype == "float32":
+            return render(problem, float32_products.MATMUL, config, layouts=layouts, like=case)
         if config["way"] == "pointers":
-            return render(problem, POINTERS, config, layouts="contiguous padded transposed offset", like=case)
-        keys = {"dtypes": "float16 bfloat16", "bounds": "m 1.., n 8.. /8, k 8.. /8"}
-        return render(problem, DESCRIPTORS, config, layouts="contiguous", keys=keys, like=case)
+            return render(problem, POINTERS, config, layouts=layouts, like=case)
+        fixed = config["way"] == "fixed"
+        sizes = ", ".join(f"{name} {case[name]}..{case[name]}" for name in "mnk")
+        keys = {"dtypes": "float16 bfloat16", "bounds": sizes if fixed else "m 1.., n 8.. /8, k 8.. /8"}
+        values = {**config, "fixed": ": tl.constexpr" if fixed else ""}
+        return render(problem, DESCRIPTORS, values, layouts="contiguous", keys=keys, like=case)

@@ -1,7 +1,8 @@
 """Row sums in CUDA C++: a block for each row, all of a thread's 16-byte loads in flight before the first is used.
 
 A sum only reads, what it leaves in L2 is of no use, and what it pushes out may have to be written back first:
-loads ask to leave L2 first (PTX ISA, `ld.global` with `L2::cache_hint`) and may fetch `fetch` bytes at once.
+loads ask to leave L2 first, or not to change the order in which lines leave (PTX ISA, `ld.global` with
+`L2::cache_hint`), and may fetch `fetch` bytes at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __device__ __forceinline__ uint4 read(const uint4* p, unsigned long long policy)
 extern "C" __global__ void __launch_bounds__(THREADS) row_sum(const T* __restrict__ x, T* __restrict__ out, int m) {
     __shared__ float parts[THREADS / 32];
     unsigned long long policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("createpolicy.fractional.L2::$keep.b64 %0, 1.0;" : "=l"(policy));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (long long row = blockIdx.x; row < m; row += gridDim.x) {
         const uint4* from = reinterpret_cast<const uint4*>(x) + row * VECTORS + threadIdx.x;
@@ -77,6 +78,7 @@ class ReduceCuda:
             threads=(64, 128, 256, 512, 1024),
             depth=(1, 2, 4, 8, 16),
             fetch=(64, 128, 256),
+            keep=("evict_first", "evict_unchanged"),
             waves=(0, 1),
         )
 

@@ -40,14 +40,14 @@ def rotate(x, cos, sin, out, s, half, heads, TILE: tl.constexpr, HALF: tl.conste
 
 def entry(x, cos, sin):
     b, h, s, d = x.shape
-    out = torch.empty((b, h, s, d), dtype=x.dtype, device=x.device)
+    $outputs
     if out.numel():
         half = triton.next_power_of_2(d // 2)
         grid = (triton.cdiv(s, $tile), triton.cdiv(b * h, $heads))
         rotate[grid](
             x, cos, sin, out, s, d // 2, b * h, TILE=$tile, HALF=half, HEADS=$heads, num_warps=$warps
         )
-    return out
+    $result
 """
 
 HALVES = """
@@ -79,8 +79,8 @@ def rotate(
         live = inside & (head + 0 * place < heads)
         a = tl.load(x + at, mask=live, other=0.0$load).to(tl.float32)
         b = tl.load(x + at + half, mask=live, other=0.0$load).to(tl.float32)
-        first = (a * c0 - b * d0).to(out.dtype.element_ty)
-        second = (b * c1 + a * d1).to(out.dtype.element_ty)
+        first = ($first).to(out.dtype.element_ty)
+        second = ($second).to(out.dtype.element_ty)
         tl.store(out + at, first, mask=live$store)
         tl.store(out + at + half, second, mask=live$store)
 
@@ -102,11 +102,15 @@ TURNED = {
     "rotary_interleaved_backward": "tl.join(even * c + odd * d, odd * c - even * d)",
 }
 NEW = "q_out, k_out = torch.empty_like(q), torch.empty_like(k)"
+TURNED_HALVES = {
+    "rotary_half": {"first": "a * c0 - b * d0", "second": "b * c1 + a * d1"},
+    "rotary_half_backward": {"first": "a * c0 + b * d1", "second": "b * c1 - a * d0"},
+}
 
 
 class Rotary:
     name = "rotary"
-    problems = ("rotary_interleaved", "rotary_interleaved_backward", "rotary_half")
+    problems = (*TURNED, *TURNED_HALVES)
 
     def space(self, problem: str, case: Case) -> Space:
         width = case["d"] if problem in TURNED else case["d"] // 2
@@ -115,7 +119,6 @@ class Rotary:
             held = int(config["tile"]) * width / (32 * int(config["warps"]))
             return 4 <= held <= 32
 
-        places = ("new",) if problem in TURNED else ("new", "in_place")
         return Space.of(
             admits,
             tile=(4, 8, 16, 32, 64),
@@ -123,18 +126,16 @@ class Rotary:
             warps=(2, 4, 8),
             load=POLICIES,
             store=STORES,
-            place=places,
+            place=("new", "in_place"),
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        values = dict(config)
-        keys = {"bounds": "d 2..512 /2"}
-        if problem in TURNED:
-            values["turned"] = TURNED[problem]
-            return render(problem, PAIRS, values, layouts="contiguous offset", keys=keys, like=case)
-        written = config["place"] == "in_place"
-        values["outputs"] = "q_out, k_out = q, k" if written else NEW
-        values["result"] = "" if written else "return q_out, k_out"
+        pairs, written = problem in TURNED, config["place"] == "in_place"
+        new, old = ("out = torch.empty_like(x)", "out = x") if pairs else (NEW, "q_out, k_out = q, k")
+        result = "return out" if pairs else "return q_out, k_out"
+        values = {**config, "outputs": old if written else new, "result": "" if written else result}
+        values |= {"turned": TURNED[problem]} if pairs else TURNED_HALVES[problem]
+        keys = {"bounds": "d 2..512 /2", "mutates": ("0" if pairs else "0 1") if written else ""}
         kind = "in_place" if written else "own_kernel"
-        keys["mutates"] = "0 1" if written else ""
-        return render(problem, HALVES, values, kind=kind, layouts="contiguous offset", keys=keys, like=case)
+        body = PAIRS if pairs else HALVES
+        return render(problem, body, values, kind=kind, layouts="contiguous offset", keys=keys, like=case)

@@ -4,7 +4,7 @@
 # kind: own_kernel
 # determinism: bitwise
 # class: state between calls
-# refused: rmse worst_row max_ulp nan_placement unwritten state_kept
+# refused: rmse worst_row max_ulp nan_placement unwritten state_kept host_died illegal_access
 
 import torch
 import triton

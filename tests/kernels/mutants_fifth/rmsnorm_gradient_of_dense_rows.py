@@ -5,7 +5,7 @@
 # determinism: bitwise
 # differentiable: yes
 # class: layout of saved inputs
-# refused: gradient
+# refused: gradient unwritten
 
 import torch
 import triton

@@ -1,0 +1,220 @@
+"""Which cases of a problem a plan asks: edges, sizes beside and between powers of two, and every remainder.
+
+All of them lie in the candidate's declared domain and within what a scope affords.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kernels.candidate import Candidate, Domain
+from kernels.problem import Axis, Case, Problem
+
+_OCTAVES = 14
+"""Sizes between powers of two are asked below 2 to this."""
+_SMALL = 8
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much to ask.
+
+    max_bytes bounds a swept case's compulsory traffic; base_bytes is about that of the case which all other stages
+    use; largest bounds a randomly chosen parameter (edges are taken as they are); max_rows bounds the product of
+    all parameters but the last, which is what an interpreter's time goes with; benchmark: include timed cases.
+    """
+
+    max_bytes: int
+    base_bytes: int
+    largest: int
+    max_rows: int
+    sweep_random: int
+    benchmark: bool
+    huge: bool
+    repeats: int
+
+
+def admits(problem: Problem, candidate: Candidate, case: Case) -> bool:
+    return problem.constraint(case) and candidate.domain.admits(case.sizes, case.dtype, case.layout)
+
+
+def rows(problem: Problem, sizes: dict[str, int]) -> int:
+    return math.prod(sizes[axis.name] for axis in problem.axes[:-1])
+
+
+def sweep(problem: Problem, domain: Domain, rng: random.Random, scope: Scope) -> Iterator[Case]:
+    """Edges of one axis at a time among random others, each with a dtype and layout in turn; then random cases."""
+    layouts = [name for name in problem.layouts if not domain.layouts or name in domain.layouts] or ["contiguous"]
+    dtypes = [name for name in problem.dtypes if not domain.dtypes or name in domain.dtypes]
+    if not dtypes:
+        return
+    limited = {axis.name: within(axis, domain) for axis in problem.axes}
+    turn, cycle = rng.randrange(1000), math.lcm(len(dtypes), len(layouts))
+    seen: set[Case] = set()
+    for wanted, edge in _sizes(problem, limited, rng, scope):
+        sizes = _affordable(problem, limited, wanted, edge, dtypes[0], scope)
+        if sizes is None:
+            continue
+        turn += 1
+        case = Case.of(dtypes[turn % len(dtypes)], layouts[(turn + turn // cycle) % len(layouts)], **sizes)
+        if case not in seen and problem.constraint(case):
+            seen.add(case)
+            yield case
+
+
+def within(axis: Axis, domain: Domain) -> Axis | None:
+    """The axis cut to the declared bounds, or None where nothing of it is left."""
+    low, high, multiple = axis.low, axis.high, axis.multiple
+    edges = axis.edges
+    for bound in domain.bounds:
+        if bound.name == axis.name:
+            multiple = math.lcm(multiple, bound.multiple)
+            low, high = max(low, bound.low), min(max(high, bound.low), bound.high)
+            own = (bound.low, bound.high) if bound.high < 2**53 else (bound.low,)
+            edges = tuple(edge for edge in (*edges, *own) if bound.admits(edge))
+    first = -(-low // multiple) * multiple
+    if first > high:
+        return replace(axis, edges=edges, low=edges[0], high=edges[0], multiple=1) if edges else None
+    return replace(axis, edges=edges, low=first, high=high, multiple=multiple)
+
+
+def _pick(axis: Axis, rng: random.Random, largest: int) -> int:
+    """Log-uniform, so that small sizes come up as often as large ones."""
+    high = max(axis.low, min(axis.high, largest)) // axis.multiple
+    low = max(0, axis.low // axis.multiple)
+    value = round(math.exp(rng.uniform(math.log(low + 1), math.log(high + 1)))) - 1
+    return min(max(value, low), high) * axis.multiple
+
+
+def _sizes(
+    problem: Problem, axes: dict[str, Axis | None], rng: random.Random, scope: Scope
+) -> Iterator[tuple[dict[str, int], str]]:
+    """Parameters of a case, and the axis whose edge value they are made for ("" for a random case)."""
+    usable = [axis for axis in axes.values() if axis is not None]
+    if len(usable) < len(axes):
+        return
+    fixed = problem.cases[0].sizes
+    for axis in usable:
+        high = min(axis.high, max(axis.low, scope.largest) // axis.multiple * axis.multiple)
+        beside = _beside(replace(axis, high=high), rng, min(3, scope.sweep_random))
+        for edge in dict.fromkeys((*axis.edges, *beside, high)):
+            yield (
+                {**fixed, **{other.name: _pick(other, rng, scope.largest) for other in usable}, axis.name: edge},
+                axis.name,
+            )
+    for _ in range(scope.sweep_random):
+        yield {**fixed, **{axis.name: _pick(axis, rng, scope.largest) for axis in usable}}, ""
+
+
+def _beside(axis: Axis, rng: random.Random, count: int) -> list[int]:
+    """Sizes next to powers of two, where a last tile lacks one element or holds a single one; the first of them is
+    of the second kind and not small."""
+    near = [(1 << power) + by for by in (1, -1) for power in range(5, 24)]
+    fitting = [size for size in near if axis.low <= size <= axis.high and size % axis.multiple == 0]
+    single = [size for size in fitting if size % 2 and size.bit_count() == 2]
+    first = [rng.choice(single[len(single) // 2 :])] if single else []
+    return [*first, *rng.sample(fitting, min(max(0, count - 1), len(fitting)))]
+
+
+def _affordable(
+    problem: Problem, axes: dict[str, Axis | None], sizes: dict[str, int], edge: str, dtype: str, scope: Scope
+) -> dict[str, int] | None:
+    """The sizes, with all but the edge shrunk until the case fits the scope; None where even that does not."""
+    sizes = dict(sizes)
+    while max(axis.low for axis in axes.values() if axis is not None) <= scope.max_bytes:
+        case = Case.of(dtype, "contiguous", **sizes)
+        many = len(problem.axes) > 1 and rows(problem, sizes) > scope.max_rows
+        dear = problem.compulsory_bytes(case) > scope.max_bytes or problem.flops(case) > 200 * scope.max_bytes
+        if not many and not dear:
+            return sizes
+        last = problem.axes[-1].name if many else ""
+        usable = [axis for axis in axes.values() if axis is not None]
+        room = [a for a in usable if a.name not in (edge, last) and sizes[a.name] > a.low]
+        if not room:
+            return None
+        axis = max(room, key=lambda a: sizes[a.name])
+        sizes[axis.name] = max(axis.low, sizes[axis.name] // 2 // axis.multiple * axis.multiple)
+    return None
+
+
+def of_each_residue(problem: Problem, candidate: Candidate, rng: random.Random, scope: Scope) -> list[Case]:
+    """Up to eight small cases between which every axis leaves each remainder modulo 8, and the last axis lies in
+    each eighth of 128: groups of rows and parts of a tile are asked about each of their ends, whatever is drawn.
+    """
+    axes = [within(axis, candidate.domain) for axis in problem.axes]
+    usable = [axis for axis in axes if axis is not None]
+    if len(usable) < len(axes):
+        return []
+    layouts = [name for name in problem.layouts if not candidate.domain.layouts or name in candidate.domain.layouts]
+    turns = {axis.name: rng.sample(range(8), 8) for axis in usable}
+    eighths, found = rng.sample(range(8), 8), []
+    for number in range(8):
+        sizes = dict(problem.cases[0].sizes)
+        for axis in usable:
+            units = turns[axis.name][number]
+            if axis.name == usable[-1].name:
+                units += 16 * eighths[number] + 8 * rng.randrange(2)
+            units = units or (128 if axis.name == usable[-1].name else 8)
+            least = -(-axis.low // axis.multiple)
+            units = least + (units - least) % (max(0, axis.high // axis.multiple - least) + 1)
+            sizes[axis.name] = units * axis.multiple
+        dtype = problem.dtypes[number % len(problem.dtypes)]
+        layout = "contiguous" if number % 2 or not layouts else layouts[number // 2 % len(layouts)]
+        case = Case.of(dtype, layout, **sizes)
+        dear = problem.compulsory_bytes(case) > scope.max_bytes or problem.flops(case) > 200 * scope.max_bytes
+        if (
+            all(sizes.values())
+            and not dear
+            and rows(problem, sizes) <= scope.max_rows
+            and admits(problem, candidate, case)
+        ):
+            found.append(case)
+    return found
+
+
+def between(problem: Problem, candidate: Candidate, rng: random.Random, scope: Scope) -> Iterator[Case]:
+    """Sizes between two powers of two from 512 on: of the last axis in each quarter, of the others in one, their
+    fellows small: loops whose last trips are another number of tiles. Dtypes and layouts in turn."""
+    limited = {axis.name: within(axis, candidate.domain) for axis in problem.axes}
+    if None in limited.values():
+        return
+    layouts = [name for name in problem.layouts if not candidate.domain.layouts or name in candidate.domain.layouts]
+    turn, fixed = rng.randrange(1000), problem.cases[0].sizes
+    for axis in limited.values():
+        assert axis is not None
+        quarters = range(4) if axis.name == problem.axes[-1].name else [rng.randrange(4)]
+        for power, quarter in itertools.product(range(9, _OCTAVES), quarters):
+            size = (1 << power) + round((quarter + rng.random()) * (1 << power - 2))
+            size = size // axis.multiple * axis.multiple
+            others = {a.name: _pick(a, rng, _SMALL) or a.multiple for a in limited.values() if a is not None}
+            sizes = _affordable(
+                problem, limited, {**fixed, **others, axis.name: size}, axis.name, problem.dtypes[0], scope
+            )
+            if size > axis.high or sizes is None:
+                continue
+            turn += 1
+            dtype = problem.dtypes[turn % len(problem.dtypes)]
+            layout = (layouts or ["contiguous"])[turn // len(problem.dtypes) % max(1, len(layouts))]
+            case = Case.of(dtype, layout, **sizes)
+            if admits(problem, candidate, case):
+                yield case
+
+
+def of_one_count(problem: Problem, candidate: Candidate, base: Case) -> Iterator[Case]:
+    """Cases one after the other whose tensors have as many elements but other shapes: one axis is doubled and
+    another halved. Who remembers something by the number of elements is wrong on the second."""
+    beside = list(itertools.pairwise(problem.axes))
+    for one, other in (*beside, *((b, a) for a, b in beside)):
+        half = base[other.name] // (2 * other.multiple) * other.multiple
+        first, second = (
+            Case.of(base.dtype, base.layout, **{**base.sizes, **changed})
+            for changed in ({other.name: 2 * half}, {one.name: 2 * base[one.name], other.name: half})
+        )
+        inside = one.low <= second[one.name] <= one.high and other.low <= half <= other.high
+        if half and base[one.name] and inside and all(admits(problem, candidate, c) for c in (first, second)):
+            yield first
+            yield second

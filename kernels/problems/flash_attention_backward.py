@@ -1,0 +1,98 @@
+"""The gradients of causal attention as autograd runs them: from the result and the saved logarithms of row sums.
+
+The function is defined for any result and logarithms, so those are drawn, not computed: the same bits on every
+device. The logarithms are near those of normal scores, so that no weight overflows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def reference(
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    logs: torch.Tensor,
+) -> Three:
+    """gradient, q, k, v, out: (b, h, s, d); logs: (b, h, s) float32 → gradients of q, k, v, scale 1/sqrt(d)."""
+    s, scale = q.shape[-2], q.shape[-1] ** -0.5
+    wide = torch.promote_types(q.dtype, torch.float32)
+    hidden = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
+    weights = torch.exp((q @ k.mT).to(wide) * scale - logs.to(wide)[..., None]).masked_fill(hidden, 0.0)
+    delta = (gradient.to(wide) * out.to(wide)).sum(-1, keepdim=True)
+    back = (weights * ((gradient @ v.mT).to(wide) - delta) * scale).to(q.dtype)
+    return back @ k, back.mT @ q, weights.to(q.dtype).mT @ gradient
+
+
+def oracle(
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    logs: torch.Tensor,
+) -> Three:
+    """Head by head, so that the float64 weights of long sequences fit."""
+    shape = q.shape
+    heads = [x.flatten(0, 1).unsqueeze(1) for x in (gradient, q, k, v, out, logs)]
+    made = [reference(*one) for one in zip(*heads, strict=True)]
+    if not made:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    first, second, third = (torch.cat(found).reshape(shape) for found in zip(*made, strict=True))
+    return first, second, third
+
+
+def _flash(*inputs: torch.Tensor) -> Any:
+    """FlashAttention's own, as autograd calls it."""
+    s = inputs[1].shape[-2]
+    seed = torch.zeros(2, dtype=torch.uint64, device=inputs[1].device)
+    rest = None, None, s, s, 0.0, True, seed, seed[:0]
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(*inputs, *rest)
+
+
+def _cudnn(*inputs: torch.Tensor) -> Any:
+    """cuDNN's own, as autograd calls it."""
+    *others, logs = inputs
+    s, seed = inputs[1].shape[-2], torch.zeros((), dtype=torch.int64, device=inputs[1].device)
+    rest = seed, seed, None, None, None, s, s, 0.0, True
+    return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(*others, logs[..., None], *rest)
+
+
+def make_inputs(case: Case, draw: Draw) -> Inputs:
+    shape, dtype = (case["b"], case["h"], case["s"], case["d"]), case.torch_dtype
+    gradient, v = draw.values(shape, dtype), draw.values(shape, dtype)
+    q, k, out = draw.normal(shape, dtype), draw.normal(shape, dtype), draw.normal(shape, dtype, 0.25)
+    seen = torch.arange(1, case["s"] + 1, dtype=torch.float64).log().float().to(draw.device)
+    return gradient, q, k, v, out, draw.uniform(shape[:-1], torch.float32, 0.25, 0.75) + seen
+
+
+FLASH_ATTENTION_BACKWARD = Problem(
+    name="flash_attention_backward",
+    family="flash_attention",
+    reference=reference,
+    oracle=oracle,
+    make_inputs=make_inputs,
+    cases=(Case.of("float16", b=2, h=32, s=1024, d=64), Case.of("bfloat16", b=1, h=32, s=4096, d=128)),
+    axes=(
+        Axis("b", (1, 3), 1, 4),
+        Axis("h", (1, 5), 1, 16),
+        Axis("s", (1, 17, 64, 127, 300), 1, 1024),
+        Axis("d", (16, 64, 128), 16, 128, 16),
+    ),
+    compulsory_bytes=lambda case: (8 * case["d"] * case.element_bytes + 4) * case["b"] * case["h"] * case["s"],
+    flops=lambda case: 5 * case["b"] * case["h"] * case["s"] * (case["s"] + 1) * case["d"],
+    dtypes=("float16", "bfloat16"),
+    distributions=("normal", "ties", "near_constant", "tiny"),
+    layouts=("contiguous",),
+    libraries={"flash": _flash, "cudnn": _cudnn},
+)

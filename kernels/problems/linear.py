@@ -1,0 +1,59 @@
+"""A linear layer and the pointwise function behind it as one operation: nothing is written in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernels.draw import Draw
+from kernels.problem import Axis, Case, Inputs, Problem
+
+
+def gelu_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x: (m, k); weight: (n, k); bias: (n,) → gelu(x · weightᵀ + bias), (m, n)."""
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def gelu_tanh_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The same with GELU's tanh form."""
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+def relu_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The same with max(·, 0)."""
+    return F.relu(F.linear(x, weight, bias))
+
+
+def make_inputs(case: Case, draw: Draw) -> Inputs:
+    m, n, k, dtype = case["m"], case["n"], case["k"], case.torch_dtype
+    return draw.values((m, k), dtype), draw.normal((n, k), dtype, max(1, k) ** -0.5), draw.normal((n,), dtype)
+
+
+def _problem(name: str, reference: Callable[..., Any]) -> Problem:
+    return Problem(
+        name=name,
+        family="linear",
+        reference=reference,
+        make_inputs=make_inputs,
+        cases=(Case.of("bfloat16", m=8192, n=4096, k=1024),),
+        axes=(
+            Axis("m", (0, 1, 17, 64, 127), 1, 1024),
+            Axis("n", (1, 17, 64, 127), 1, 1024),
+            Axis("k", (1, 17, 64, 127, 1024), 1, 2048),
+        ),
+        compulsory_bytes=lambda case: (
+            (case["m"] * case["k"] + case["k"] * case["n"] + case["n"] + case["m"] * case["n"]) * case.element_bytes
+        ),
+        flops=lambda case: 2 * case["m"] * case["n"] * case["k"],
+        distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
+    )
+
+
+ALL = (
+    _problem("linear_gelu", gelu_reference),
+    _problem("linear_gelu_tanh", gelu_tanh_reference),
+    _problem("linear_relu", relu_reference),
+)

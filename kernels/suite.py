@@ -1,0 +1,92 @@
+"""Works of a suite in KernelBench's format: the tasks that a family of ours computes, found by numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from kernels.bind import Binding, bind
+from kernels.candidate import Candidate
+from kernels.generate.base import Outcome, Proposal, Spent, Task
+from kernels.generate.families import families_of
+from kernels.generate.known import templates
+from kernels.generate.template import Family
+from kernels.kernelbench import Task as SuiteTask
+from kernels.kernelbench import load_suite, load_task
+from kernels.optimise import OptimiseError, Work, slug_of
+from kernels.problems import named
+
+
+def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[list[Work], dict[str, str]]:
+    """(works, why not others) of a folder in KernelBench's format."""
+    works, missed = [], {}
+    for name, task in load_suite(folder, dtypes).items():
+        binding = binding_of(task)
+        if binding is None:
+            missed[name] = "computes nothing that a family of ours does"
+        elif not python_families(binding.problem):
+            missed[name] = f"no family writes {binding.problem}"
+        else:
+            made = _suite_work(task, binding, f"suite {folder.name}/{name}", str(folder / name))
+            works.append(replace(made, slug=slug_of(name)))
+    return works, missed
+
+
+def task_again(path: Path, dtype: str, origin: str) -> Work:
+    """One task's work, for another process. Raises OptimiseError where no family computes it."""
+    task = load_task(path, (dtype,))
+    binding = binding_of(task)
+    if binding is None:
+        raise OptimiseError(f"{path}: computes nothing that a family of ours does")
+    return _suite_work(task, binding, origin, str(path))
+
+
+def _suite_work(task: SuiteTask, binding: Binding, origin: str, path: str) -> Work:
+    wanted = Task(task.problem, task.problem.cases[0])
+    return Work(slug_of(Path(path).name), wanted, (SuiteAuthor(task, binding),), origin, path)
+
+
+def binding_of(task: SuiteTask) -> Binding | None:
+    """Which of our problems a KernelBench task is, by numbers (`kernels.bind`)."""
+    sample = task.problem.inputs(task.problem.cases[0], "normal", 1, "cpu")
+    return bind(task.problem.reference, sample)
+
+
+@dataclass
+class SuiteAuthor:
+    """A family's kernels behind a KernelBench task's arguments."""
+
+    suite: SuiteTask
+    binding: Binding
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return python_families(self.binding.problem)[0].name
+
+    def spent(self) -> Spent:
+        return Spent()
+
+    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+        inner = Task(named(self.binding.problem), self.binding.case(task.case.dtype))
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        made = templates(gpu, inner.problem.name, inner.case, self.seed)
+        template = next(t for t in made if t.family.name == self.name)
+        return [replace(p, candidate=self._wrapped(p.candidate)) for p in template.propose(inner, history, count)]
+
+    def _wrapped(self, inner: Candidate) -> Candidate:
+        text = self.binding.call.replace("entry(", f"{inner.entry}(")
+        # a family's kernel was written for rows that lie side by side; a task's arguments may lie anyhow
+        laid = "a = [x.contiguous() if hasattr(x, 'contiguous') else x for x in a]"
+        glue = f"\n\ndef nightshift_task(*a):\n    {laid}\n    return {text}\n"
+        return Candidate(
+            inner.source + glue, "nightshift_task", inner.language, inner.kind, inner.determinism, inner.mutates
+        )
+
+
+def python_families(problem: str) -> list[Family]:
+    """Families whose kernels a Python entry calls: those that can stand behind a task or in a job's file."""
+    return [family for family in families_of(problem) if not family.name.endswith("_cuda")]

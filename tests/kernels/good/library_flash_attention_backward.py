@@ -1,0 +1,16 @@
+# nightshift candidate
+# problem: flash_attention_backward
+# language: python
+# kind: library
+# determinism: bitwise
+
+import torch
+
+
+def entry(gradient, q, k, v, out, logs):
+    s, scale = q.shape[-2], q.shape[-1] ** -0.5
+    hidden = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
+    weights = torch.exp((q @ k.mT).float() * scale - logs[..., None]).masked_fill(hidden, 0.0)
+    delta = (gradient.float() * out.float()).sum(-1, keepdim=True)
+    back = (weights * ((gradient @ v.mT).float() - delta) * scale).to(q.dtype)
+    return back @ k, back.mT @ q, weights.to(q.dtype).mT @ gradient

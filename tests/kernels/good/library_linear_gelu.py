@@ -1,0 +1,13 @@
+# nightshift candidate
+# problem: linear_gelu
+# language: python
+# kind: library
+# determinism: bitwise
+
+import torch
+import torch.nn.functional as F
+
+
+def entry(x, weight, bias):
+    y = torch.addmm(bias, x, weight.t())
+    return F.gelu(y)
