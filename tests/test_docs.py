@@ -99,6 +99,29 @@ def test_every_link_in_the_docs_leads_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page}: {target}"
 
 
+def test_every_page_and_picture_can_be_reached_from_the_readme() -> None:
+    """Whoever follows links from the README finds all pages; a #place in a link is a heading of its page."""
+    found, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop().resolve()
+        if page in found or not page.exists():
+            continue
+        found.add(page)
+        for target, place in re.findall(
+            r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text() if page.suffix == ".md" else ""
+        ):
+            if not target.startswith(("http://", "https://")):
+                todo.append(page.parent / target if target else page)
+                assert not place or place in places(todo[-1]), f"{page}: {target}#{place}"
+    assert {*PAGES, *(ROOT / "docs/images").iterdir()} - found == set()
+
+
+def places(page: Path) -> set[str]:
+    """What a link may name behind its #: the page's headings, as they are rendered."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_ci_runs_the_commands_of_the_readme() -> None:
     """What a reader types is what every merge passes."""
     ci = (ROOT / ".ci/run").read_text()
