@@ -47,14 +47,22 @@ POWER = Table(
                 ("synthetic", "200 curves made up"),
             )
         ),
-        Row("decision for 10,000 GPUs, CPU", "results/decision_10000_gpus_cpu_s", number(" s"), "≤ 1 s"),
+        *(
+            Row(
+                f"decision for 10,000 GPUs {how}, CPU",
+                f"results/decision_10000_gpus_cpu_s/{how}",
+                number(" s"),
+                "≤ 1 s",
+            )
+            for how in ("after two hours", "seen at every level")
+        ),
     ),
     "Two GPUs' sweeps of Zeus, two hours of job each, 1 % noise, 30 s windows, probing included; the oracle "
     "knows the curve and has a 25 W grid. None of 115,200 windows at either budget is beyond it and a point: "
     "the rule asks one who expects a cliff. By GPU at 3 %: P100 77 %, RTX6000 86 %. The deviations at which it "
     "goes down and up were chosen on these sweeps. The rows of PPO, of what was left out but for the made-up "
     "curves, and of clocks are of an earlier run, of the rule before; PPO did not win there, so the heuristic "
-    "ships. The decision's time misses its goal, on a machine that was busy.",
+    "ships. A decision's time is the median of nine.",
 )
 CLOCKS = Table(
     "Energy saved by locked SM clocks, on jobs whose draw no power limit binds",

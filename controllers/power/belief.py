@@ -16,7 +16,7 @@ after a restart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 
 import numpy as np
@@ -31,8 +31,8 @@ TOP = N - 1
 CHUNK = 512
 PARTS = 10
 """Principal components of the bank."""
-KNOT = 3
-"""Levels between two knots of the bends."""
+KNOTS = np.arange(TOP - 3, -3, -3).clip(0)[::-1]
+"""Levels at which the bends are free; between two they are straight, and nought at TOP."""
 SLOPE, LASTS = 0.003, 6.0
 """Of the bends: deviation of the slope per level, and the levels over which it forgets itself."""
 ROUGH = 0.0045
@@ -49,9 +49,7 @@ class Bank:
     """Synthetic curves on LEVELS, and the linear model of a job's log time made of them.
 
     `time`, `draw` [n_curves, n_levels]; `mean` [n_levels], `parts` [n_levels, PARTS] and `score` [n_curves, PARTS]:
-    log time is about mean + parts @ score; `bends` [n_levels, q]: hat functions of the knots, and the scale last;
-    `stiff` [q, q]: prior precision of their weights; `rough` [q + PARTS, q + PARTS]: that of one who expects a
-    cliff anywhere, and of the bank knows the spread of its scores alone.
+    log time is about mean + parts @ score.
     """
 
     time: Float32s
@@ -59,13 +57,15 @@ class Bank:
     mean: Floats
     parts: Floats
     score: Floats
-    bends: Floats
-    stiff: Floats
-    rough: Floats
 
     @cached_property
-    def model(self) -> _Model:
-        return _Model(self)
+    def mixture(self) -> _Mixture:
+        return _Mixture(self)
+
+    @cached_property
+    def models(self) -> Sequence[_Model]:
+        """By depth."""
+        return [_Model(self, depth) for depth in range(len(KNOTS))]
 
     @classmethod
     def make(
@@ -77,12 +77,7 @@ class Bank:
         log = np.minimum(np.log(time), steep)
         mean = log.mean(0)
         parts = np.linalg.svd(log - mean, full_matrices=False)[2][:PARTS].T
-        score = (log - mean) @ parts
-        bends, stiff = _bends(SLOPE)
-        rough = np.zeros((len(stiff) + PARTS,) * 2)
-        rough[: len(stiff), : len(stiff)] = _bends(ROUGH)[1]
-        rough[len(stiff) :, len(stiff) :] = np.diag(1.0 / score.var(0))
-        return cls(time.astype(np.float32), draw.astype(np.float32), mean, parts, score, bends, stiff, rough)
+        return cls(time.astype(np.float32), draw.astype(np.float32), mean, parts, (log - mean) @ parts)
 
 
 @cache
@@ -147,91 +142,127 @@ class Outlook:
 def outlook(bank: Bank, windows: Windows, level: Ints, noise: Noise, guess: bool = False) -> Outlook:
     """What is believed of jobs at `level` [n]. Jobs without a window at the reference have NaN; with `guess`, what
     the bank says of them, and how little that is."""
-    parts = [
-        _outlook(bank.model, windows, np.arange(at, min(at + CHUNK, len(level))), level, noise, guess)
-        for at in range(0, len(level), CHUNK)
-    ]
-    return Outlook(*(np.concatenate([getattr(p, name) for p in parts]) for name in Outlook.__dataclass_fields__))
+    found = Outlook(*np.full((len(fields(Outlook)), len(level), N), np.nan))
+    depth = depths(windows)
+    for deep in np.unique(depth):
+        rows = np.flatnonzero(depth == deep)
+        for part in (rows[at : at + CHUNK] for at in range(0, len(rows), CHUNK)):
+            seen = _outlook(bank, bank.models[deep], windows, part, level[part], noise, guess)
+            for field in fields(Outlook):
+                getattr(found, field.name)[part] = getattr(seen, field.name)
+    return found
+
+
+def depths(windows: Windows) -> Ints:
+    """Of each job [n]: the first knot, counted from above, that lies no higher than any level it was seen at."""
+    lowest = np.where(windows.count > 0, np.arange(N), TOP - 1).min(1)
+    return np.asarray(len(KNOTS) - np.searchsorted(KNOTS, lowest, side="right"))
+
+
+class _Mixture:
+    """Products of the bank's matrices that weigh its curves."""
+
+    def __init__(self, bank: Bank) -> None:
+        self.upper = np.triu_indices(bank.parts.shape[1])
+        twice = np.where(self.upper[0] == self.upper[1], 1.0, 2.0)
+        pairs = bank.score[:, self.upper[0]] * bank.score[:, self.upper[1]]  # [n_curves, r(r+1)/2]
+        self.form = np.ascontiguousarray((-0.5 * twice * pairs).T, dtype=np.float32)
+        self.line = np.ascontiguousarray(bank.score.T, dtype=np.float32)
+        self.log_draw = np.log(np.maximum(bank.draw, 1e-3))
+        self.moments = np.hstack([pairs, bank.score]).astype(np.float32)
 
 
 class _Model:
-    """Products of the bank's matrices that are the same for every job."""
+    """What is the same for every job that was seen no lower than at one knot.
 
-    def __init__(self, bank: Bank) -> None:
-        self.bank = bank
-        self.q, self.r = bank.bends.shape[1], bank.parts.shape[1]
-        self.upper = np.triu_indices(self.r)
-        twice = np.where(self.upper[0] == self.upper[1], 1.0, 2.0)
-        self.pairs = bank.score[:, self.upper[0]] * bank.score[:, self.upper[1]]  # [n_curves, r(r+1)/2]
-        self.form = np.ascontiguousarray((-0.5 * twice * self.pairs).T, dtype=np.float32)
-        self.line = np.ascontiguousarray(bank.score.T, dtype=np.float32)
-        self.bend_bend = _outer(bank.bends, bank.bends)  # [n_levels, q²]
-        self.bend_part = _outer(bank.bends, bank.parts)
-        self.part_part = _outer(bank.parts, bank.parts)
-        self.basis = np.hstack([bank.bends, bank.parts])
-        self.basis_basis = _outer(self.basis, self.basis)
+    What the bends do below it follows from what they do at the knots above and a rest that no window tells of. So
+    only those knots are unknown, which is exact and, for a job seen at few levels, most of the work saved.
+    `bends` [n_levels, q]: bends from the knots' weights, the scale last; `stiff` [q, q]: prior precision of the
+    weights; `rest` [n_levels]: variance of the rest. `rough` [q + r, q + r] and `rough_rest`: those of one who
+    expects a cliff anywhere, and of the bank knows the spread of its scores alone.
+    """
+
+    def __init__(self, bank: Bank, depth: int) -> None:
+        low = len(KNOTS) - 1 - depth
+        hats = np.column_stack([np.interp(np.arange(N), [*KNOTS, TOP], row) for row in np.eye(len(KNOTS) + 1)])
+        covariance = _covariance(KNOTS)
+        known = np.linalg.inv(covariance[low:, low:])
+        below = covariance[:low, low:] @ known
+        rest = covariance[:low, :low] - below @ covariance[low:, :low]
+        self.bends = np.column_stack([hats[:, low:-1] + hats[:, :low] @ below, np.full(N, -1.0)])
+        self.q, self.r = self.bends.shape[1], bank.parts.shape[1]
+        precision = np.zeros((2, self.q + self.r, self.q + self.r))
+        precision[:, : self.q - 1, : self.q - 1] = known / np.array([SLOPE, ROUGH])[:, None, None] ** 2
+        precision[:, self.q - 1, self.q - 1] = 1e-6
+        precision[1, self.q :, self.q :] = np.diag(1.0 / bank.score.var(0))
+        self.stiff, self.rough = precision[0, : self.q, : self.q], precision[1]
+        away = np.einsum("lk,kj,lj->l", hats[:, :low], rest, hats[:, :low])
+        self.rest, self.rough_rest = SLOPE**2 * away, ROUGH**2 * away
+        self.hats = self.bends[:, :-1]
+        self.hat_hat = _outer(self.hats)
+        self.basis = np.hstack([self.bends, bank.parts])
+        self.first = int(KNOTS[low])  # the lowest level that a job may have been seen at
+        self.products = _outer(self.basis[self.first :])
         self.without_scale = self.basis.copy()
         self.without_scale[:, self.q - 1] = 0.0
-        self.log_draw = np.log(np.maximum(bank.draw, 1e-3))
-        self.moments = np.hstack([self.pairs, bank.score]).astype(np.float32)
 
 
-def _outlook(model: _Model, windows: Windows, rows: Ints, level: Ints, noise: Noise, guess: bool) -> Outlook:
-    bank, n, q, r = model.bank, len(rows), model.q, model.r
+def _outlook(
+    bank: Bank, model: _Model, windows: Windows, rows: Ints, level: Ints, noise: Noise, guess: bool
+) -> Outlook:
+    n, q, r = len(rows), model.q, model.r
     count = windows.count[rows]
     has, least = count > 0, np.maximum(count, 1.0)
     draw = windows.draw[rows] / least
     log = np.where(has, np.log(np.where(has, windows.speed[rows] / least, 1.0)), 0.0)
     log = np.where(has, log - log.max(1, keepdims=True, where=has, initial=-np.inf), 0.0)
     weigh = count / noise.speed**2
-    rest = weigh * (-log - bank.mean)
+    toward = (weigh * (-log - bank.mean)) @ model.basis
+    told = (weigh[:, model.first :] @ model.products).reshape(n, q + r, q + r)
     # the bends given a curve of the bank with scores b: Normal(inverse @ (toward - across @ b), inverse)
-    inverse = np.linalg.inv((weigh @ model.bend_bend).reshape(n, q, q) + bank.stiff)
-    across = (weigh @ model.bend_part).reshape(n, q, r)
-    toward = rest @ bank.bends
-    solved = inverse @ across
+    inverse = np.linalg.inv(told[:, :q, :q] + model.stiff)
+    solved = told[:, q:, :q] @ inverse
     # what is left of the likelihood is a quadratic form in the scores
-    square = (weigh @ model.part_part).reshape(n, r, r) - np.swapaxes(across, 1, 2) @ solved
-    line = rest @ bank.parts - np.einsum("nqr,nq->nr", solved, toward)
-    weight = _weights(model, square, line, count, draw, noise)
-    moments = (weight @ model.moments).astype(np.float64)
+    square = told[:, q:, q:] - solved @ told[:, :q, q:]
+    line = toward[:, q:] - (solved @ toward[:, :q, None])[:, :, 0]
+    weight = _weights(bank.mixture, square, line, count, draw, noise)
+    moments = (weight @ bank.mixture.moments).astype(np.float64)
     score = moments[:, -r:]
+    upper = bank.mixture.upper
     spread = np.empty((n, r, r))
-    spread[:, model.upper[0], model.upper[1]] = moments[:, :-r]
-    spread[:, model.upper[1], model.upper[0]] = moments[:, :-r]
+    spread[:, upper[0], upper[1]] = moments[:, :-r]
+    spread[:, upper[1], upper[0]] = moments[:, :-r]
     spread -= score[:, :, None] * score[:, None, :]
-    own = np.einsum("nqp,np->nq", inverse, toward) - np.einsum("nqr,nr->nq", solved, score)
-    hats = bank.bends[:, :-1]
-    curve = bank.mean + score @ bank.parts.T + own[:, :-1] @ hats.T
-    effect = bank.parts[None] - hats[None] @ solved[:, :-1]  # of a score on the curve [n, n_levels, r]
-    variance = ((effect @ spread) * effect).sum(2) + ((hats[None] @ inverse[:, :-1, :-1]) * hats[None]).sum(2)
+    own = (inverse @ toward[:, :q, None])[:, :, 0] - (score[:, None] @ solved)[:, 0]
+    curve = bank.mean + score @ bank.parts.T + own[:, :-1] @ model.hats.T
+    effect = bank.parts.T - (solved[:, :, :-1].reshape(n * r, -1) @ model.hats.T).reshape(n, r, N)  # of a score
+    variance = (spread @ effect * effect).sum(1) + inverse[:, :-1, :-1].reshape(n, -1) @ model.hat_hat.T
+    variance += model.rest
     time = np.exp(curve - curve[:, TOP:])
-    rough, rough_sd = _expecting_cliffs(model, weigh, rest, level[rows])
+    rough, rough_sd = _expecting_cliffs(bank, model, told, toward, level)
     if not guess:
         known = count[:, TOP:] > 0
         time, rough = np.where(known, time, np.nan), np.where(known, rough, np.nan)
-    energy, energy_var = _against(weight, bank.time * bank.draw, level[rows])
-    there = energy[np.arange(n), level[rows]][:, None]
+    energy, energy_var = _against(weight, bank.time * bank.draw, level)
+    there = energy[np.arange(n), level][:, None]
     sd = np.sqrt(np.maximum(variance, 0.0)) * time
     return Outlook(time - 1.0, sd, rough, rough_sd, 1.0 - energy / there, np.sqrt(energy_var) / there)
 
 
-def _expecting_cliffs(model: _Model, weigh: Floats, rest: Floats, here: Ints) -> tuple[Floats, Floats]:
-    """Slowdown and its deviation, each [n, n_levels], under `Bank.rough`: one Gaussian, no mixture."""
-    bank, n, size = model.bank, len(weigh), model.q + model.r
-    spread = np.linalg.inv((weigh @ model.basis_basis).reshape(n, size, size) + bank.rough)
-    weights = np.einsum("nij,nj->ni", spread, rest @ model.basis)
+def _expecting_cliffs(bank: Bank, model: _Model, told: Floats, toward: Floats, here: Ints) -> tuple[Floats, Floats]:
+    """Slowdown and its deviation, each [n, n_levels], under `_Model.rough`: one Gaussian, no mixture."""
     levels = np.maximum(here[:, None] - np.arange(NEAR), 0)
     at = model.without_scale[levels]
-    time = np.exp(bank.mean[levels] + np.einsum("nli,ni->nl", at, weights))
-    variance = ((at @ spread) * at).sum(2)
-    slowdown, deviation = np.full((2, n, N), np.nan)
+    solved = np.linalg.solve(told + model.rough, np.swapaxes(at, 1, 2))
+    time = np.exp(bank.mean[levels] + (toward[:, None] @ solved)[:, 0])
+    variance = (at * np.swapaxes(solved, 1, 2)).sum(2) + model.rough_rest[levels]
+    slowdown, deviation = np.full((2, len(here), N), np.nan)
     np.put_along_axis(slowdown, levels, time - 1.0, 1)
     np.put_along_axis(deviation, levels, np.sqrt(np.maximum(variance, 0.0)) * time, 1)
     return slowdown, deviation
 
 
-def _weights(model: _Model, square: Floats, line: Floats, count: Floats, draw: Floats, noise: Noise) -> Float32s:
+def _weights(model: _Mixture, square: Floats, line: Floats, count: Floats, draw: Floats, noise: Noise) -> Float32s:
     """Posterior weight of each curve of the bank [n, n_curves], by the job's speeds and draws."""
     log = square[:, model.upper[0], model.upper[1]].astype(np.float32) @ model.form
     log += line.astype(np.float32) @ model.line
@@ -258,21 +289,13 @@ def _against(weight: Float32s, values: Float32s, here: Ints) -> tuple[Floats, Fl
     return mean, np.maximum(square - 2.0 * both + base_square - (mean - base) ** 2, 0.0)
 
 
-def _bends(slope: float) -> tuple[Floats, Floats]:
-    """(hat functions and scale on LEVELS [n_levels, q], prior precision of their weights [q, q])."""
-    knots = np.arange(TOP - KNOT, -KNOT, -KNOT).clip(0)[::-1]
-    ends = np.append(knots, TOP)
-    hats = np.column_stack([np.interp(np.arange(N), ends, row) for row in np.eye(len(ends))])
-    hats[:, -1] = -1.0  # at the highest level there is no bend; the last column is the scale
+def _covariance(knots: Ints) -> Floats:
+    """Of the bends at the knots [q, q], for a slope whose deviation is one."""
     far = (TOP - knots).astype(float)
     one, other = far[:, None], far[None]
     decay = 1.0 - np.exp(-one / LASTS) - np.exp(-other / LASTS) + np.exp(-abs(one - other) / LASTS)
-    covariance = slope**2 * LASTS * (2.0 * np.minimum(one, other) - LASTS * decay)
-    stiff = np.zeros((len(ends), len(ends)))
-    stiff[:-1, :-1] = np.linalg.inv(covariance + 1e-12 * np.eye(len(knots)))
-    stiff[-1, -1] = 1e-6
-    return hats, stiff
+    return np.asarray(LASTS * (2.0 * np.minimum(one, other) - LASTS * decay))
 
 
-def _outer(one: Floats, other: Floats) -> Floats:
-    return (one[:, :, None] * other[:, None, :]).reshape(len(one), -1)
+def _outer(rows: Floats) -> Floats:
+    return (rows[:, :, None] * rows[:, None, :]).reshape(len(rows), -1)
