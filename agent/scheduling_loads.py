@@ -14,8 +14,7 @@ import numpy as np
 from collectors.subject import Inventory, SubjectKind
 from collectors.tick import Tick
 from controllers.actuators.kube_queue_follow import unnumbered
-from controllers.scheduling.controller import UNKNOWN
-from controllers.scheduling.interference import Load
+from controllers.scheduling.interference import UNKNOWN, Load
 
 _COLUMNS = (
     "gpu_utilization_percent",

@@ -2,8 +2,8 @@
 
 Traces: the Philly-derived one under NIGHTSHIFT_DATA where it is there, and drawn ones of published shapes
 (`controllers/scheduling/shapes.py`). Each has its bound: the least mean completion time that anybody could reach.
-`--only NAME…` runs some of them and merges them into the committed file. `--resume` goes on where a run was cut
-short, as long as the rule has not changed since.
+`--only NAME…` runs some of them and merges them into the committed file, which has to be of the same rule.
+`--resume` goes on where a run was cut short, as long as the rule has not changed since.
 
 Every seed leaves another part of the trace out, draws how wrong the interference model is, and scales the arrivals
 to each load. All policies run on the same jobs; ratios are paired with FIFO with backfill in the same run, with
@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,12 +158,10 @@ def table(
     runs: dict[str, Run],
     loads: tuple[float, ...],
     world: World,
-    done: Callable[[dict[str, Any]], None] = lambda _found: None,
-    found: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """`done` is told what there is after each load, so that a run that is cut short leaves what it has; `found`:
-    what such a run left."""
-    found = {} if found is None else found
+    found: dict[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """What there is after each load, so that a run that is cut short leaves what it has; `found`: what such a run
+    left."""
     for load in loads:
         if str(load) in found:
             continue
@@ -198,8 +196,23 @@ def table(
             + ", ".join(f"{key} {value['mean']:.3f} (worst {value['worst']:.3f})" for key, value in ours.items()),
             flush=True,
         )
-        done(found)
-    return found
+        yield found
+
+
+def tables(
+    loads: tuple[float, ...], shape: Shape, *, is_drawn: bool, main_only: bool
+) -> Iterator[tuple[str, dict[str, Run], tuple[float, ...], World]]:
+    """Of one trace: name, runs, loads and world."""
+    beside = tuple(load for load in loads if load in ALIKE)
+    if is_drawn:
+        yield "loads", SHAPED, beside, World(shape)
+        return
+    yield "loads", STEADY, loads, World(shape)
+    if main_only:
+        return
+    yield "preemptive", PREEMPTIVE, beside, World(shape)
+    for case, world in HARDER.items():
+        yield case, {key: STEADY[key] for key in (BASELINE, OURS)}, beside, replace(world, shape=shape)
 
 
 def summary(loads: dict[str, Any]) -> dict[str, Any]:
@@ -262,54 +275,31 @@ def main() -> None:
     root = os.environ.get("NIGHTSHIFT_DATA")
     paths = given.trace or ([Path(root) / PHILLY] if root else [])
     shape, loads = Shape(nodes=given.nodes), tuple(given.loads)
-    beside = tuple(load for load in loads if load in ALIKE)
     traces = {path.stem: parts(trace.read(path), given.seeds) for path in paths}
-    if not given.trace:
-        traces |= {
-            f"shape_{name}": [shapes.drawn(name, given.jobs, seed) for seed in range(given.seeds)]
-            for name in shapes.NAMES
-        }
+    drawn = {} if given.trace else {f"shape_{name}": name for name in shapes.NAMES}
+    traces |= {
+        key: [shapes.drawn(name, given.jobs, seed) for seed in range(given.seeds)] for key, name in drawn.items()
+    }
     if given.only and not set(given.only) <= traces.keys():
         parser.error(f"--only: {', '.join(traces)} are there")
     file = RESULTS / f"{given.name}.json"
     kept: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
     rule = rule_sha256()
-    goes_on = given.resume and kept.get("rule_sha256") == rule
-    results: dict[str, Any] = kept if goes_on or given.only else {}
+    is_same = kept.get("rule_sha256") == rule
+    if given.only and kept and not is_same:
+        parser.error(f"--only: {file} is of another rule; run all of it, or under another --name")
+    results = kept if is_same and (given.resume or given.only) else {}
     results["rule_sha256"] = rule
-    for name, drawn in traces.items():
-        if given.only and name not in given.only:
-            continue
-        print(f"{name}: {len(drawn[0])} jobs", flush=True)
-        is_shape = name.startswith("shape_")
-        if not goes_on:
+    for name in given.only or traces:
+        print(f"{name}: {len(traces[name][0])} jobs", flush=True)
+        if not given.resume:
             results.pop(name, None)
-        about = results.setdefault(name, {"jobs": len(drawn[0]), "gpus": shape.gpus})
-
-        def measure(
-            part: str,
-            runs: dict[str, Run],
-            loads: tuple[float, ...],
-            world: World,
-            about: dict[str, Any] = about,
-            drawn: list[list[Job]] = drawn,
-        ) -> None:
-            def keep(found: dict[str, Any]) -> None:
+        about = results.setdefault(name, {"jobs": len(traces[name][0]), "gpus": shape.gpus})
+        for part, runs, at, world in tables(loads, shape, is_drawn=name in drawn, main_only=given.main_only):
+            for found in table(traces[name], runs, at, world, about.get(part, {})):
                 about[part] = found
                 about["summary"] = summary(about["loads"])
                 write(given.name, results)
-
-            table(drawn, runs, loads, world, keep, about.get(part))
-
-        if is_shape:
-            measure("loads", SHAPED, beside, World(shape))
-            continue
-        measure("loads", STEADY, loads, World(shape))
-        if not given.main_only:
-            measure("preemptive", PREEMPTIVE, beside, World(shape))
-            for case, world in HARDER.items():
-                pair = {key: STEADY[key] for key in (BASELINE, OURS)}
-                measure(case, pair, beside, replace(world, shape=shape))
     results["decision_10000_gpus_cpu_s"] = round(decision_cpu_s(), 3)
     write(given.name, results)
 

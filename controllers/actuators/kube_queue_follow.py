@@ -33,8 +33,8 @@ from controllers.actuators.kube_queue import (
     tried,
 )
 from controllers.scheduling.cluster import Shape
-from controllers.scheduling.controller import UNKNOWN, JobSeen, Snapshot
-from controllers.scheduling.interference import Load
+from controllers.scheduling.controller import JobSeen, Snapshot
+from controllers.scheduling.interference import UNKNOWN, Load
 from controllers.scheduling.settings import SchedulingSettings
 from controllers.scheduling.steer import Steer, Verb
 

@@ -188,7 +188,9 @@ class Cluster:
         `guest`: also nobody beside whom it would stay longer than they, or cost them more than they can spare."""
         look = self._look = self._look or self._singles()
         people, room = look.people, look.room
-        if not len(people) or (room if avoid is None else np.where(avoid, 0, room)).sum() < gpus:
+        per_node, need = min(gpus, self.shape.per_node), -(-gpus // self.shape.per_node)
+        roomy = room >= per_node if avoid is None else (room >= per_node) & ~avoid
+        if not len(people) or np.count_nonzero(roomy) < need:
             return None
         mine, theirs, model, own = loads[job], loads[people], known.model, int(kinds[job])
         theirs_slower = model.slowdown(theirs, mine, known.shift(kinds[people], own, upper=True))
@@ -208,9 +210,7 @@ class Cluster:
             cost = np.where(avoid[:, None], np.inf, cost)
         order = np.argsort(cost, axis=1, kind="stable")
         ranked = np.take_along_axis(cost, order, 1)
-        per_node = min(gpus, self.shape.per_node)
         total = ranked[:, :per_node].sum(1)
-        need = -(-gpus // self.shape.per_node)
         best = np.argsort(total, kind="stable")[: need + 7]
         best = best[np.isfinite(total[best])]
         tries = [best[k : k + 1] for k in range(len(best))] if need == 1 else [best[:need]]

@@ -19,14 +19,12 @@ import numpy as np
 from collectors.base import Permanent, Temporary
 from controllers.decision import Decision, Mode, Policy, Trust, confirm, decide, plain
 from controllers.scheduling.cluster import Seat, Shape
-from controllers.scheduling.interference import Load, columns
+from controllers.scheduling.interference import UNKNOWN, Load, columns
 from controllers.scheduling.policies import Steering, Worth, backfill
 from controllers.scheduling.predict import Durations
 from controllers.scheduling.state import Start, State
 from controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, Verb, Waiting
 from controllers.scheduling.whatif import occupied
-
-UNKNOWN = Load("unknown", *[math.nan] * 6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class Load:
     memory: float
 
 
+UNKNOWN = Load("unknown", *[math.nan] * 6)
 _TYPICAL = {
     "language": Load("language", 0.88, 0.02, 0.20, 0.75, 0.30, 0.45),
     "vision": Load("vision", 0.42, 0.42, 0.30, 0.65, 0.40, 0.35),
@@ -116,6 +117,8 @@ class Experience:
     model: Interference
     sums: F8 = field(default_factory=lambda: np.zeros((len(KINDS) + 1, len(KINDS) + 1)))
     counts: F8 = field(default_factory=lambda: np.zeros((len(KINDS) + 1, len(KINDS) + 1)))
+    _shifts: dict[bool, F8] = field(default_factory=dict, init=False)
+    """Of all pairs of kinds, until more is seen."""
 
     def see(self, own: int, other: int, mine: F8, theirs: F8, slowdown: float) -> None:
         """One pair's observed slowdown, of a job of kind `own` beside one of kind `other` (indices of `KINDS`, -1:
@@ -132,17 +135,17 @@ class Experience:
                 return
         self.sums[own, other] += float(np.clip(shift, -3.0, 3.0))
         self.counts[own, other] += 1.0
+        self._shifts.clear()
 
     def shift(self, own: I8 | int, other: I8 | int, *, upper: bool) -> F8:
         """To add to the model's logarithm for these kinds: its upper quantile, or (not `upper`) what gives the mean
         slowdown."""
-        prior, noise = self.model.spread**2, NOISE**2
-        counts, sums = self.counts[own, other], self.sums[own, other]
-        left = 1.0 / (1.0 / prior + counts / noise)
-        mean = sums / noise * left
-        if upper:
-            return np.asarray(mean + self.model.upper * np.sqrt((left + noise) / (prior + noise)))
-        return np.asarray(mean + left / 2.0)
+        if upper not in self._shifts:
+            prior, noise = self.model.spread**2, NOISE**2
+            left = 1.0 / (1.0 / prior + self.counts / noise)
+            mean, margin = self.sums / noise * left, self.model.upper * np.sqrt((left + noise) / (prior + noise))
+            self._shifts[upper] = mean + (margin if upper else left / 2.0)
+        return np.asarray(self._shifts[upper][own, other])
 
 
 def columns(loads: list[Load]) -> F8:

@@ -35,6 +35,7 @@ _SOURCES = (
     "predict.py",
     "trace.py",
     "policies.py",
+    "ramp.py",
     "state.py",
     "twin.py",
 )

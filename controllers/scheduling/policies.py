@@ -136,13 +136,11 @@ class Steering:
        sits with whom for as long as anybody of them runs, and so when whole nodes come free for wide gangs: by luck
        sooner or later than in the twin. Only where most of the waiting goes away does that not matter to the tail.
 
-    `patience`: power of the predicted GPU-seconds; 0 would be first come, first served. `settle_s` is added to each
-    wait, so that the newest are told apart by length rather than by seconds of waiting. `looks`: of the queue's
-    order this many are tried, so that a decision's cost is bounded. `margin`: jobs by which we may be behind before
-    sharing stops.
+    `settle_s` is added to each wait, so that the newest are told apart by length rather than by seconds of waiting.
+    `looks`: of the queue's order this many are tried, so that a decision's cost is bounded. `margin`: jobs by which
+    we may be behind before sharing stops.
     """
 
-    patience: float = 1.0
     settle_s: float = 600.0
     share: bool = True
     looks: int = 256
@@ -186,7 +184,7 @@ class Steering:
     def rank(self, state: State, job: int) -> float:
         """The lower, the sooner."""
         waited_s = state.now_s - float(state.submit_s[job]) + self.settle_s
-        return float((state.guess_s(job) * float(state.width[job])) ** self.patience / waited_s)
+        return state.guess_s(job) * float(state.width[job]) / waited_s
 
     def _seat_late(self, state: State, job: int, share: bool) -> None:
         assert state.twin is not None

@@ -48,8 +48,8 @@ class _Level:
             insort(self.ordered, forgotten)
 
 
-Learned = tuple[tuple[_Level, float | None], ...]
-"""What one lesson changed, to take it back."""
+Lesson = tuple[tuple[_Level, float | None], ...]
+"""What one ended job changed, to take it back."""
 
 
 @dataclass
@@ -70,15 +70,15 @@ class Durations:
             found += [("name", user, name), ("name", user, name, gpus)]
         return [*found, ("near", user, gpus, name, near)]
 
-    def learn(self, user: str, gpus: int, submit_s: float, duration_s: float, name: str = "") -> Learned:
+    def learn(self, user: str, gpus: int, submit_s: float, duration_s: float, name: str = "") -> Lesson:
         self.ended += 1
         levels = [self.levels.setdefault(key, _Level()) for key in self.keys(user, gpus, submit_s, name)]
         return tuple((level, level.add(max(duration_s, 1.0))) for level in levels)
 
-    def take_back(self, learned: Learned) -> None:
+    def take_back(self, lesson: Lesson) -> None:
         """As if the newest lesson had not been."""
         self.ended -= 1
-        for level, forgotten in learned:
+        for level, forgotten in lesson:
             level.take_back(forgotten)
 
     def quantile(

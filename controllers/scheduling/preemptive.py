@@ -22,14 +22,10 @@ class Preemptive:
 
     simulation: Simulation
     order: Callable[[Simulation, int], float]
-    hysteresis: float = 1.0
-    """A running job's rank is multiplied by this against who waits."""
 
     def __call__(self, state: State) -> None:
         running = set(state.cluster.held)
         ranks = {job: self.order(self.simulation, job) for job in [*running, *state.queue]}
-        for job in running:
-            ranks[job] *= self.hysteresis
         room, chosen = state.cluster.shape.gpus - int(state.cluster.closed.sum()), set()
         for job in sorted(ranks, key=lambda job: (ranks[job], job not in running, job)):
             if state.width[job] <= room:
@@ -55,6 +51,8 @@ def least_attained(simulation: Simulation, job: int) -> float:
 def remaining_predicted(simulation: Simulation, job: int) -> float:
     state = simulation.state
     age_s = float(state.done_s[job])
+    if not age_s:
+        return max(state.guess_s(job), 1.0)
     whole_s = state.durations.quantile(
         state.user[job], int(state.width[job]), float(state.submit_s[job]), 0.5, age_s
     )

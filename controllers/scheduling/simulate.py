@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collectors.base import Permanent
-from controllers.scheduling.cluster import F8, Cluster, Shape, SharingRules
+from controllers.scheduling.cluster import F8, Cluster, Shape
 from controllers.scheduling.interference import KINDS, MEASURED, Experience, Interference, columns
 from controllers.scheduling.policies import Policy
 from controllers.scheduling.ramp import Ramp
@@ -38,7 +38,6 @@ class World:
 
     shape: Shape = field(default_factory=Shape)
     model: Interference = MEASURED
-    rules: SharingRules = field(default_factory=SharingRules)
     restart_s: float = 60.0
     checkpoint_s: float = 1800.0
     faults: Faults = field(default_factory=Faults)
@@ -103,7 +102,6 @@ class Simulation:
             rate=np.ones(count),
             known=Experience(world.model),
             kinds=np.asarray(kinds),
-            rules=world.rules,
             begin=self._begin,
             name=[job.name for job in jobs],
         )

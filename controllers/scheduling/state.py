@@ -72,7 +72,7 @@ class State:
     began_s: dict[int, float] = field(default_factory=dict)
     """When whom we started began."""
     care: Care = field(default_factory=Care)
-    _known: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _guessed: dict[int, tuple[int, float]] = field(default_factory=dict)
     _whole_s: dict[int, tuple[float, float]] = field(default_factory=dict)
     _asked_s: F8 = field(default_factory=lambda: np.zeros(0))
     _rooms: F8 = field(default_factory=lambda: np.zeros((2, 0)))
@@ -137,12 +137,12 @@ class State:
     def guess_s(self, job: int, q: float = 0.5) -> float:
         """The job's predicted duration alone (s), before it has run."""
         stamp = self.durations.ended
-        known = self._known.get(job)
+        known = self._guessed.get(job)
         if known is None or known[0] != stamp or q != 0.5:
             found = self._quantile(job, q)
             if q != 0.5:
                 return found
-            known = self._known[job] = (stamp, found)
+            known = self._guessed[job] = (stamp, found)
         return known[1]
 
     def _quantile(self, job: int, q: float, age_s: float = 0.0) -> float:
@@ -152,7 +152,7 @@ class State:
 
     def forget(self) -> None:
         """What was predicted so far, since what it was learned from has changed."""
-        self._known.clear()
+        self._guessed.clear()
         self._whole_s.clear()
 
     def expected_end_s(self, job: int) -> float:

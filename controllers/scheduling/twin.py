@@ -21,7 +21,7 @@ import numpy as np
 
 from controllers.scheduling.cluster import I8, Cluster
 from controllers.scheduling.policies import backfill
-from controllers.scheduling.predict import Learned
+from controllers.scheduling.predict import Lesson
 from controllers.scheduling.state import Start, State
 
 
@@ -38,7 +38,7 @@ class Twin:
     _ends: list[tuple[float, int]] = field(default_factory=list)
     _worked_s: dict[int, float] = field(default_factory=dict)
     _seen: list[tuple[float, int]] = field(default_factory=list)
-    _gone: list[tuple[float, int, Learned]] = field(default_factory=list)
+    _gone: list[tuple[float, int, Lesson]] = field(default_factory=list)
     """Who came and who ended there, in order of time, and what it taught."""
 
     def __post_init__(self) -> None:
@@ -83,8 +83,8 @@ class Twin:
         cluster, now_s = self._state.cluster, self._state.now_s
         sits: list[int] = []
         while self._gone and self._gone[-1][0] >= from_s:
-            _, job, learned = self._gone.pop()
-            self._state.durations.take_back(learned)
+            _, job, lesson = self._gone.pop()
+            self._state.durations.take_back(lesson)
             sits.append(job)
         self._state.forget()
         while self.started_s:
@@ -153,7 +153,7 @@ class Twin:
                 self._look()
         self._state.now_s = now_s
 
-    def _learn(self, job: int) -> Learned:
+    def _learn(self, job: int) -> Lesson:
         here = self._state
         name, submit_s = here.name[job] if here.name else "", float(here.submit_s[job])
         return here.durations.learn(here.user[job], int(here.width[job]), submit_s, self._worked_s[job], name)

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controllers.scheduling.cluster import F8, I8, NOBODY, Cluster, Shape
-from controllers.scheduling.interference import Load, columns
+from controllers.scheduling.interference import UNKNOWN, columns
 from controllers.scheduling.policies import backfill
 from controllers.scheduling.predict import Durations
 from controllers.scheduling.state import Start, State
-
-_UNKNOWN = Load("unknown", *[math.nan] * 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def starts_s(
         np.asarray([job.submitted_s for job in jobs], float),
         np.asarray([job.gpus for job in jobs], np.int64),
         [""] * len(jobs),
-        columns([_UNKNOWN] * len(jobs)),
+        columns([UNKNOWN] * len(jobs)),
         from_s,
         done_s=np.zeros(len(jobs)),
         rate=np.ones(len(jobs)),

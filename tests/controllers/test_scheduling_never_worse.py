@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controllers.scheduling import policies, shapes, trace
-from controllers.scheduling.predict import KEEP, Durations, Learned
+from controllers.scheduling.predict import KEEP, Durations, Lesson
 from controllers.scheduling.simulate import Result, Simulation, World
 from controllers.scheduling.state import RUNS_ON, Start, State
 from controllers.scheduling.trace import Job
@@ -159,7 +159,7 @@ def test_on_fixed_traces_ours_is_no_worse_than_backfill_in_the_mean_of_each_figu
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(1.0, 1e6)), min_size=KEEP, max_size=KEEP + 20))
 @settings(max_examples=10, deadline=None, derandomize=True)
 def test_a_lesson_that_is_taken_back_leaves_predictions_as_they_were(lessons: list[tuple[str, float]]) -> None:
-    durations, told, learned = Durations(), list[float](), list[Learned]()
+    durations, told, learned = Durations(), list[float](), list[Lesson]()
     for user, duration_s in lessons:
         told.append(durations.quantile(user, 1, 0.0, 0.5))
         learned.append(durations.learn(user, 1, 0.0, duration_s))
