@@ -161,7 +161,9 @@ class Archive:
         light = [column for column in findings.c if column.name != "body"]
         with self.database.read() as connection:
             rows = connection.execute(query).all()
-            chosen = sa.select(query.subquery().c.number)
+            if not rows:
+                return []
+            chosen = query.with_only_columns(incidents.c.number)
             found = connection.execute(
                 sa.select(*light).where(findings.c.incident.in_(chosen)).order_by(findings.c.since_s)
             ).all()

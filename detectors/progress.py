@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Rhythm:
 
     @property
     def typical_s(self) -> float:
-        return float(np.median(self.recent_s)) if len(self.recent_s) >= 10 else np.nan
+        return median(self.recent_s) if len(self.recent_s) >= 10 else np.nan
 
 
 class Progress:
@@ -79,7 +80,7 @@ class Progress:
         paces = np.concatenate([rhythm.near_s, took])
         for i in np.flatnonzero(long):
             around = paces[max(i + len(rhythm.near_s) - NEAR_STEPS, 0) : i + len(rhythm.near_s)]
-            long[i] = len(around) == 0 or took[i] > self.ratio * np.median(around)
+            long[i] = len(around) == 0 or took[i] > self.ratio * median(around.tolist())
         near = saved | np.concatenate([[False], saved[:-1]])
         for i in np.flatnonzero(long & np.isfinite(before)):
             gap = Gap(float(before[i]), float(t_s[i]), bool(near[i]), rhythm.count + int(i) + 1)
