@@ -13,10 +13,8 @@ to each load. All policies run on the same jobs; ratios are paired with FIFO wit
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,6 +25,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.report import RESULTS, write
+from controllers.learnable import environment_sha256
 from controllers.scheduling import policies, shapes, trace
 from controllers.scheduling.bound import least_mean_jct_s
 from controllers.scheduling.cluster import Shape
@@ -44,6 +43,21 @@ LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 ALIKE = (0.5, 0.9, 1.2)
 """Loads of drawn shapes and of the tables beside the main one."""
 PHILLY = "readonly/muri/trace3.csv"
+SOURCES = (
+    "bound.py",
+    "cluster.py",
+    "interference.py",
+    "policies.py",
+    "predict.py",
+    "preemptive.py",
+    "ramp.py",
+    "shapes.py",
+    "simulate.py",
+    "state.py",
+    "trace.py",
+    "twin.py",
+)
+"""Of the package, what the runs follow from (a test holds it complete)."""
 KEPT = ("mean_jct_s", "p99_jct_s", "p99_wait_s", "longest_wait_s")
 
 Run = Callable[[list[Job], World, int], Result]
@@ -289,7 +303,7 @@ def main() -> None:
     if given.only and kept and not is_same:
         parser.error(f"--only: {file} is of another rule; run all of it, or under another --name")
     results = kept if is_same and (given.resume or given.only) else {}
-    results["rule_sha256"] = rule
+    results |= {"rule_sha256": rule, "rule_sources": list(SOURCES)}
     for name in given.only or traces:
         print(f"{name}: {len(traces[name][0])} jobs", flush=True)
         if not given.resume:
@@ -305,13 +319,8 @@ def main() -> None:
 
 
 def rule_sha256() -> str:
-    """Of every module that the runs follow from: those of the package that are loaded here."""
-    state = hashlib.sha256()
-    for name in sorted(sys.modules):
-        file = sys.modules[name].__file__ if name.startswith("controllers.scheduling.") else None
-        if file is not None:
-            state.update(Path(file).read_bytes())
-    return state.hexdigest()
+    """Of every module that the runs follow from."""
+    return environment_sha256(Path(policies.__file__).parent, SOURCES)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from figure_rows import Row, Show, Table, number
 
+from controllers.learnable import environment_sha256
+
 _RUNS = "results/trace3/loads"
+_RULE = Path(__file__).resolve().parents[1] / "controllers" / "scheduling"
 
 
 def _over(d: dict[str, dict[str, float]]) -> str:
@@ -35,7 +39,9 @@ def _flat(d: dict[str, Any]) -> str:
 
 
 def _rule(d: dict[str, Any]) -> str:
-    return d["rule_sha256"][:12] if "rule_sha256" in d else "**an earlier one**: run it again"
+    """Says by itself where the rule has changed since: what a run did not name is not of today's."""
+    is_todays = d["rule_sha256"] == environment_sha256(_RULE, d.get("rule_sources", ()))
+    return d["rule_sha256"][:12] + ("" if is_todays else ": **not the one that ships**, run it again")
 
 
 def _mean(d: dict[str, Any], name: str) -> str:

@@ -27,7 +27,7 @@ INTERFACE = Interface("scheduling", FEATURES, ACTIONS)
 STEPS = 100_000
 LOADS = (0.6, 0.9, 1.2)
 _KEPT = ("mean_jct_s", "p99_wait_s", "longest_wait_s")
-_SOURCES = (
+SOURCES = (
     "environment.py",
     "simulate.py",
     "cluster.py",
@@ -39,6 +39,7 @@ _SOURCES = (
     "state.py",
     "twin.py",
 )
+"""Of what it is trained in (a test holds it complete)."""
 
 
 @dataclass
@@ -104,7 +105,7 @@ class SchedulingLearnable:
         model.learn(total, callback=Progress())
         training = {
             "algorithm": "MaskablePPO",
-            "environment_sha256": environment_sha256(Path(__file__).parent, _SOURCES),
+            "environment_sha256": environment_sha256(Path(__file__).parent, SOURCES),
             "seeds": [seed],
             "steps": int(model.num_timesteps),
             "data": "drawn traces",
