@@ -42,9 +42,10 @@ TOLD = (
     "told, for the mean alone",
     "limits, at once",
     "limits, at once, for the mean alone",
+    "limits, at once, for the slowest alone",
 )
 PEERS = ("PI", "PI, never over", "PI, shielded")
-MEAN = Sharing(aversion=1.0)
+MEAN, SLOWEST = Sharing(aversion=1.0), Sharing(aversion=100.0, least=0.0)
 
 
 def hungry(curves: Sequence[Curve]) -> list[Curve]:
@@ -79,6 +80,7 @@ def compare(curves: Sequence[Curve], share: float, seeds: int, bank: Bank) -> di
         "told, for the mean alone": [rack(scene, Told(scene, sharing=MEAN), seed) for seed, scene in each],
         "limits, at once": [at_once(scene, Sharing()) for scene in scenes],
         "limits, at once, for the mean alone": [at_once(scene, MEAN) for scene in scenes],
+        "limits, at once, for the slowest alone": [at_once(scene, SLOWEST) for scene in scenes],
     }
     found: dict[str, Any] = {"curves": len(curves), "margin of PI, never over": margin}
     for name, scores in runs.items():

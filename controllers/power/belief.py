@@ -144,12 +144,11 @@ def outlook(bank: Bank, windows: Windows, level: Ints, noise: Noise, guess: bool
     the bank says of them, and how little that is."""
     found = Outlook(*np.full((len(fields(Outlook)), len(level), N), np.nan))
     depth = depths(windows)
-    for deep in np.unique(depth):
-        rows = np.flatnonzero(depth == deep)
-        for part in (rows[at : at + CHUNK] for at in range(0, len(rows), CHUNK)):
-            seen = _outlook(bank, bank.models[deep], windows, part, level[part], noise, guess)
-            for field in fields(Outlook):
-                getattr(found, field.name)[part] = getattr(seen, field.name)
+    order = np.argsort(depth, kind="stable")
+    for rows in (order[at : at + CHUNK] for at in range(0, len(order), CHUNK)):
+        seen = _outlook(bank, bank.models[depth[rows[-1]]], windows, rows, level[rows], noise, guess)
+        for field in fields(Outlook):
+            getattr(found, field.name)[rows] = getattr(seen, field.name)
     return found
 
 
@@ -173,7 +172,7 @@ class _Mixture:
 
 
 class _Model:
-    """What is the same for every job that was seen no lower than at one knot.
+    """What is the same for all jobs that were seen no lower than at one knot.
 
     What the bends do below it follows from what they do at the knots above and a rest that no window tells of. So
     only those knots are unknown, which is exact and, for a job seen at few levels, most of the work saved.
