@@ -22,7 +22,7 @@ from typing import Any, Literal
 from kernels.judge import isolation
 from kernels.judge.buffers import Lender
 from kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
-from kernels.judge.usage import folder_bytes, resident_bytes, state
+from kernels.judge.usage import exceeds, folder_bytes, state
 from kernels.judge.verdict import SELF_REPORTED, JudgeBroken, Reason, Refusal
 from kernels.judge.vram import Vram
 from kernels.judge.zygote import children
@@ -51,14 +51,11 @@ class Limits:
 
 
 @dataclass
-class _Use:
-    """What the watch has seen, at its highest."""
+class _Said:
+    """What it has printed: how much, and the first words of it."""
 
-    memory_bytes: int = 0
-    vram_bytes: int = 0
-    processes: int = 0
-    output_bytes: int = 0
-    output: bytearray = field(default_factory=bytearray)
+    count: int = 0
+    first: bytearray = field(default_factory=bytearray)
 
 
 class Process:
@@ -79,7 +76,7 @@ class Process:
         self.pid = pid
         self.lender = lender
         self.limits = limits
-        self.use = _Use()
+        self._said = _Said()
         self.layers: dict[str, str] = {}
         self._channel = channel
         self._output = output
@@ -179,7 +176,7 @@ class Process:
 
     def said(self) -> str:
         """The beginning of what it printed."""
-        return self.use.output.decode(errors="replace")
+        return self._said.first.decode(errors="replace")
 
     def pause(self) -> None:
         """Stop it and its children until as many `resume`s; returns once the kernel shows it stopped."""
@@ -295,10 +292,10 @@ class Process:
         """Keep the first words of what it prints, count the rest, end it when it says too much."""
         with os.fdopen(self._output, "rb", buffering=0) as pipe:
             while piece := pipe.read(1 << 16):
-                self.use.output_bytes += len(piece)
-                if len(self.use.output) < STDERR_KEPT:
-                    self.use.output += piece[: STDERR_KEPT - len(self.use.output)]
-                if self.use.output_bytes > self.limits.output_bytes and self._ended is None:
+                self._said.count += len(piece)
+                if len(self._said.first) < STDERR_KEPT:
+                    self._said.first += piece[: STDERR_KEPT - len(self._said.first)]
+                if self._said.count > self.limits.output_bytes and self._ended is None:
                     self._end(Reason.output_flood, f"printed more than {self.limits.output_bytes} bytes")
 
     def _watch(self) -> None:
@@ -306,10 +303,7 @@ class Process:
         watched = not self.layers.get("scratch", "").startswith("tmpfs")
         while not self._closed.wait(_WATCH_S):
             below = self.descendants()
-            memory = resident_bytes((self.pid, *below))
-            self.use.memory_bytes = max(self.use.memory_bytes, memory)
-            self.use.processes = max(self.use.processes, len(below))
-            if memory > self.limits.memory_bytes:
+            if memory := exceeds((self.pid, *below), self.limits.memory_bytes):
                 self._end(
                     Reason.memory_limit, f"{memory} bytes of host memory, more than {self.limits.memory_bytes}"
                 )
@@ -317,7 +311,6 @@ class Process:
                 self._end(Reason.process_limit, f"{len(below)} processes, more than {self.limits.live_processes}")
             if self._vram is not None and self._ended is None:
                 vram = self._vram.used(self)
-                self.use.vram_bytes = max(self.use.vram_bytes, vram)
                 if vram > self.limits.vram_bytes:
                     self._end(Reason.vram_limit, f"{vram} bytes of VRAM, more than {self.limits.vram_bytes}")
                 elif self._vram.short():

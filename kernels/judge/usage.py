@@ -16,23 +16,41 @@ def state(pid: int) -> str:
         return ""
 
 
+def exceeds(pids: Sequence[int], limit_bytes: int) -> int:
+    """`resident_bytes` of a host and all below it where that is above the limit, else 0.
+
+    Weighing shared pages walks all of a host's page tables, ten milliseconds of a core in which the host's own page
+    faults wait, so it is done only where counters that cost nothing, and count each shared page in full, do not
+    already say that there is room. They lag by a few pages a thread (proc(5), `VmRSS`): half the limit is far from
+    it.
+    """
+    if _memory_bytes(pids, "status", ("RssAnon:", "VmSwap:"), "RssShmem:") <= limit_bytes // 2:
+        return 0
+    found = resident_bytes(pids)
+    return found if found > limit_bytes else 0
+
+
 def resident_bytes(pids: Sequence[int]) -> int:
     """Anonymous and shared memory of a host and all below it.
 
     Each process counts its part of what it shares, so that nothing hides in a mapping that two of them hold, and
     the zygote's pages cost next to nothing; memory files count whole, mapped or not.
     """
+    return _memory_bytes(pids, "smaps_rollup", ("Pss_Anon:", "SwapPss:"), "Pss_Shmem:")
+
+
+def _memory_bytes(pids: Sequence[int], file: str, own: tuple[str, ...], common: str) -> int:
     private = shared = 0
     files: dict[tuple[int, int], int] = {}
     for pid in pids:
         try:
-            fields = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            fields = Path(f"/proc/{pid}/{file}").read_text()
         except OSError:
             continue
         for line in fields.splitlines():
-            if line.startswith(("Pss_Anon:", "SwapPss:")):
+            if line.startswith(own):
                 private += int(line.split()[1]) << 10
-            elif line.startswith("Pss_Shmem:"):
+            elif line.startswith(common):
                 shared += int(line.split()[1]) << 10
         with contextlib.suppress(OSError):  # a non-root judge may not look
             for entry in os.scandir(f"/proc/{pid}/fd"):

@@ -15,6 +15,7 @@ import pytest
 from kernels.judge import hosts, isolation, seccomp
 from kernels.judge.hosts import Zygote, user_of
 from kernels.judge.process import Limits, Process
+from kernels.judge.usage import exceeds, resident_bytes
 from kernels.judge.verdict import JudgeBroken, Reason, Refusal
 from kernels.judge.zygote import policy_of
 
@@ -107,6 +108,19 @@ def test_abuse_ends_the_host_with_a_reason_and_leaves_the_judge_alive(
     assert not Path(f"/proc/{process.pid}").exists()
     with zygote.start("candidate", LIMITS) as fresh:
         assert "still here" in attempt(fresh, "return 'still here'")
+
+
+def test_memory_above_the_limit_is_told_whole_and_below_it_is_none() -> None:
+    """Half the limit by the cheap counters is where weighing begins, so nothing above the limit goes unweighed."""
+    ours = (os.getpid(),)
+    with open(os.memfd_create("held"), "wb") as held:
+        held.write(bytes(1 << 24))
+        held.flush()
+        seen = resident_bytes(ours)
+        assert seen > 1 << 24
+        told = [exceeds(ours, int(seen * share)) for share in (0.25, 0.75, 0.95)]
+        assert told == pytest.approx([seen] * 3, rel=0.02)
+        assert exceeds(ours, 4 * seen) == 0
 
 
 def test_answers_that_are_never_late_but_long_in_all_end_it(zygote: Zygote) -> None:
