@@ -31,6 +31,7 @@ from agent.election import build as build_election
 from agent.gate import Gate
 from agent.keeping import Keeping
 from agent.kernel_gate import KernelGate
+from agent.kernel_runner import KernelRunner
 from agent.kernel_watch import KernelWatch
 from agent.lifecycle import Lifecycle
 from agent.metrics import Metrics
@@ -46,6 +47,8 @@ from agent.watch import Look, Watch
 from collectors.base import Permanent, Temporary
 from collectors.history import History
 from collectors.subject import Inventory
+from controllers.action import Actuator
+from controllers.actuators.kube_kernel_jobs import KernelJobActuator
 
 NEEDS_RESTART = (
     "state_dir",
@@ -112,6 +115,9 @@ class App:
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
+        self.searches = KernelRunner(
+            settings.kernels, kernel_gate, _searches_at(actuators), settings.cluster, lambda: self.lifecycle.leads
+        )
         self.policies = build_policies(settings, self.store, self.gate, self.clock, self.metrics)
         self.power = build_power(
             settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies,
@@ -140,6 +146,7 @@ class App:
         if self.server is not None:
             self.server.start()
         self.doors.start()
+        self.searches.start()
         self.metrics.reload_at.set(time.time())
         where = self.server.url if self.server is not None else None
         self._log.info("started", cluster=self.settings.cluster, sources=len(self.collection), console=where)
@@ -219,6 +226,7 @@ class App:
                 self._log.error("state not kept; detectors go on from the last one", error=str(error))
         self.collection.close()
         self.kernels.close()
+        self.searches.close()
         for controller in (self.power, self.scheduling):
             if controller is not None:
                 controller.close()
@@ -272,6 +280,7 @@ class App:
         self.settings = settings
         self.doors.suppressor.look_again()
         self.kernels.settings = settings.kernels
+        self.searches.heed(settings.kernels, _searches_at(actuators))
         self.practice.heed(settings, actuators)
         self.metrics.reload_ok.set(1)
         self.metrics.reload_at.set(time.time())
@@ -356,6 +365,11 @@ class App:
         except (Temporary, Permanent):
             return False
         return True
+
+
+def _searches_at(actuators: Iterable[Actuator]) -> KernelJobActuator | None:
+    """Where kernel searches run; nowhere without such an actuator."""
+    return next((one for one in actuators if isinstance(one, KernelJobActuator)), None)
 
 
 def _same(new: Iterable[object], old: Iterable[object]) -> list[tuple[int, int]]:

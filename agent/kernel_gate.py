@@ -21,6 +21,7 @@ from agent import audit
 from agent.access import Sight, Verb, may, sight
 from agent.clock import Clock
 from agent.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
+from agent.kernel_search import ANSWERED, SEARCH, KernelSearch, put_search, search_of
 from agent.policy import PEOPLE, Person, Rule, may_not_approve, rule_for
 from agent.records import dump, load
 from agent.store import Store
@@ -38,6 +39,10 @@ class ProposalState(StrEnum):
     APPROVED = "approved"
     REJECTED = "rejected"
     DONE = "done"
+    RUNNING = "running"
+    """A search that was begun; rejecting it ends it."""
+    STOPPED = "stopped"
+    """A search that was cut short, not by anything that it found: it may be proposed again."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,17 @@ def promotion(
 
 
 def search(
-    cluster: str, job: str, problem: str, why: str, gpu_hours: float, priority_class: str, now_s: float
+    cluster: str,
+    job: str,
+    problem: str,
+    why: str,
+    gpu_hours: float,
+    priority_class: str,
+    now_s: float,
+    order: Mapping[str, str | bool] | None = None,
 ) -> Action:
-    """The plan of a kernel search on the cluster: one GPU, exclusive, preemptible, for a bounded time."""
+    """The plan of a kernel search on the cluster: one GPU, exclusive, preemptible, for a bounded time. `order`:
+    what the pod is told (`controllers.actuators.kube_kernel_jobs.arguments`)."""
     return Action(
         f"{_PREFIX}search/{job}/{problem}"[:200],
         ActionKind.KERNEL_JOB,
@@ -93,6 +106,7 @@ def search(
             "priority_class": priority_class,
             "power_cap": False,
             "cluster": cluster,
+            **(order or {}),
         },
     )
 
@@ -118,6 +132,8 @@ class KernelGate:
             unchanged = known is not None and replace(
                 known.action, expires_at_s=action.expires_at_s
             ).plan_sha256 == action.plan_sha256  # fmt: skip
+            if known is not None and known.state is ProposalState.RUNNING:
+                return known
             open_ = known is not None and known.state in (ProposalState.WAITING, ProposalState.APPROVED)
             if known is not None and unchanged and open_ and known.action.expires_at_s > now_s:
                 return known
@@ -167,12 +183,13 @@ class KernelGate:
         return GateAnswer(True, f"Approved: {known.action.kind} {known.action.why}", True)
 
     def reject(self, plan_id: str, plan_sha256: str, by: Person, reason: str) -> GateAnswer:
-        """Declines a plan that has not been carried out."""
+        """Declines a plan that has not been carried out; a search under way is ended."""
         now_s = self.clock.now_s()
         with self.store.database.write() as connection:
             known = self._shown(connection, plan_id, by)
             refusal = ""
-            if known is None or known.state in (ProposalState.DONE, ProposalState.REJECTED):
+            over = (ProposalState.DONE, ProposalState.REJECTED, ProposalState.STOPPED)
+            if known is None or known.state in over:
                 refusal = f"{plan_id}: there is nothing to reject."
             elif not (allowed := may(by, Verb.REJECT, namespaces(known.action))):
                 refusal = allowed.reason
@@ -229,21 +246,74 @@ class KernelGate:
                 _put(connection, replace(known, state=ProposalState.REJECTED, note=note), now_s, NIGHTSHIFT)
 
     def used_gpu_hours(self, since_s: float) -> float:
-        """GPU-hours of searches approved or carried out since then: what counts against the week's cap."""
-        spent = (ProposalState.APPROVED, ProposalState.DONE)
-        hours = [
+        """What counts against the cap of a week: what searches that ended since then have used, and all that those
+        under way, or approved and still to come, may use."""
+        coming = [
             p.action.blast_radius.cost_gpu_hours
             for p in self.proposals()
-            if p.action.kind is ActionKind.KERNEL_JOB and p.state in spent and p.at_s >= since_s
+            if p.action.kind is ActionKind.KERNEL_JOB
+            and p.state is ProposalState.APPROVED
+            and not self.objections(p.action)
         ]
-        return math.fsum(hour for hour in hours if math.isfinite(hour))
+        begun = [one.counted_gpu_hours for one in self.searches() if not one.ended or one.ended_at_s >= since_s]
+        return math.fsum(hours for hours in (*coming, *begun) if math.isfinite(hours))
+
+    def searches(self) -> list[KernelSearch]:
+        """Every search that was begun, the newest first."""
+        query = sa.select(controls.c.body).where(controls.c.name.like(f"{SEARCH}%"))
+        with self.store.database.read() as connection:
+            found = [load(KernelSearch, row.body) for row in connection.execute(query)]
+        return sorted(found, key=lambda one: (-one.begun_at_s, one.name))
+
+    def begin(self, action: Action, name: str) -> KernelSearch | None:
+        """Writes down that an approved search is begun, before anything is asked of the cluster; None where it may
+        not be any more, or was begun before."""
+        if self.objections(action):
+            return None
+        now_s = self.clock.now_s()
+        with self.store.database.write() as connection:
+            known = _get(connection, action.id, self.family)
+            if known is None or known.action.plan_sha256 != action.plan_sha256:
+                return None
+            if known.state is not ProposalState.APPROVED or search_of(connection, name) is not None:
+                return None
+            made = KernelSearch(name, action, now_s, looked_at_s=now_s)
+            put_search(connection, made, now_s)
+            _put(connection, replace(known, state=ProposalState.RUNNING), now_s, NIGHTSHIFT)
+            body = {"plan": action.id, "plan_sha256": action.plan_sha256, "search": name}
+            audit.append(
+                connection, at_s=now_s, kind="kernel_search_begun", by=NIGHTSHIFT, incident=None, body=body
+            )
+        return made
+
+    def keep(self, search: KernelSearch) -> None:
+        """Writes down how far a search is; one that has ended stays as it ended."""
+        now_s = self.clock.now_s()
+        with self.store.database.write() as connection:
+            before = search_of(connection, search.name)
+            if before is None or before.ended:
+                return
+            put_search(connection, search, now_s)
+            if not search.ended:
+                return
+            known = _get(connection, search.action.id, self.family)
+            if known is not None and known.state is ProposalState.RUNNING:
+                state = ProposalState.DONE if search.ended in ANSWERED else ProposalState.STOPPED
+                note = f"{search.ended}: {search.detail}"
+                _put(connection, replace(known, state=state, note=note), now_s, NIGHTSHIFT)
+            body = {"plan": search.action.id, "plan_sha256": search.action.plan_sha256, "search": search.name}
+            body |= {"ended": search.ended, "detail": search.detail, "gpu_hours": f"{search.gpu_hours:.3f}"}
+            body |= {"certificates": ", ".join(one.sha256 for one in search.certificates)}
+            audit.append(
+                connection, at_s=now_s, kind="kernel_search_ended", by=NIGHTSHIFT, incident=None, body=body
+            )
 
     def _refusal(self, known: KernelProposal | None, plan_sha256: str, by: Person, now_s: float) -> str:
         if known is None:
             return "There is no such plan."
         if known.action.plan_sha256 != plan_sha256:
             return "The plan has changed since you saw it; look at it again."
-        if known.state in (ProposalState.DONE, ProposalState.REJECTED):
+        if known.state not in (ProposalState.WAITING, ProposalState.APPROVED):
             return f"It is {known.state}; there is nothing to approve."
         if now_s >= known.action.expires_at_s:
             return "The plan has expired; it has to be proposed again."

@@ -16,12 +16,13 @@ from pathlib import Path
 import structlog
 
 from agent.clock import Clock
-from agent.kernel_gate import KernelGate, search
+from agent.kernel_gate import KernelGate, ProposalState, search
 from collectors.base import Permanent
 from collectors.frame import LogRecord
 from collectors.kernel_use import KernelUse, read_use
 from collectors.subject import Inventory, Subject, SubjectKind
-from kernels.profile.hotspots import Profile, profile
+from controllers.action import Action
+from kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes
 from kernels.profile.roofline import Peaks
 from kernels.profile.trigger import Decision, Settings, Stake, decide
 
@@ -107,13 +108,28 @@ class KernelWatch:
             policy = self.settings
             plan = search(
                 self._cluster, job.name, decision.hotspot.name, decision.why, policy.search_gpu_hours,
-                policy.priority_class, now_s,
+                policy.priority_class, now_s, order(decision.hotspot),
             )  # fmt: skip
+            if before := self._decided_before(plan, now_s):
+                decision = Decision(False, decision.hotspot, before)
+                self.decisions[-1] = decision
+                self._log.info("no kernel search", job=job.name, why=before)
+                return decision
             self._gate.propose(plan)
             self._log.info("kernel search proposed", job=job.name, why=decision.why)
         else:
             self._log.info("no kernel search", job=job.name, why=decision.why)
         return decision
+
+    def _decided_before(self, plan: Action, now_s: float) -> str:
+        """Why a plan is not put before people again so soon; "" where it may be."""
+        known = self._gate.proposal(plan.id)
+        if known is None or known.state not in (ProposalState.DONE, ProposalState.REJECTED):
+            return ""
+        days = (now_s - known.at_s) / 86400.0
+        if days >= self.settings.again_days:
+            return ""
+        return f"{plan.id}: proposed {days:.0f} days ago, it is {known.state}: {known.note or 'no word'}"
 
     def _job(self, subject: Subject) -> Subject:
         """The job of a rank; a job is its own."""
@@ -128,3 +144,9 @@ class KernelWatch:
                 self.consider(path, subject)
             except (Permanent, OSError, ValueError) as error:
                 self._log.warning("trace not profiled", trace=str(path), error=str(error))
+
+
+def order(hotspot: Hotspot) -> dict[str, str | bool]:
+    """What the search's pod is told: which kernel, on which case, and whether the step needs its gradient."""
+    case = [hotspot.dtype, *(f"{name}={value}" for name, value in timed_sizes(hotspot).items())]
+    return {"kernel": hotspot.problem, "case": " ".join(case), "backward": hotspot.backward_s > 0.0}

@@ -1,4 +1,4 @@
-"""`nightshift kernels promote | approve | reject | demote | registry | job`: kernels through the one gate.
+"""`nightshift kernels promote | approve | reject | demote | registry | searches`: kernels through the one gate.
 
 These commands stand here and not in `kernels`, because whoever promotes asks the gate, and kernels do not know it.
 """
@@ -6,8 +6,8 @@ These commands stand here and not in `kernels`, because whoever promotes asks th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from collectors.base import Permanent
 
 if TYPE_CHECKING:
     from agent.kernel_gate import KernelGate
+    from agent.kernel_search import KernelSearch
     from agent.policy import Person
 
 RegistryFolder = Annotated[
@@ -36,6 +37,7 @@ def promote(
 ) -> None:
     """Proposes a certified kernel; carries it out once the plan is approved. Exit code 1: it waits for approval."""
     from agent.kernel_gate import KernelGate, promotion
+    from agent.kernel_search import evidence
     from agent.settings import load
     from agent.terminal import operator, stored
     from agent.told_time import ToldClock
@@ -56,7 +58,7 @@ def promote(
                 typer.echo(f"{entry.certificate[:16]} is {to} already")
                 return
             action = promotion(
-                load(config).cluster, entry.certificate, entry.problem, to, _evidence(entry.predicate), now_s
+                load(config).cluster, entry.certificate, entry.problem, to, evidence(entry.predicate), now_s
             )
             kernels = KernelGate(gate, store, ToldClock(store.database))
             plan = kernels.propose(action, who.identity).action
@@ -145,7 +147,7 @@ def registry(
     import time
 
     from kernels.apply.bundle import write_bundle
-    from kernels.certificate import CertificateError
+    from kernels.envelope import CertificateError
     from kernels.registry import RegistryError
     from kernels.registry_oci import read_layout, write_layout
 
@@ -172,6 +174,55 @@ def registry(
         typer.echo(f"{entry.state:9} {entry.certificate[:16]} {entry.problem:24} {entry.summary}")
 
 
+def searches(
+    write: Annotated[
+        Path | None, typer.Option(help="Also write their certificates and ledgers below this folder")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
+    config: Config = None,
+) -> None:
+    """Lists the searches that ran on the cluster: how each ended, what it took, what it brought."""
+    from agent.kernel_runner import ledger_of
+
+    with _gate(config) as (kernels, _):
+        found = kernels.searches()
+        for one in found if write is not None else ():
+            assert write is not None
+            folder = write / one.name
+            folder.mkdir(parents=True, exist_ok=True)
+            for held in one.certificates:
+                (folder / f"{held.sha256[:16]}.json").write_text(held.envelope + "\n")
+            lines = [
+                json.dumps({"search": name, **line})
+                for (name, _), line in sorted(ledger_of(kernels.store, one).items())
+            ]
+            (folder / "ledger.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    if as_json:
+        typer.echo(json.dumps([_listed(one) for one in found], indent=2))
+        return
+    for one in found:
+        brought = (
+            ", ".join(f"{c.sha256[:16]} {c.problem} ({c.verdict})" for c in one.certificates) or "no certificate"
+        )
+        typer.echo(
+            f"{one.ended or 'running':9} {one.name} {one.gpu_hours:.2f} GPU-hours, {one.trials} trials, {brought}"
+        )
+        typer.echo(f"          {one.action.id}: {one.detail or one.action.why}")
+
+
+def _listed(search: KernelSearch) -> dict[str, Any]:
+    return {
+        "search": search.name,
+        "plan": search.action.id,
+        "ended": search.ended,
+        "detail": search.detail,
+        "gpu_hours": search.gpu_hours,
+        "trials": search.trials,
+        "certificates": [one.sha256 for one in search.certificates],
+        "refused": list(search.refused),
+    }
+
+
 def _registry(folder: Path, keys: list[Path]) -> Any:
     from kernels.cli import _trusted
     from kernels.registry import Registry
@@ -179,32 +230,6 @@ def _registry(folder: Path, keys: list[Path]) -> Any:
     return Registry(folder, _trusted(keys))
 
 
-def _evidence(predicate: Mapping[str, Any]) -> dict[str, str | float]:
-    """What an approver has to see before a kernel may run in jobs."""
-    verdict = predicate["verdict"]
-    environment = verdict["environment"]
-    found: dict[str, str | float] = {
-        "verdict": f"{verdict['status']} ({verdict['reason']})",
-        "detail": str(verdict["detail"])[:300],
-        "stages": ", ".join(verdict["stages"]),
-        "gpu": str(environment.get("gpu", "none")),
-        "torch": str(environment.get("torch", "none")),
-        "triton": str(environment.get("triton", "none")),
-        "commit": str(predicate["commit"]),
-        "issued_at": str(predicate["issued_at"]),
-        "source_lines": float(len(str(predicate["candidate"]["source"]).splitlines())),
-    }
-    for comparison in verdict["comparisons"][:20]:
-        name = f"{comparison['case']}, over {comparison['baseline']}"
-        with suppress(KeyError, TypeError):
-            s = comparison["speedup"]
-            found[name[:120]] = f"{s['point']:.3f} [{s['low']:.3f}, {s['high']:.3f}]"
-    for name, value in list(verdict["errors"].items())[:12]:
-        if isinstance(value, int | float):
-            found[f"error {name}"[:120]] = float(value)
-    return found
-
-
 def add_to(app: typer.Typer) -> None:
-    for command in (promote, approve, reject, demote, registry):
+    for command in (promote, approve, reject, demote, registry, searches):
         app.command()(command)

@@ -96,6 +96,10 @@ class KubeApi:
         except Expired:
             return [item for page in self._pages(path, 0, query) for item in page.get("items") or []]
 
+    def text(self, path: str, **query: str) -> str:
+        """What is served as plain text, such as a pod's log; bytes that are no text are replaced."""
+        return self._raw("GET", path, query=query).decode(errors="replace")
+
     def pages(self, path: str, *, limit: int = 500) -> Iterator[Object]:
         """Every page of a list, one snapshot over all of them; `limit` 0: the whole of it is one page. Raises
         Expired where the snapshot was compacted away between two pages (after about five minutes)."""
@@ -151,6 +155,18 @@ class KubeApi:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Object:
+        data = self._raw(method, path, body=body, query=query, content_type=content_type)
+        return _decode(data, f"{method} {path}")
+
+    def _raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
         from urllib3.exceptions import HTTPError
 
         target = f"{method} {path}"
@@ -158,12 +174,12 @@ class KubeApi:
             method, path, body=body, query=query, content_type=content_type, timeout=self._timeout_s
         )
         try:
-            data = answer.read()
+            data: bytes = answer.read()
         except (HTTPError, OSError) as error:
             raise Busy(f"kubernetes: the answer to {target} broke off: {error}") from error
         self._heed(answer.headers.get("Warning", ""))
         if 200 <= answer.status < 300:
-            return _decode(data, target)
+            return data
         raise refusal(answer.status, data, answer.headers, target)
 
     def _heed(self, warnings: str) -> None:

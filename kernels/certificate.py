@@ -22,23 +22,17 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from collectors.seal import SealError, Signer, canonical_json, open_envelope, sha256_hex
-from kernels.candidate import Candidate, CandidateError
+from collectors.seal import Signer, canonical_json, sha256_hex
+from kernels.candidate import Candidate
+from kernels.envelope import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, CertificateError, read
 from kernels.judge import inputs
 from kernels.judge.environment import Environment
 from kernels.judge.verdict import FIT, Status, Verdict
 from kernels.problem import Case, Inputs, Outputs, Problem, ProblemError
 
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "https://nightshift.example/kernel-certificate/v1"
 _ANCHOR_BYTES = 1 << 20
 _SAMPLES = 8
 _TOLERANCE = 1e-5
-
-
-class CertificateError(ValueError):
-    """A certificate is malformed, not signed by a trusted key, or cannot be issued. The message names the field."""
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:
@@ -152,31 +146,6 @@ class Verification:
     @property
     def stale(self) -> bool:
         return any(check.state == "stale" for check in self.checks)
-
-
-def read(envelope: object, trusted: Mapping[str, Ed25519PublicKey]) -> tuple[dict[str, Any], str]:
-    """(predicate, signer's key id) of a certificate. Raises CertificateError."""
-    try:
-        payload, key = open_envelope(envelope, PAYLOAD_TYPE, trusted)
-        statement = json.loads(payload)
-    except (SealError, ValueError) as error:
-        raise CertificateError(str(error)) from error
-    if not isinstance(statement, dict) or statement.get("_type") != STATEMENT_TYPE:
-        raise CertificateError("_type: not an in-toto statement")
-    if statement.get("predicateType") != PREDICATE_TYPE or not isinstance(statement.get("predicate"), dict):
-        raise CertificateError(f"predicateType: {statement.get('predicateType')!r} is not a kernel certificate")
-    predicate = statement["predicate"]
-    for name in ("issued_at", "commit", "candidate", "problem", "anchors", "verdict"):
-        if name not in predicate:
-            raise CertificateError(f"predicate.{name}: missing")
-    digests = {entry.get("name"): entry.get("digest", {}).get("sha256") for entry in statement.get("subject", [])}
-    try:
-        candidate = Candidate.from_json(predicate["candidate"])
-    except CandidateError as error:
-        raise CertificateError(f"predicate.candidate: {error}") from error
-    if digests.get("candidate") != candidate.sha256 or digests.get("source") != candidate.source_sha256:
-        raise CertificateError("subject: the digests are not those of the candidate in the predicate")
-    return predicate, key
 
 
 def verify(

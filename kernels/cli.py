@@ -101,7 +101,8 @@ def judge(
     """Judge one candidate file. Exit code 0: fit (whatever its speed); 1: refused; 3: machine fault."""
     from kernels.candidate import CandidateError
     from kernels.candidate_file import read_candidate
-    from kernels.certificate import CertificateError, issue
+    from kernels.certificate import issue
+    from kernels.envelope import CertificateError
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.contest import FULL
     from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER
@@ -159,8 +160,8 @@ def verify(
     rerun: Annotated[bool, typer.Option(help="judge it again on this machine's GPU")] = False,
 ) -> None:
     """Check a certificate: signature, anchors, drift; on the hardware judge again. Exit code 0: valid; 4: stale."""
-    from kernels.certificate import CertificateError
     from kernels.certificate import verify as check
+    from kernels.envelope import CertificateError
     from kernels.judge.environment import environment
     from kernels.problems import named
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from collectors.base import Permanent
+from kernels import told
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder")]
 Device = Annotated[str, typer.Option(help="cuda, cpu or auto")]
@@ -36,6 +37,15 @@ def optimize(
     git: Annotated[bool, typer.Option("--git", help="Keep each search as git commits too")] = False,
     gpus: Annotated[int, typer.Option(min=0, help="Most GPUs of this machine; 0: all that are visible")] = 0,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster whose GPUs judge, or 'local'")] = "",
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Of --problem: its gradient too, if it has one")
+    ] = False,
+    for_jobs: Annotated[
+        bool, typer.Option("--for-jobs", help="Of --problem: only what a job's file can hold")
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Also print ledger lines and certificates, for who reads the pod's log")
+    ] = False,
     llm: Annotated[str, typer.Option(help="Chat model that writes kernels too: PROVIDER:MODEL")] = "",
     llm_url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server for --llm")] = "",
     llm_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the model in each search")] = 400_000,
@@ -47,12 +57,13 @@ def optimize(
 
     from kernels import optimise as loop
     from kernels.apply.bundle import FILE, kernel_record, write_bundle
-    from kernels.certificate import CertificateError
+    from kernels.envelope import CertificateError
     from kernels.executor import LocalExecutor
     from kernels.fan_out import Means, as_it_is, search_all
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
     from kernels.ledger import Provenance
+    from kernels.problems import BY_NAME
     from kernels.profile.roofline import Peaks, PeaksError, probe
     from kernels.report import write_report
     from kernels.search import Budget, Ladder
@@ -74,7 +85,9 @@ def optimize(
             if where == "cpu":
                 works = [_tiny(work) for work in works]
         elif problem:
-            works = loop.from_problem(problem, known, _case(case), seed)
+            works = loop.from_problem(problem, known, _case(case), seed, for_jobs)
+            if backward and f"{problem}_backward" in BY_NAME:
+                works += loop.from_problem(f"{problem}_backward", known, _case(case), seed, for_jobs)
             if where == "cpu" and not case:
                 works = [_tiny(work) for work in works[:1]]
         else:
@@ -92,7 +105,8 @@ def optimize(
         raise typer.Exit(1)
     finish = partial(_with_model, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is
     budget, ladder = Budget(trials=trials, wall_s=minutes * 60.0), Ladder() if where == "cuda" else loop.ON_CPU
-    count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" and not ray else 1
+    count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" else 1
+    count = 1 if ray or stream else count
     if count > 1:
         means = Means(
             run, signer.to_bytes(), _commit(), budget, ladder, known, seed, git, gpus=tuple(range(count)),
@@ -106,8 +120,9 @@ def optimize(
             provenance = Provenance(_commit(), judge.environment.gpu, judge.environment.container)
             executor = spread or LocalExecutor([judge], 8 if where == "cuda" else 1)
             loop_run = loop.Run(
-                run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git
-            )
+                run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git,
+                stream=typer.echo if stream else _keep_quiet,
+            )  # fmt: skip
             done = loop_run.search([finish(work) for work in works])
     trusted = {signer.key_id: signer.public}
     certified = [item for item in done if item.certified is not None]
@@ -123,8 +138,13 @@ def optimize(
     write_bundle(run / FILE, usable)
     markdown, page = write_report(run)
     typer.echo(f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}; {markdown}, {page}")
+    if stream:
+        typer.echo(told.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
     if not certified:
         raise typer.Exit(1)
+
+
+def _keep_quiet(line: str) -> None: ...
 
 
 def _ray(address: str, where: str) -> Any:

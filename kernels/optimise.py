@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from collectors.seal import Signer
+from kernels import told
 from kernels.certificate import issue
 from kernels.executor import Executor
 from kernels.generate.base import Generator, Task
@@ -101,6 +103,7 @@ class Run:
     clock: Callable[[], float] = time.time
     tell: Callable[[str], None] = print
     git: bool = False  # keep each search as git commits too
+    stream: Callable[[str], None] = lambda _line: None  # `kernels.told`: ledger lines, those of before a kill too
 
     def search(self, works: Sequence[Work]) -> list[Done]:
         """Searches each work in turn, and issues certificates for what the judge found fit."""
@@ -109,23 +112,30 @@ class Run:
     def _one(self, work: Work) -> Done:
         folder = self.folder / "tasks" / work.slug
         if (folder / "certificate.json").exists():
+            self.stream(told.certificate(work.slug, json.loads((folder / "certificate.json").read_text())))
             return Done(work, None, folder / "certificate.json", "certified before")
         asked = {"origin": work.origin, "task": work.task.name, "seed": self.seed, "authors":
                  [g.name for g in work.generators]}  # fmt: skip
         self.tell(f"{work.slug}: {work.task.name}, from {work.origin}")
         with Ledger(folder, asked) as ledger:
+            for line in ledger.lines:
+                self.stream(told.trial(work.slug, line.to_json()))
             search = Search(
                 work.task, work.generators, self.executor, ledger, self.provenance, self.budget, self.ladder,
-                self.seed, self.clock, self._progress,
+                self.seed, self.clock, partial(self._progress, work.slug),
                 GitBook(ledger).write if self.git else lambda: None,
             )  # fmt: skip
             result = search.run()
+            for line in ledger.lines:
+                if line.full:  # whole verdicts are no steps of the search, and told of here alone
+                    self.stream(told.trial(work.slug, line.to_json()))
         done = self._certify(work, folder, result)
         self.tell(f"{work.slug}: {result.stopped}; {done.why}")
         return done
 
-    def _progress(self, progress: Progress) -> None:
+    def _progress(self, slug: str, progress: Progress) -> None:
         line = progress.line
+        self.stream(told.trial(slug, line.to_json()))
         best = f"best {progress.best_s * 1e6:.1f} µs" if math.isfinite(progress.best_s) else "nothing kept yet"
         ratio = f", {progress.best_speedup:.2f}×" if math.isfinite(progress.best_speedup) else ""
         self.tell(f"  {line.trial:4} {line.decision:8} {line.status}: {line.reason}; {best}{ratio}")
@@ -133,15 +143,16 @@ class Run:
     def _certify(self, work: Work, folder: Path, result: Result) -> Done:
         verdict, winner = result.verdict, result.winner
         if verdict is None or winner is None or verdict.status not in FIT:
-            told = f"no certificate: {verdict.status} ({verdict.detail})" if verdict else "no candidate stood"
-            return Done(work, result, None, told, result.trials)
+            why = f"no certificate: {verdict.status} ({verdict.detail})" if verdict else "no candidate stood"
+            return Done(work, result, None, why, result.trials)
         moment = datetime.fromtimestamp(self.clock(), UTC).isoformat(timespec="seconds")
         candidate = winner.proposal.candidate
         envelope = issue(verdict, candidate, work.task.problem, self.signer, moment, self.provenance.commit)
         path = folder / "certificate.json"
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(envelope, indent=1) + "\n")
-        partial.replace(path)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        unfinished.write_text(json.dumps(envelope, indent=1) + "\n")
+        unfinished.replace(path)
+        self.stream(told.certificate(work.slug, envelope))
         why = f"certified as {verdict.status}: {speedup_text(verdict)}"
         return Done(work, result, path, why, result.trials)
 
@@ -158,11 +169,13 @@ def speedup_text(verdict: Verdict) -> str:
 # What to search --------------------------------------------------------------------------------------------------
 
 
-def from_problem(name: str, peaks: Peaks | None = None, case: Case | None = None, seed: int = 0) -> list[Work]:
+def from_problem(
+    name: str, peaks: Peaks | None = None, case: Case | None = None, seed: int = 0, for_jobs: bool = False
+) -> list[Work]:
     """Each timed case of a reference problem, or of a problem file (`….py`); or one given case."""
     problem = load_problem(Path(name)) if name.endswith(".py") else named(name)
     cases = (case,) if case is not None else problem.cases
-    return [work_of(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed, source=name) for c in cases]
+    return [work_of(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed, for_jobs, name) for c in cases]
 
 
 def from_trace(

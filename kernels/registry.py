@@ -21,8 +21,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from kernels.apply.bundle import certificate_sha256, kernel_record
-from kernels.certificate import CertificateError, read
+from kernels.apply.bundle import kernel_record
+from kernels.envelope import CertificateError, certificate_sha256, read
 
 
 class RegistryError(ValueError):

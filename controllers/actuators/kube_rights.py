@@ -80,13 +80,17 @@ RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
     | _rights("create", "pods", subresource="eviction")
     | _JOBS,
     ActionKind.RETURN_NODE: _rights("get patch", "nodes"),
+    ActionKind.KERNEL_JOB: frozenset(),
 }
 OWN_RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
     ActionKind.RESET_GPU: _rights("get create", "jobs", "batch"),
     ActionKind.REBOOT_NODE: _rights("get create", "jobs", "batch"),
     ActionKind.RETURN_NODE: _rights("get create", "jobs", "batch") | _rights("list", "pods"),
+    ActionKind.KERNEL_JOB: _rights("get create patch delete", "jobs", "batch")
+    | _rights("list", "pods")
+    | _rights("get", "pods", subresource="log"),
 }
-"""Beside those, in the one namespace where repair Jobs run."""
+"""Beside those, in the one namespace where repairs and searches run as Jobs."""
 LEASE_RIGHTS = _rights("get create update", "leases", "coordination.k8s.io")
 """Electing a leader by a Lease, in the release's own namespace (`controllers.actuators.kube_lease`)."""
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from collectors.seal import fingerprint
 from kernels.apply.job import PARTS
 from kernels.candidate import Candidate
-from kernels.certificate import CertificateError, read
+from kernels.envelope import CertificateError, certificate_sha256, read
 
 FILE = "nightshift_kernels.py"
 _PLACE = "KERNELS: list[dict[str, Any]] = []\n"
@@ -59,11 +58,6 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
 
 def _first_case(verdict: Mapping[str, Any]) -> dict[str, Any]:
     raise CertificateError(f"verdict: {verdict.get('status')} names no case that was asked for")
-
-
-def certificate_sha256(envelope: Mapping[str, Any]) -> str:
-    """A certificate's identity: the hash of its canonical JSON."""
-    return fingerprint(envelope)
 
 
 def bundle(records: Sequence[Mapping[str, Any]]) -> str:

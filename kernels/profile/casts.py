@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kernels.problem import Case
-from kernels.profile.hotspots import Hotspot, Profile
-from kernels.profile.problem_file import timed_sizes
+from kernels.profile.hotspots import Hotspot, Profile, timed_sizes
 
 
 def cast_problems(found: Profile, hotspot: Hotspot) -> list[tuple[str, Case, str]]:

@@ -23,6 +23,8 @@ from kernels.profile.operators import Operators, Unit, operators_of
 from kernels.profile.pattern import Found, dims
 from kernels.profile.roofline import Peaks, peaks_of
 
+LARGEST_PARAMETER = 1 << 24
+"""Elements that an optimiser kernel is timed on: far beyond the caches, and in reach of a judge's many copies."""
 REACHABLE = 0.9
 """The share of the roofline that a good kernel reaches: what an expected gain is reckoned with."""
 
@@ -65,6 +67,13 @@ class Hotspot:
         from dataclasses import asdict
 
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+
+
+def timed_sizes(hotspot: Hotspot) -> dict[str, int]:
+    """An optimiser's step is seen as one over all parameters; a kernel meets them one by one."""
+    if hotspot.problem != "adamw":
+        return dict(hotspot.sizes)
+    return {"n": min(hotspot.sizes["n"], LARGEST_PARAMETER)}
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,7 @@ from pathlib import Path
 from collectors.seal import sha256_hex
 from kernels.problem import DTYPES, Case, Problem, ProblemError
 from kernels.problems import BY_NAME
-from kernels.profile.hotspots import Hotspot
-
-LARGEST_PARAMETER = 1 << 24
-"""Elements that an optimiser kernel is timed on: far beyond the caches, and in reach of a judge's many copies."""
+from kernels.profile.hotspots import Hotspot, timed_sizes
 
 
 def case_of(hotspot: Hotspot) -> Case:
@@ -35,13 +32,6 @@ def case_of(hotspot: Hotspot) -> Case:
     if set(hotspot.sizes) != known or not hotspot.sizes.items() >= fixed.items() or not problem.constraint(case):
         raise ProblemError(f"{hotspot.name}: these sizes are outside the problem")
     return case
-
-
-def timed_sizes(hotspot: Hotspot) -> dict[str, int]:
-    """An optimiser's step is seen as one over all parameters; a kernel meets them one by one."""
-    if hotspot.problem != "adamw":
-        return dict(hotspot.sizes)
-    return {"n": min(hotspot.sizes["n"], LARGEST_PARAMETER)}
 
 
 def write_problem(hotspots: Sequence[Hotspot], path: Path, source: str = "") -> Problem:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +35,12 @@ class Settings(BaseModel):
     payback_weeks: float = Field(4.0, gt=0, description="A search has to be won back within so many weeks")
     priority_class: str = Field(
         "nightshift-preemptible", description="Priority class of the search's pod: preemptible, below every job"
+    )
+    again_days: float = Field(
+        30.0, ge=0, description="A search that was answered or rejected is not proposed again for so long (days)"
+    )
+    trusted_keys: tuple[Path, ...] = Field(
+        (), description="Public keys whose certificates are believed when a search brings them; none: none is"
     )
 
 

@@ -102,10 +102,11 @@ def test_a_rejected_plan_stays_rejected_and_gpu_hours_are_counted(kernels: Kerne
     assert kernels.used_gpu_hours(0.0) == 0.0
     kernels.approve(plan.id, plan.plan_sha256, ANN)
     assert kernels.used_gpu_hours(0.0) == 1.5
-    assert kernels.used_gpu_hours(clock.now_s() + 1.0) == 0.0
     other = kernels.propose(_plan(clock)).action
     assert kernels.reject(other.id, other.plan_sha256, BOB, "not now").ok
     assert not kernels.approve(other.id, other.plan_sha256, ANN).ok
     assert not kernels.reject("kernel/none", "0" * 64, BOB, "").ok
     assert {p.state for p in kernels.proposals()} == {ProposalState.APPROVED, ProposalState.REJECTED}
     assert kernels.proposal("halt") is None
+    clock.advance(kernels.gate.policy.valid_s + 1.0)
+    assert kernels.used_gpu_hours(0.0) == 0.0, "an approval that lapsed begins nothing"

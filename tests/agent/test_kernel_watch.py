@@ -16,6 +16,7 @@ from collectors.frame import Instant, LogRecord
 from collectors.kineto import KinetoCollector
 from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import ActionKind
+from controllers.actuators.kube_kernel_jobs import arguments
 from kernels.profile.trigger import Settings
 from tests.agent.incidents import ManualClock
 
@@ -83,6 +84,25 @@ def test_the_weeks_gpu_hours_are_a_cap(gate: KernelGate, clock: ManualClock) -> 
     assert "3.0 of 4 GPU-hours" in again.why
     clock.advance(8 * 86400.0)
     assert watch.consider(RECORDED, Subject(SubjectKind.RANK, "lab/other#3")).propose
+
+
+def test_the_plan_says_what_the_pod_is_told_and_is_not_asked_for_twice(
+    gate: KernelGate, clock: ManualClock
+) -> None:
+    """Rejected, it comes again only when its time is over."""
+    watch, job = _watch(gate, clock), Subject(SubjectKind.JOB, "lab/gpt")
+    watch.consider(RECORDED, job)
+    (first,) = gate.proposals()
+    told = {name: first.action.params[name] for name in ("kernel", "case", "backward")}
+    assert told == {"kernel": "rmsnorm", "case": "float32 m=8192 n=1024", "backward": True}
+    assert arguments(first.action)[:2] == ["kernels", "optimize"]
+    gate.reject(first.action.id, first.action.plan_sha256, ANN, "not this month")
+    clock.advance(86400.0)
+    again = watch.consider(RECORDED, job)
+    assert not again.propose
+    assert "1 days ago, it is rejected: not this month" in again.why
+    clock.advance(POLICY.again_days * 86400.0)
+    assert watch.consider(RECORDED, job).propose
 
 
 def test_nobody_who_did_not_ask_is_bothered(gate: KernelGate, clock: ManualClock, tmp_path: Path) -> None:

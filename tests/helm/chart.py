@@ -70,6 +70,13 @@ SETS: dict[str, Object] = {
             "settings": {"job_timeout_s": 1200},
         },
     },
+    "act, with kernel searches": {
+        "mode": "act",
+        "actions": ["kernel_job"],
+        "networkPolicy": {"enabled": True},
+        "kernelSearch": {"signerSecret": "kernel-signer", "settings": {"queue": "spare"}},
+        "config": {"kernels": {"namespaces": ["research-*"], "weekly_gpu_hours": 8}},
+    },
     "scheduling in shadow": {"scheduling": {"enabled": True, "kueue": True}},
     "scheduling acts": {
         "mode": "act",

@@ -39,6 +39,7 @@ def granted(roles: list[dict[str, Any]]) -> set[Right]:
 def test_the_roles_grant_what_the_named_actions_need_and_no_more(kinds: list[ActionKind]) -> None:
     """Of every single action, and of all of them."""
     values = {"mode": "act", "actions": [str(kind) for kind in kinds], "repair": IMAGE, "sources": QUIET}
+    values |= {"kernelSearch": {"signerSecret": "signer"}}
     own = frozenset[Right]().union(*(OWN_RIGHTS.get(kind, frozenset()) for kind in kinds))
     roles = objects(values, "Role")
     assert granted(roles) == own

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from collectors.seal import Signer, canonical_json
 from kernels.candidate import Candidate, Domain
-from kernels.certificate import CertificateError, issue, read, verify
+from kernels.certificate import issue, verify
 from kernels.cli import app
+from kernels.envelope import CertificateError, read
 from kernels.judge.environment import Environment
 from kernels.judge.sanitizer import judge_output
 from kernels.judge.verdict import Comparison, Interval, JudgeBroken, Reason, Refusal, Status, Verdict

@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from typer.testing import CliRunner
 
 from collectors.base import Permanent
+from collectors.seal import trusted_keys
 from kernels.bind import bind, call
 from kernels.candidate import Candidate
 from kernels.cli import app
+from kernels.envelope import read
 from kernels.kernelbench import load_task
 from kernels.ledger import Ledger, Line, read_run
 from kernels.optimise import find_trial, from_profile, slug_of, trace_model
@@ -25,6 +27,7 @@ from kernels.profile.hotspots import profile
 from kernels.profile.roofline import Peaks
 from kernels.report import write_report
 from kernels.suite import SuiteAuthor, binding_of
+from kernels.told import WORD, hear
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
 RUNNER = CliRunner()
@@ -35,8 +38,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the real loop on a tiny softmax, through the command line."""
     run = tmp_path_factory.mktemp("run")
     command = ["optimize", "--problem", "softmax", "--case", "float16 m=6 n=40", "--run", str(run), "--trials", "2"]
-    done = RUNNER.invoke(app, [*command, "--device", "cpu"], catch_exceptions=False)
+    done = RUNNER.invoke(app, [*command, "--device", "cpu", "--stream", "--for-jobs"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    (run / "printed").write_text(done.output)
     return run
 
 
@@ -84,9 +88,27 @@ def test_a_run_started_again_goes_on_where_it_was(finished: Path) -> None:
     (folder,) = (finished / "tasks").iterdir()
     before = (folder / "ledger.jsonl").read_text()
     command = ["optimize", "--problem", "softmax", "--case", "float16 m=6 n=40", "--run", str(finished)]
-    done = RUNNER.invoke(app, [*command, "--trials", "2", "--device", "cpu"], catch_exceptions=False)
+    done = RUNNER.invoke(app, [*command, "--trials", "2", "--device", "cpu", "--stream"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert (folder / "ledger.jsonl").read_text() == before
+    heard = hear(done.output)
+    assert list(heard.certificates) == [json.loads((folder / "certificate.json").read_text())]
+    assert "certified before" in heard.end
+
+
+def test_who_follows_a_search_by_what_it_prints_has_its_whole_ledger(finished: Path) -> None:
+    """And its certificate; what others print, and half a line, is passed over."""
+    (folder,) = (finished / "tasks").iterdir()
+    lines = [json.loads(text) for text in (folder / "ledger.jsonl").read_text().splitlines()]
+    printed = (finished / "printed").read_text()
+    heard = hear(f'{WORD}[1, 2\n{printed}{WORD}{{"trial": {{"tri')
+    assert heard.trials == {(folder.name, line["trial"]): line for line in lines}
+    assert [read(one, _trusted(finished))[0]["problem"]["name"] for one in heard.certificates] == ["softmax"]
+    assert "certified as" in heard.end
+
+
+def _trusted(run: Path) -> dict[str, Any]:
+    return dict(trusted_keys([run / "signer.pub"]))
 
 
 def test_hostile_text_in_a_ledger_cannot_break_the_report(tmp_path: Path) -> None:

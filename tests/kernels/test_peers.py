@@ -11,7 +11,8 @@ import torch
 
 from collectors.seal import Signer, open_envelope
 from kernels.candidate import Candidate, Domain
-from kernels.certificate import PAYLOAD_TYPE, issue
+from kernels.certificate import issue
+from kernels.envelope import PAYLOAD_TYPE
 from kernels.judge import baselines as baselines_module
 from kernels.judge import trial as trial_module
 from kernels.judge.contest import Pace

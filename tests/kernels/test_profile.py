@@ -16,9 +16,9 @@ from collectors.kineto_reader import read_trace
 from kernels.candidate import Candidate
 from kernels.judge import inputs
 from kernels.problem import Case, ProblemError
-from kernels.profile.hotspots import Hotspot, Profile, as_text, profile, profile_of
+from kernels.profile.hotspots import Hotspot, Profile, as_text, profile, profile_of, timed_sizes
 from kernels.profile.operators import operators_of
-from kernels.profile.problem_file import load_problem, timed_sizes, write_problem
+from kernels.profile.problem_file import load_problem, write_problem
 from kernels.profile.roofline import Peaks, PeaksError, probe
 from kernels.profile.trigger import Settings, Stake, consider, decide
 

@@ -15,9 +15,10 @@ from agent.cli import app
 from agent.store import Store
 from collectors.base import Permanent
 from collectors.seal import Signer
-from kernels.apply.bundle import certificate_sha256, kernel_record
+from kernels.apply.bundle import kernel_record
 from kernels.candidate_file import read_candidate
-from kernels.certificate import CertificateError, issue
+from kernels.certificate import issue
+from kernels.envelope import CertificateError, certificate_sha256
 from kernels.judge.verdict import Comparison, Interval, Reason, Status, Verdict
 from kernels.problem import Case
 from kernels.problems import named

@@ -89,6 +89,7 @@ class ApiServer:
         self.tokens: dict[str, tuple[User, datetime | None]] = {self.admin_token: (ADMIN, None)}
         self.requests: list[tuple[User, Attributes]] = []
         self.faults = Faults()
+        self.logs: dict[tuple[str, str], str] = {}
         self.latency_s = latency_s
         self.stopping = threading.Event()
         self._http = _Http(("127.0.0.1", port), self._handler())
@@ -191,6 +192,8 @@ class ApiServer:
                 return 200, api.list(resource, route.namespace or None, query)
             case ("POST", "") if not route.name:
                 return 201, api.create(*where, body, options)
+            case ("GET", "log") if resource.kind == "Pod":
+                return 200, self._log(route, query)
             case ("POST", "eviction") if resource.kind == "Pod":
                 return 201, api.evict(route.namespace, route.name, body, options)
             case ("POST", "token") if resource.kind == "ServiceAccount":
@@ -283,6 +286,15 @@ class ApiServer:
         self.tokens[token] = (service_account(route.namespace, route.name), expires)
         status = {"token": token, "expirationTimestamp": timestamp(expires)}
         return {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {}, "status": status}
+
+    def _log(self, route: Route, query: dict[str, str]) -> str:
+        """What `logs` holds for a pod, as its kubelet would give it."""
+        pod = self.api.read(route.resource, route.namespace, route.name)
+        if not (pod.get("status") or {}).get("startTime"):
+            message = f'container "{query.get("container", "main")}" in pod "{route.name}" is waiting to start'
+            raise ApiError("BadRequest", f"{message}: ContainerCreating")
+        text = self.logs.get((route.namespace, route.name), "")
+        return text[: int(query.get("limitBytes", len(text)))]
 
     def _bind(self, route: Route, body: Object, options: Options) -> Object:
         pod = self.api.read(route.resource, route.namespace, route.name)

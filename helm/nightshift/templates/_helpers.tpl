@@ -103,7 +103,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- with .Values.power }}{{ if .enabled }}{{ $_ := set $config "power" (mergeOverwrite (dict "enabled" true "act" .act "racks" .racks "kubernetes" (dict) "nodes" $nodes) .settings) }}{{ end }}{{ end -}}
 {{- if include "nightshift.acts" . }}
 {{- $repairs := list }}{{ $others := list -}}
-{{- range .Values.actions }}{{ if has . (list "reset_gpu" "reboot_node" "return_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
+{{- range without .Values.actions "kernel_job" }}{{ if has . (list "reset_gpu" "reboot_node" "return_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
 {{- $actuators := list -}}
 {{- if $others }}{{ $actuators = append $actuators (mergeOverwrite (dict "type" "kubernetes" "actions" $others) .Values.actuatorSettings) }}{{ end -}}
 {{- if $repairs }}
@@ -113,9 +113,20 @@ seccompProfile: {type: RuntimeDefault}
 {{- if $r.checkCommand }}{{ $_ := set $own "check_command" $r.checkCommand }}{{ end -}}
 {{- $actuators = append $actuators (mergeOverwrite $own .Values.actuatorSettings $r.settings) -}}
 {{- end -}}
+{{- if include "nightshift.searches" . }}
+{{- $k := .Values.kernelSearch -}}
+{{- $search := dict "type" "kubernetes_kernels" "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $k.image $k.image)) "signer_secret" $k.signerSecret "runtime_class" $k.runtimeClassName "pull_secrets" .Values.global.imagePullSecrets -}}
+{{- $actuators = append $actuators (mergeOverwrite $search $k.settings) -}}
+{{- $_ := set $config "kernels" (dict "priority_class" $k.priorityClass.name) -}}
+{{- end -}}
 {{- $_ := set $config "actuators" $actuators -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
+{{- end }}
+
+{{/* Whether kernel searches may run as Jobs. */}}
+{{- define "nightshift.searches" -}}
+{{- if and (include "nightshift.acts" .) (has "kernel_job" .Values.actions) }}yes{{ end -}}
 {{- end }}
 
 {{/* Where browsers reach the console; empty where nobody has said. */}}
@@ -141,6 +152,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- if and (eq .Values.mode "act") (or (has "reset_gpu" .Values.actions) (has "reboot_node" .Values.actions) (has "return_node" .Values.actions)) (not .Values.repair.image.repository) -}}
 {{- fail "repair.image.repository: reset_gpu, reboot_node and return_node are Jobs that need an image with nvidia-smi, nsenter and a shell" -}}
+{{- end -}}
+{{- if and (include "nightshift.searches" .) (not .Values.kernelSearch.signerSecret) -}}
+{{- fail "kernelSearch.signerSecret: kernel_job needs the name of a Secret with signer.key, by which its certificates are signed" -}}
 {{- end -}}
 {{- if and .Values.scheduling.act (not (include "nightshift.acts" .)) -}}
 {{- fail "scheduling.act: opens gates and writes holds: it needs mode: act" -}}
