@@ -1,0 +1,57 @@
+"""Searches dealt out over two processes, as `nightshift kernels optimize` deals them out over GPUs, to be killed.
+
+`python -m tests.kernels.fanned FOLDER`"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kernels.candidate import Candidate
+from kernels.fan_out import Means, search_all
+from kernels.generate.base import Outcome, Proposal, Spent, Task
+from kernels.optimise import ON_CPU, Done, Work, from_problem
+from kernels.problem import Case
+from kernels.search import Budget
+
+TRIALS = 6
+COLUMNS = (24, 40)
+
+
+class Plain:
+    """Writes torch's own call, differently commented each time: judged in earnest, soon, and never raced."""
+
+    name = "plain"
+
+    def propose(self, task: Task, history: Sequence[Outcome], count: int) -> list[Proposal]:
+        judged = {outcome.proposal.candidate.sha256 for outcome in history}
+        made = [candidate(number) for number in range(TRIALS)]
+        return [Proposal(c, self.name) for c in made if c.sha256 not in judged][:count]
+
+    def spent(self) -> Spent:
+        return Spent()
+
+
+def candidate(number: int) -> Candidate:
+    text = f"import torch\n\n\ndef entry(x):\n    return torch.softmax(x, -1)  # {number}\n"
+    return Candidate(text, "entry", "python", "library", "none")
+
+
+def by_plain(work: Work) -> Work:
+    return replace(work, generators=(Plain(),))
+
+
+def main(folder: Path) -> list[Done]:
+    cases = [Case.of("float16", "contiguous", m=6, n=n) for n in COLUMNS]
+    works = [work for case in cases for work in from_problem("softmax", case=case)]
+    means = Means(
+        folder, bytes(range(32)), "c0ffee", Budget(trials=TRIALS, batch=1), ON_CPU, None, device="cpu",
+        gpus=tuple(range(len(works))), threads=1, compiled=False, finish=by_plain,
+    )  # fmt: skip
+    return search_all(works, means, lambda text: print(text, flush=True))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
