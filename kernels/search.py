@@ -274,9 +274,13 @@ class Search:
         )
 
     def _certify(self, tries: int = 3) -> tuple[Outcome | None, Verdict | None]:
-        """Whole verdicts, the fastest first, until one stands. The last verdict is given back either way."""
+        """Whole verdicts, the fastest first, until one stands. The last verdict is given back either way.
+
+        What one refused before the search was taken up is left out: starting again is no second chance.
+        """
         found: Verdict | None = None
-        for outcome in self._fastest()[:tries]:
+        refused = {x.candidate_sha256 for x in self.ledger.lines if x.full and x.decision == "discard"}
+        for outcome in [o for o in self._fastest()[:tries] if o.proposal.candidate.sha256 not in refused]:
             if found is not None and self._late():
                 break
             request = replace(self.ladder.full, cases=(self.task.case,))

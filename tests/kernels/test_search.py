@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -297,6 +298,37 @@ def test_a_family_s_candidate_is_the_same_for_the_same_configuration() -> None:
     space = Softmax().space("softmax", TASK.case)
     first, second = (candidate(Softmax(), "softmax", TASK.case, space.configs[3]) for _ in range(2))
     assert first.sha256 == second.sha256
+
+
+class Refusing(Told):
+    """Refuses at every whole verdict what stood in the races; dies when asked for more of them than `most`."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.whole: list[str] = []
+        self._most = most
+
+    def verdict(self, job: Job) -> Verdict:
+        if job.key != "full":
+            return super().verdict(job)
+        if len(self.whole) == self._most:
+            raise KeyboardInterrupt
+        self.whole.append(job.candidate.source)
+        return replace(super().verdict(job), status=STATUS_OF[Reason.rmse], reason=Reason.rmse)
+
+
+def test_what_a_whole_verdict_refused_is_not_asked_for_again_when_the_search_is_taken_up(tmp_path: Path) -> None:
+    """Starting again is no second chance: the next best is asked for, as without the kill, and then nothing."""
+    asked: dict[str, list[list[str]]] = {}
+    for name, most in (("whole", (9, 9)), ("cut", (0, 1, 1, 9, 9))):
+        for more in most:
+            executor = Refusing(more)
+            with Ledger(tmp_path / name) as ledger, contextlib.suppress(KeyboardInterrupt):
+                Search(TASK, [Counting()], executor, ledger, NOWHERE, Budget(trials=24)).run()
+            asked.setdefault(name, []).append(executor.whole)
+    (first, second, third), nothing = asked["whole"]
+    assert not nothing
+    assert asked["cut"] == [[], [first], [second], [third], []]
 
 
 KILLED = """
