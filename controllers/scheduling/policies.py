@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controllers.scheduling.cluster import B1, F8, Seat
-from controllers.scheduling.state import Care, State
+from controllers.scheduling.state import BOLDLY, CAREFULLY, State
 
 Policy = Callable[[State], None]
 MOVES = 2.0
@@ -115,9 +115,6 @@ def backfill_sharing(state: State) -> None:
     backfill(state, share=True)
 
 
-CAREFULLY, BOLDLY = Care(certain=0.95, grace=0.05), Care(certain=0.7, grace=0.1)
-
-
 @dataclass
 class Steering:
     """Ours: plain backfill, job by job, and guests beside it where that costs nobody. Four rules, in this order.
@@ -131,7 +128,8 @@ class Steering:
     3. The first of the queue keeps its reservation (EASY); behind it short and narrow go first, by predicted
        GPU-seconds over the time waited (Tsafrir et al. 2007 backfill shortest first), so everybody's turn comes.
     4. Guests come only where there is much to win: where the twin's jobs have waited `from_pressure` times as long
-       as jobs have worked, more boldly from `bold_pressure` on; and only as long as no more wait with us than in
+       as jobs have worked, more boldly from `bold_pressure` on, but not on the nodes that the first of the queue
+       needs whole (`State.seat`); and only as long as no more wait with us than in
        the twin (`_pays`): a model that is wrong about this cluster is found out by its queue. A guest changes who
        sits with whom for as long as anybody of them runs, and so when whole nodes come free for wide gangs: by luck
        sooner or later than in the twin. Only where most of the waiting goes away does that not matter to the tail.

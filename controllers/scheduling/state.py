@@ -39,6 +39,9 @@ class Care:
     grace: float = 0.05
 
 
+CAREFULLY, BOLDLY = Care(), Care(certain=0.7, grace=0.1)
+
+
 @dataclass
 class State:
     """Jobs by number, in order of submission. Arrays `[jobs]`; a policy reads `submit_s`, `width`, `user`, never a
@@ -76,31 +79,53 @@ class State:
     _whole_s: dict[int, tuple[float, float]] = field(default_factory=dict)
     _asked_s: F8 = field(default_factory=lambda: np.zeros(0))
     _rooms: F8 = field(default_factory=lambda: np.zeros((2, 0)))
+    _awaited_by: tuple[float, int] | None = None
+    _awaited_nodes: B1 = field(default_factory=lambda: np.zeros(0, bool))
 
     def start(self, job: int, gpus: I8, why: str, *, shared: bool = False) -> None:
         """Proposes a start and books its GPUs, so that the next look in this decision sees them taken."""
         self.cluster.put(job, gpus)
         self.queue.remove(job)
         self.began_s[job] = self.now_s
+        self._awaited_by = None
         self.begin(Start(job, gpus, shared, why))
 
     def seat(self, job: int, avoid: B1 | None = None, *, late: bool = False) -> Seat | None:
         """Where the job could share GPUs now (`Cluster.shared`): with a twin only where no host ends later than
         there. `late`: it has a claim to GPUs, so its hosts' ends do not count, but sharing has to cost it less than
         waiting is expected to."""
+        if self.twin is None:
+            return self._shared(job, avoid, self.rules)
+        if late:
+            found = self._shared(job, avoid, replace(self.rules, least_gain=0.0))
+            waits_s = self.reservation(job, self.gpu_ends_s())[0] - self.now_s if found is not None else 0.0
+            return found if found and (found.own - 1.0) * self.guess_s(job, RUNS_ON) <= waits_s else None
+        found = self._guest(job, avoid, CAREFULLY)
+        if found is not None or self.care == CAREFULLY:
+            return found
+        awaited = self._awaited()
+        return self._guest(job, awaited if avoid is None else avoid | awaited, self.care)
+
+    def _guest(self, job: int, avoid: B1 | None, care: Care) -> Seat | None:
+        return self._shared(job, avoid, self.rules, Guest(self.guess_s(job, care.certain), self._room))
+
+    def _shared(self, job: int, avoid: B1 | None, rules: SharingRules, guest: Guest | None = None) -> Seat | None:
         if not len(self.kinds):
             self.kinds = np.full(len(self.submit_s), -1)
-        rules = replace(self.rules, least_gain=0.0) if late else self.rules
-        guest = None
-        if self.twin is not None and not late:
-            guest = Guest(self.guess_s(job, self.care.certain), self._room)
-        found = self.cluster.shared(
+        return self.cluster.shared(
             job, int(self.width[job]), self.loads, self.kinds, self.known, rules, avoid, guest
         )
-        if late and found is not None:
-            waits_s = self.reservation(job, self.gpu_ends_s())[0] - self.now_s
-            return found if (found.own - 1.0) * self.guess_s(job, RUNS_ON) <= waits_s else None
-        return found
+
+    def _awaited(self) -> B1:
+        """The nodes on which the first of the queue counts, where it needs several whole ones: one guest that stays
+        on keeps all of them from it."""
+        first = self.queue[0]
+        if (self.now_s, first) != self._awaited_by:
+            self._awaited_by = (self.now_s, first)
+            self._awaited_nodes = np.zeros(len(self.cluster.closed), bool)
+            if self.width[first] > self.cluster.shape.per_node:
+                self._awaited_nodes = self.reservation(first, self.gpu_ends_s())[1]
+        return self._awaited_nodes
 
     def _room(self, hosts: I8) -> tuple[F8, F8]:
         """Of each, `spare_s` and `left_s`: once a decision."""

@@ -121,7 +121,7 @@ def test_a_late_job_shares_only_where_that_is_expected_to_cost_less_than_waiting
 
 
 def test_nobody_becomes_a_guest_while_a_late_job_finds_no_place() -> None:
-    simulation = Simulation(jobs_of("ours", 150, 4, 1.2), World(harsher=1.0), 4, twin=True)
+    simulation = Simulation(jobs_of("ours", 300, 4, 1.5), World(harsher=1.0), 4, twin=True)
     state, policy, guests, behind = simulation.state, policies.Steering(from_pressure=0.0, bold_pressure=2.0), 0, 0
     begin = state.begin
 
@@ -137,8 +137,28 @@ def test_nobody_becomes_a_guest_while_a_late_job_finds_no_place() -> None:
     for _ in simulation.steps():
         policy(state)
         behind += bool(state.twin is not None and state.twin.late())
-    assert guests > 10
+    assert guests > 5
     assert behind > 10
+
+
+def test_no_bold_guest_sits_where_the_first_of_the_queue_needs_whole_nodes() -> None:
+    simulation = Simulation(jobs_of("ours", 300, 4, 1.5), World(), 4, twin=True)
+    policy, bold = policies.Steering(from_pressure=0.0), 0
+    for state in simulation.steps():
+        policy(state)
+        per_node = state.cluster.shape.per_node
+        if not state.queue or state.width[state.queue[0]] <= per_node:
+            continue
+        nodes = state.reservation(state.queue[0], state.gpu_ends_s())[1]
+        for job in state.queue[1:9]:
+            state.care = policies.CAREFULLY
+            if state.seat(job) is None:
+                state.care = policies.BOLDLY
+                seat = state.seat(job)
+                if seat is not None:
+                    bold += 1
+                    assert not nodes[seat.gpus // per_node].any()
+    assert bold > 10
 
 
 @cache
