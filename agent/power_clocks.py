@@ -9,6 +9,7 @@ phase, or a rack that has too little for all, sends it back, with its clock free
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ from controllers.power.belief import TOP, Outlook
 from controllers.power.clock_curves import careful, clock_bank
 from controllers.power.clocks import FREE_SHARE, GRID_MHZ
 from controllers.power.curves import LEVELS
-from controllers.power.gang import Gang, level_of
+from controllers.power.gang import Gang, level_of, look
 
 UNBOUND = 0.85
 """A draw below this share of the enforced limit: the limit does not bind."""
@@ -76,44 +77,40 @@ class Clocks:
 
     def believe(self, beliefs: Mapping[str, Belief], windows: Mapping[str, list[GpuWindow]]) -> dict[str, Belief]:
         """Beliefs of all gangs, each on its lever; a power gang whose phase changed on the clock begins anew."""
-        return {job: self._believe(job, belief, windows[job]) for job, belief in beliefs.items()}
-
-    def _believe(self, job: str, belief: Belief, members: list[GpuWindow]) -> Belief:
-        power, _, observation, care = belief
-        seen = {one.gpu.uuid: one for one in self._seen if one.gpu.job == job}
-        if self._bank is None or not all(w.uuid in seen for w in members):
-            return belief
-        gang = self.gangs.get(job)
-        unbound = all(w.draw_w <= UNBOUND * w.limit_w for w in members)
-        held = [self._held(seen[w.uuid], w) for w in members]
-        fit = unbound and all(math.isfinite(share) for share in held)
-        if gang is None:
-            if not (unbound and all(share == 1.0 for share in held) and power.unbound(care)):
-                return belief
-            gang = self.gangs[job] = power.on_clock(level_of(self.settings.floor_share))
-            fit = False  # this window is in its reference already
-        elif any(w.draw_w > UNBOUND * w.limit_w for w in members):
-            return self._back(job, belief)
-        locks = [self.memory.ordered_mhz.get(u, one.max_mhz) / one.max_mhz for u, one in seen.items()]
-        gang.level = level_of(min(locks) - 1e-3) if min(locks) < 1.0 else TOP
-        mine = careful(care)
-        before = int(gang.jobs.looks[0])
-        speed = observation.speed if fit else math.nan
-        found = gang.look(speed, observation.draw if fit else math.nan, self._bank, mine)
-        if int(gang.jobs.looks[0]) <= before:  # another phase: which lever is worth it is asked anew
-            return self._back(job, belief)
-        home = int(gang.jobs.home[0])
-        slow = float(found.slowdown[0, home])
-        known = replace(
-            observation,
-            lever=gang.lever,
-            level=float(LEVELS[gang.level]) if unbound else math.nan,  # a limit that binds: the fallback, free
-            lowest=float(LEVELS[int(gang.jobs.lowest[0])]),
-            slowdown=slow,
-            slowdown_sd=float(found.slowdown_sd[0, home]),
-            slack=observation.budget - slow,
-        )
-        return gang, found, known, mine
+        if self._bank is None:
+            return dict(beliefs)
+        found, asked, taken = dict(beliefs), [], []
+        seen: dict[str, dict[str, clocks.Seen]] = defaultdict(dict)
+        for one in self._seen:
+            seen[one.gpu.job][one.gpu.uuid] = one
+        for job, belief in beliefs.items():
+            members, mine = windows[job], seen.get(job, {})
+            if not all(w.uuid in mine for w in members):
+                continue
+            unbound = all(w.draw_w <= UNBOUND * w.limit_w for w in members)
+            held = [self._held(mine[w.uuid], w) for w in members]
+            fit = unbound and all(math.isfinite(share) for share in held)
+            gang = self.gangs.get(job)
+            if gang is None:
+                power = belief[0]
+                if not (unbound and all(share == 1.0 for share in held) and power.unbound(belief[3])):
+                    continue
+                gang = self.gangs[job] = power.on_clock(level_of(self.settings.floor_share))
+                fit = False  # this window is in its reference already
+            elif any(w.draw_w > UNBOUND * w.limit_w for w in members):
+                found[job] = self._back(job, belief)
+                continue
+            locks = [self.memory.ordered_mhz.get(u, one.max_mhz) / one.max_mhz for u, one in mine.items()]
+            gang.level = level_of(min(locks) - 1e-3) if min(locks) < 1.0 else TOP
+            asked.append((job, gang, int(gang.jobs.looks[0]), unbound))
+            taken.append((gang, belief[2].speed if fit else math.nan, belief[2].draw if fit else math.nan))
+        said = look(taken, self._bank, beliefs[asked[0][0]][3]) if asked else []
+        for (job, gang, before, unbound), outlook in zip(asked, said, strict=True):
+            if int(gang.jobs.looks[0]) <= before:  # another phase: which lever is worth it is asked anew
+                found[job] = self._back(job, beliefs[job])
+            else:
+                found[job] = _known(gang, outlook, beliefs[job], unbound)
+        return found
 
     def _back(self, job: str, belief: Belief) -> Belief:
         """Back to the power lever, where nothing is known yet."""
@@ -144,9 +141,11 @@ class Clocks:
             return clocks.decide(self._seen, wanted, self.memory, limits, now_s, s, self.settings)
 
         orders = ask(wishes)
+        other = ask(
+            {job: float(LEVELS[made.other]) for job, made in on.items()}
+        ).changed_mhz  # no gang moves another
         found = dict(decided)
         for job, made in on.items():
-            other = ask({**wishes, job: float(LEVELS[made.other])}).changed_mhz
             mine = {u: orders.changed_mhz[u] for u in made.highest_mw if u in orders.changed_mhz}
             clips = tuple(dict.fromkeys(c for u in made.highest_mw for c in orders.clips.get(u, ())))
             same = mine == {u: other[u] for u in made.highest_mw if u in other}
@@ -174,6 +173,23 @@ class Clocks:
             if u in now
         }
         return {"clocks_mhz": back}
+
+
+def _known(gang: Gang, seen: Outlook, belief: Belief, unbound: bool) -> Belief:
+    """A gang on the clock; where a limit binds its level is not known: the fallback, free."""
+    _, _, observation, care = belief
+    home = int(gang.jobs.home[0])
+    slow = float(seen.slowdown[0, home])
+    known = replace(
+        observation,
+        lever=gang.lever,
+        level=float(LEVELS[gang.level]) if unbound else math.nan,
+        lowest=float(LEVELS[int(gang.jobs.lowest[0])]),
+        slowdown=slow,
+        slowdown_sd=float(seen.slowdown_sd[0, home]),
+        slack=observation.budget - slow,
+    )
+    return gang, seen, known, careful(care)
 
 
 def _unknown(seen: Outlook) -> Outlook:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,17 @@ from controllers.power.arms import Round
 from controllers.power.belief import TOP, Outlook
 from controllers.power.curves import LEVELS
 from controllers.power.features import INTERFACE
-from controllers.power.gang import CLOCK, DescentPolicy, Gang, GangSeen, Guard, Highest, NetworkPolicy
+from controllers.power.gang import (
+    CLOCK,
+    Answer,
+    DescentPolicy,
+    Gang,
+    GangSeen,
+    Guard,
+    Highest,
+    NetworkPolicy,
+    answers,
+)
 from controllers.power.settings import PowerSettings
 
 Belief = tuple[Gang, Outlook, GangSeen, descent.Care]
@@ -90,7 +101,7 @@ class Decided:
         all wishes if this job had asked for another level, its racks shared anew."""
         orders = around.orders
         clips = tuple(dict.fromkeys(c for uuid in self.highest_mw for c in orders.clips.get(uuid, ())))
-        limits = {u: orders.limits_mw[u] for u in self.highest_mw if u in orders.limits_mw}
+        limits = {u: mw for u in self.highest_mw if (mw := orders.limit_mw(u)) is not None}
         whole = replace(
             self.decision,
             clips=self.decision.clips + self.clock_clips + clips,
@@ -109,19 +120,36 @@ class Decided:
         return whole, self.trust.designed, self.treated
 
 
+def ask(beliefs: Mapping[str, Belief]) -> dict[str, Answer]:
+    """What the heuristic and the guard say of every gang, asked at once of all that want the same care."""
+    alike: dict[descent.Care, list[str]] = defaultdict(list)
+    for job, belief in beliefs.items():
+        alike[belief[3]].append(job)
+    return {
+        job: answer
+        for care, jobs in alike.items()
+        for job, answer in zip(jobs, answers([beliefs[job][:2] for job in jobs], care), strict=True)
+    }
+
+
 def decide_gang(
-    job: str, belief: Belief, trust: Trust, asked: Asked | None, rng: np.random.Generator, now_s: float
+    job: str,
+    belief: Belief,
+    answer: Answer,
+    trust: Trust,
+    asked: Asked | None,
+    rng: np.random.Generator,
+    now_s: float,
 ) -> Decided:
     """Asks the policy and the baseline; moves the gang's home to what is executed. The receipt's prediction is of
-    the level that is executed, whoever asked for it."""
+    the level that is executed, whoever asked for it. `answer`: of `ask`."""
     gang, seen, observation, care = belief
     treated = bool(trust.chance > 0 and rng.random() < trust.chance)
-    beliefs = {job: (gang, seen)}
-    policy: Policy[GangSeen, int] = DescentPolicy(beliefs, care)
+    policy: Policy[GangSeen, int] = DescentPolicy(gang, seen, answer)
     network = None
     if asked is not None:
-        policy = network = NetworkPolicy(asked.file, beliefs, care, greedy=trust.mode is not Mode.TRIAL)
-    guard = Guard(gang, seen, care)
+        policy = network = NetworkPolicy(asked.file, gang, seen, care, greedy=trust.mode is not Mode.TRIAL)
+    guard = Guard(answer.floor, care.budget)
     level, decision = decide(
         "power", trust.mode, policy, Highest(), guard, observation, rng, now_s,
         treated=treated, chance=trust.designed,

@@ -21,7 +21,7 @@ import numpy as np
 import structlog
 
 from agent.power_clocks import Clocks
-from agent.power_decide import Asked, Belief, Decided, decide_gang
+from agent.power_decide import Asked, Belief, Decided, ask, decide_gang
 from agent.power_gone import Gone
 from agent.power_kept import Kept
 from agent.power_parts import Around, Happened, Turn
@@ -183,19 +183,10 @@ class PowerLoop:
             if window.job:
                 gangs[window.job].append(window)
         states = self._racks.states(seen, now_s)
-        beliefs = {
-            job: self._beliefs.believe(
-                job,
-                members,
-                speeds.get(job, (math.nan, math.inf)),
-                told,
-                self._memory.ordered_mw,
-                [states[r] for r in {self._racks.of_node.get(w.node, "") for w in members} if r in states],
-                now_s,
-                job in self._clocks.gangs,
-            )
-            for job, members in gangs.items()
-        }
+        racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
+        scarcity = {job: [states[name] for name in names if name in states] for job, names in racks_of.items()}
+        ordered_mw = self._memory.ordered_mw
+        beliefs = self._beliefs.believe(gangs, speeds, told, ordered_mw, scarcity, now_s, self._clocks.gangs)
         self._beliefs.forget(now_s)
         gpus = self._gpus(seen, told, beliefs, now_s)
         if self._clocks.on:
@@ -207,7 +198,6 @@ class PowerLoop:
         self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
         self._gone.look(self._racks.silent, gpus, self._memory, now_s)
         self._telling.settle({g.uuid: g.enforced_mw for g in gpus}, self._clocks.read_back)
-        racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
         overdrawn = {name for name in s.racks if self._racks.open(name, now_s)}
         self._telling.window(beliefs, racks_of, overdrawn, now_s)
         drift = () if self._asked is None else self._asked.drift.found(now_s)
@@ -219,9 +209,10 @@ class PowerLoop:
             return found
         racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
         decided: dict[str, Decided] = {}
+        answers = ask(beliefs)
         for job, members in gangs.items():
             trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
-            made = decide_gang(job, beliefs[job], trust, self._asked, self._rng, now_s)
+            made = decide_gang(job, beliefs[job], answers[job], trust, self._asked, self._rng, now_s)
             decided[job] = replace(made, highest_mw={w.uuid: power_range(s, w, told)[1] for w in members})
         levels = {job: made.level for job, made in decided.items()}
         observed = self._memory
@@ -275,10 +266,13 @@ class PowerLoop:
         self._around.happened(Happened(now_s, [Stretch(d.id, d.unit, d.job, now_s) for d in found.receipts]))
         if self._nodes is None:
             self._telling.pending.clear()
+            self._keep_state()
+        members_of: dict[str, list[shield.Gpu]] = defaultdict(list)
+        for gpu in gpus:
+            members_of[gpu.rack].append(gpu)
         for name, rack in racks.items():
-            room = shield.headroom_mw(rack, [g for g in gpus if g.rack == name], self._memory, s.shield)
+            room = shield.headroom_mw(rack, members_of[name], self._memory, s.shield)
             self._around.gauge(name, room / 1000.0, self._racks.open(name, now_s))
-        self._keep_state()
         return found
 
     def follow(self, now_s: float) -> bool:

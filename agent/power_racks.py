@@ -66,9 +66,12 @@ class Racks:
         return wishes
 
     def states(self, seen: list[GpuWindow], now_s: float) -> dict[str, RackState]:
-        found = {}
+        found, drawn_w = {}, dict.fromkeys(self._settings.racks, 0.0)
+        for w in seen:
+            if (mine := self.of_node.get(w.node)) is not None:
+                drawn_w[mine] += w.draw_w
         for name, rack in self._settings.racks.items():
-            draw_w = rack.host_w + sum(w.draw_w for w in seen if self.of_node.get(w.node) == name)
+            draw_w = rack.host_w + drawn_w[name]
             at_s, before_w = self._before.get(name, (math.nan, math.nan))
             slope = (draw_w - before_w) / max(now_s - at_s, 1.0) * 60.0
             self._before[name] = (now_s, draw_w)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from agent.power_decide import Belief
 from agent.power_racks import RackState
 from agent.power_windows import GpuWindow, mean
 from controllers.actuators.power_nodes import NodeStatus
 from controllers.power import descent, shield
-from controllers.power.belief import shared_bank
+from controllers.power.belief import Outlook, shared_bank
 from controllers.power.curves import LEVELS
-from controllers.power.gang import Gang, GangSeen, level_of
+from controllers.power.gang import Gang, GangSeen, level_of, look
 from controllers.power.settings import PowerSettings
 
 _KEPT_S = 3600.0
@@ -59,6 +57,17 @@ def shield_gpu(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One gang's window, as the belief wants it. `level` -1: not known."""
+
+    gang: Gang
+    level: int
+    lowest: int
+    draw: float
+    steady: bool
+
+
 class Beliefs:
     """What is believed of every gang."""
 
@@ -76,30 +85,59 @@ class Beliefs:
 
     def believe(
         self,
-        job: str,
-        members: list[GpuWindow],
-        speed: tuple[float, float],
+        gangs: Mapping[str, list[GpuWindow]],
+        speeds: Mapping[str, tuple[float, float]],
         told: Mapping[str, NodeStatus],
         ordered_mw: Mapping[str, int],
-        racks: Iterable[RackState],
+        racks: Mapping[str, Iterable[RackState]],
         now_s: float,
-        on_clock: bool = False,
-    ) -> Belief:
-        """The gang after this window, what is believed of it, and what a policy sees. `speed`: work per second and
-        its age. A window teaches where its limit was read as ordered, and the same all along; not while the gang's
-        clock is what is moved."""
+        on_clock: Container[str] = (),
+    ) -> dict[str, Belief]:
+        """The gangs after this window, what is believed of each, and what a policy sees. `speeds`: of a job, work
+        per second and its age; `racks`: those that its
+        GPUs stand in. A window teaches where its limit was read as
+        ordered, and the same all along; not while the gang's clock is what is moved."""
+        views = {
+            job: self._view(job, members, told, ordered_mw, now_s, job in on_clock)
+            for job, members in gangs.items()
+        }
+        unknown, taken = (math.nan, math.inf), []
+        for job, view in views.items():
+            speed = speeds.get(job, unknown)[0]
+            taken.append((view.gang, speed, view.draw) if view.steady else (view.gang, math.nan, math.nan))
+        cares = {
+            budget: replace(self.care, budget=budget)
+            for budget in {self._settings.shield.slowdown, *self._settings.slowdown_of.values()}
+        }
+        found = {}
+        for (job, view), seen in zip(views.items(), look(taken, self._bank, self.care), strict=True):
+            care, members, speed_s = cares[self._budget(job)], gangs[job], speeds.get(job, unknown)
+            found[job] = (view.gang, seen, _observed(job, view, seen, care, members, speed_s, racks[job]), care)
+        return found
+
+    def _budget(self, job: str) -> float:
+        return self._settings.slowdown_of.get(job.partition("/")[0], self._settings.shield.slowdown)
+
+    def _view(
+        self,
+        job: str,
+        members: list[GpuWindow],
+        told: Mapping[str, NodeStatus],
+        ordered_mw: Mapping[str, int],
+        now_s: float,
+        on_clock: bool,
+    ) -> _View:
+        """The window, and the gang at the level that it was read at."""
         self._seen_s[job] = now_s
         ranges = [power_range(self._settings, w, told) for w in members]
         lowest = max(level_of(low / high) for low, high in ranges)
         shares = [w.limit_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]
         read = all(now_s - w.read_s <= self._settings.shield.stale_s for w in members)
         level = level_of(min(shares)) if read and all(map(math.isfinite, shares)) else -1
-        draw = float(np.mean([w.draw_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]))
+        draw = sum(w.draw_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)) / len(members)
         gang = self.gangs.get(job)
         if gang is None or int(gang.jobs.lowest[0]) != lowest:
             gang = self.gangs[job] = Gang.start(lowest)
-        budget = self._settings.slowdown_of.get(job.partition("/")[0], self._settings.shield.slowdown)
-        care = replace(self.care, budget=budget)
         steady = (
             level >= 0
             and not on_clock
@@ -110,29 +148,39 @@ class Beliefs:
         )
         if level >= 0:
             gang.level = level
-        seen = gang.look(speed[0] if steady else math.nan, draw if steady else math.nan, self._bank, care)
-        home = int(gang.jobs.home[0])
-        slowdown = float(seen.slowdown[0, home])
-        scarcest = min(racks, key=lambda r: r.room if math.isfinite(r.room) else math.inf, default=RackState())
-        observation = GangSeen(
-            unit=job,
-            job=job,
-            lever=gang.lever,
-            level=float(LEVELS[level]) if level >= 0 else math.nan,
-            speed=speed[0],
-            speed_age_s=speed[1],
-            draw=draw,
-            gpus=len(members),
-            lowest=float(LEVELS[lowest]),
-            slowdown=slowdown,
-            slowdown_sd=float(seen.slowdown_sd[0, home]),
-            budget=budget,
-            dram_active=mean([w.dram_active for w in members]),
-            sm_active=mean([w.sm_active for w in members]),
-            temperature_c=mean([w.temperature_c for w in members]),
-            throttled=False,
-            slack=budget - slowdown,
-            rack_room=scarcest.room,
-            rack_slope=scarcest.slope,
-        )
-        return gang, seen, observation, care
+        return _View(gang, level, lowest, draw, steady)
+
+
+def _observed(
+    job: str,
+    view: _View,
+    seen: Outlook,
+    care: descent.Care,
+    members: list[GpuWindow],
+    speed: tuple[float, float],
+    racks: Iterable[RackState],
+) -> GangSeen:
+    home = int(view.gang.jobs.home[0])
+    slowdown = float(seen.slowdown[0, home])
+    scarcest = min(racks, key=lambda r: r.room if math.isfinite(r.room) else math.inf, default=RackState())
+    return GangSeen(
+        unit=job,
+        job=job,
+        lever=view.gang.lever,
+        level=float(LEVELS[view.level]) if view.level >= 0 else math.nan,
+        speed=speed[0],
+        speed_age_s=speed[1],
+        draw=view.draw,
+        gpus=len(members),
+        lowest=float(LEVELS[view.lowest]),
+        slowdown=slowdown,
+        slowdown_sd=float(seen.slowdown_sd[0, home]),
+        budget=care.budget,
+        dram_active=mean([w.dram_active for w in members]),
+        sm_active=mean([w.sm_active for w in members]),
+        temperature_c=mean([w.temperature_c for w in members]),
+        throttled=False,
+        slack=care.budget - slowdown,
+        rack_room=scarcest.room,
+        rack_slope=scarcest.slope,
+    )

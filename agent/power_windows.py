@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 
@@ -150,8 +151,7 @@ class Windows:
         with self._lock:
             now = list(self._gpus.items())
         for subject, sums in now:
-            node = self._inventory.above(subject, SubjectKind.NODE, at_s)
-            job = self._inventory.above(subject, SubjectKind.JOB, at_s)
+            node, job = self._inventory.nearest(subject, (SubjectKind.NODE, SubjectKind.JOB), at_s)
             mean = {n: sums.sums[n] / sums.counts[n] if sums.counts[n] else math.nan for n in _COLUMNS}
             gpus.append(
                 GpuWindow(
@@ -191,15 +191,13 @@ class Windows:
         last: dict[str, float] = dict(self._last_step_s)
         for subject, times in self._steps.items():
             job = _job(subject)
-            ordered = np.unique(np.array(times))
-            if len(ordered):
-                last[job] = max(last.get(job, -math.inf), float(ordered[-1]))
-            if len(ordered) >= 3 and ordered[-1] > ordered[0]:
-                rates[job].append((len(ordered) - 1) / float(ordered[-1] - ordered[0]))
+            ordered = sorted(set(times))
+            if ordered:
+                last[job] = max(last.get(job, -math.inf), ordered[-1])
+            if len(ordered) >= 3:
+                rates[job].append((len(ordered) - 1) / (ordered[-1] - ordered[0]))
         self._last_step_s = {job: t for job, t in last.items() if at_s - t < 3600.0}
-        return {
-            job: (float(np.median(rates[job])) if job in rates else math.nan, at_s - t) for job, t in last.items()
-        }
+        return {job: (median(rates[job]) if job in rates else math.nan, at_s - t) for job, t in last.items()}
 
 
 def _job(subject: Subject) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from agent.power_clocks import UNBOUND
+from benchmarks.power_look import look_cpu_s
 from benchmarks.report import write
 from collectors.seal import trusted_keys
 from controllers.policy_file import read
@@ -44,7 +45,6 @@ from controllers.power.evaluate import (
     summary,
 )
 from controllers.power.features import INTERFACE
-from controllers.power.gang import Gang
 from controllers.power.learn import LEARNABLE
 from controllers.power.simulate import Controller, ledgers, lowest_levels
 
@@ -85,28 +85,6 @@ def decision_cpu_s(gpus: int = 10_000, windows: int = 240, looks: int = 9) -> di
         many.windows.count[unseen] = 1.0
         many.windows.speed[unseen], many.windows.draw[unseen] = 1.0 / time_of[unseen], draw_of[unseen]
     return found
-
-
-def gang_cpu_s(gangs: int = 200, windows: int = 60) -> float:
-    """CPU seconds of one gang's window as the daemon goes about it, gang after gang: belief, policy, guard; the
-    median over made-up gangs after half an hour."""
-    rng, bank, care = np.random.default_rng(0), Bank.make(), descent.Care()
-    curves = synthetic(gangs, np.random.default_rng(99))
-    time_of, draw_of = on_levels(curves)
-    took = []
-    for row, lowest in enumerate(lowest_levels(curves)):
-        gang = Gang.start(int(lowest))
-        for _ in range(windows):
-            noise = 1.0 + 0.01 * rng.normal(size=2)
-            speed, draw = float(noise[0] / time_of[row, gang.level]), float(noise[1] * draw_of[row, gang.level])
-            began_s = time.process_time()
-            seen = gang.look(speed, draw, bank, care)
-            level = int(descent.choose(gang.jobs, seen, np.array([gang.level]), care)[0])
-            descent.reachable(seen, gang.jobs.home, gang.jobs.lowest, care)
-            took_s = time.process_time() - began_s
-            gang.level = level
-        took.append(took_s)
-    return float(np.median(took))
 
 
 def for_clocks(curves: Sequence[Curve]) -> list[Curve]:
@@ -167,7 +145,7 @@ def main() -> None:
     given = parser.parse_args()
     seeds = range(given.seeds)
     results: dict[str, Any] = {"decision_10000_gpus_cpu_s": decision_cpu_s()}
-    results |= {"decision_one_gang_cpu_s": round(gang_cpu_s(), 5)}
+    results |= {"look_10000_gangs_cpu_s": look_cpu_s()}
     results |= {"goals": {"of_oracle": {str(k): v for k, v in GOALS.items()}, "over": OVER}}
     results |= evaluate(None, given.sweeps, seeds)
     keep(results)

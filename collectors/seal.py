@@ -12,10 +12,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +37,31 @@ def canonical_json(value: object) -> bytes:
 
 def _canonical(value: object, path: str) -> str:
     match value:
-        case None | bool():
-            return json.dumps(value)
         case str():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                raise SealError(f"{path}: text with a lone surrogate has no canonical form") from error
-            return json.dumps(str(value), ensure_ascii=False)
+            if not value.isascii():
+                try:
+                    value.encode()
+                except UnicodeEncodeError as error:
+                    raise SealError(f"{path}: text with a lone surrogate has no canonical form") from error
+            return encode_basestring(str(value))
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
         case int():
             if abs(value) > _MAX_SAFE_INTEGER:
                 raise SealError(f"{path}: integer {value} is beyond ±2^53; write it as text")
             return str(int(value))
         case float():
             return _number(value, path)
-        case Mapping():
+        case dict() | Mapping():
             for key in value:
                 if not isinstance(key, str):
                     raise SealError(f"{path}: key {key!r} is not text")
-            keys = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
+            if all(map(str.isascii, value)):
+                keys = sorted(value)
+            else:
+                keys = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
             pairs = (f"{_canonical(k, path)}:{_canonical(value[k], f'{path}.{k}')}" for k in keys)
             return "{" + ",".join(pairs) + "}"
         case list() | tuple():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -177,8 +177,12 @@ class Inventory:
 
     def above(self, subject: Subject, kind: SubjectKind, at_s: float) -> Subject | None:
         """The nearest subject of that kind at or above this one, or None where it is not known."""
-        matches = [(d, s) for s, d in self.ancestors(subject, at_s).items() if s.kind is kind]
-        return min(matches)[1] if matches else None
+        return self.nearest(subject, (kind,), at_s)[0]
+
+    def nearest(self, subject: Subject, kinds: Sequence[SubjectKind], at_s: float) -> list[Subject | None]:
+        """`above` of each of the kinds, in one walk."""
+        ancestors = self.ancestors(subject, at_s).items()
+        return [min(((d, s) for s, d in ancestors if s.kind is kind), default=(0, None))[1] for kind in kinds]
 
     def below(self, subject: Subject, kind: SubjectKind, at_s: float) -> list[Subject]:
         """Every subject of that kind at or under this one."""

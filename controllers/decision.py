@@ -162,6 +162,13 @@ class Decision:
 
 def plain(value: Any) -> Any:
     """JSON of a value made of dataclasses, mappings, sequences and numbers, NumPy too; a missing one is null."""
+    kind = type(value)  # a receipt is mostly made of these, and there are many receipts
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind is dict:
+        return {str(key): plain(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -28,6 +28,7 @@ def _scored(x: Any) -> str:
 
 
 _GOALS = {"5%": "≥ 90 %, ≤ 0.5 %, 0", "3%": "≥ 80 %, ≤ 0.5 %, 0"}
+_LOOK = "look_10000_gangs_cpu_s"
 POWER = Table(
     "Energy saved within a slowdown budget, on measured sweeps that nothing was trained on",
     "power",
@@ -56,10 +57,9 @@ POWER = Table(
             )
             for how in ("after two hours", "seen at every level")
         ),
-        Row(
-            "decision for one gang alone, as the daemon asks",
-            "results/decision_one_gang_cpu_s",
-            number(" ms", 1000.0),
+        *(
+            Row(f"10,000 gangs in the daemon's loop, {what}, CPU", f"results/{_LOOK}/{what}", number(" s"), goal)
+            for what, goal in (("view, belief and policy", "≤ 1 s"), ("whole turn", ""))
         ),
     ),
     "Two GPUs' sweeps of Zeus, two hours of job each, 1 % noise, 30 s windows, probing included; the oracle knows "

@@ -55,4 +55,4 @@ class Round:
         step = shield.decide_step(
             self.racks, near, wishes, self.memory, self.now_s, self.settings, self.shares_mw
         ).limits_mw
-        return all(step.get(uuid) == self.orders.limits_mw.get(uuid) for uuid in mine)
+        return all(step.get(uuid) == self.orders.limit_mw(uuid) for uuid in mine)

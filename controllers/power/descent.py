@@ -58,7 +58,6 @@ class Jobs:
     looks: Ints
     given_up: Bools
     strange: Ints
-    outlook: Outlook | None = None
 
     @classmethod
     def start(cls, lowest: Ints) -> Jobs:
@@ -118,8 +117,7 @@ def look(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care:
     kept = jobs.strange == 0  # a window under suspicion teaches nothing
     jobs.windows.add(every[kept & ~fresh], level[kept & ~fresh], speed[kept & ~fresh], draw[kept & ~fresh])
     jobs.looks += 1
-    jobs.outlook = outlook(bank, jobs.windows, jobs.home, care.noise)
-    return jobs.outlook
+    return outlook(bank, jobs.windows, jobs.home, care.noise)
 
 
 def decide(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care: Care) -> Ints:

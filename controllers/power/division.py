@@ -50,11 +50,14 @@ def divide_racks(
             lowest[gpu.job] = max(lowest.get(gpu.job, 0), least)
     locked = {job for job, until_s in memory.locked_until_s.items() if until_s > now_s}
     ceiling = {job: max(least, TOP if job in locked else asks[job][1]) for job, least in lowest.items()}
+    inside: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in seen:
+        inside[gpu.rack].append(gpu)
     scarce: dict[str, tuple[float, dict[str, float]]] = {}
     for name, rack in racks.items():
         room = rack.budget_mw * (1.0 - s.margin_share) - rack.host_mw
         cost: dict[str, float] = defaultdict(float)
-        for gpu in (gpu for gpu in seen if gpu.rack == name):
+        for gpu in inside[name]:
             if gpu.job in lowest:
                 cost[gpu.job] += gpu.max_mw / 100.0
             else:

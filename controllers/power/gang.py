@@ -3,21 +3,23 @@
 A gang is a job's GPUs; they run at one level, since the slowest sets the pace. Each window (`WINDOW_S`) gives the
 gang's speed (work per second) and mean draw; the belief is kept per gang and is plain enough to be stored. Where
 the speed is not known there is nothing to judge a slowdown by, so the fallback proposes.
+
+Gangs are kept one by one and judged all at once (`look`, `answers`): what a belief costs is mostly the asking.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from controllers.decision import Clip, Proposal, Ruling
+from controllers.decision import FAILURES, Clip, Proposal, Ruling
 from controllers.policy_file import PolicyFile
 from controllers.power import descent
-from controllers.power.belief import TOP, Bank, N, Outlook
+from controllers.power.belief import TOP, Bank, N, Outlook, Windows
 from controllers.power.curves import LEVELS, Floats
 from controllers.power.features import ACTIONS, PROBE, STEPS, features
 
@@ -90,7 +92,8 @@ class Gang:
     def to_json(self) -> str:
         w = self.jobs.windows
         seen = np.flatnonzero(w.count[0])
-        rows = [[int(k), w.count[0, k], w.speed[0, k], w.draw[0, k]] for k in seen]
+        sums = (array[0, seen].tolist() for array in (w.count, w.speed, w.draw))
+        rows = list(zip(seen.tolist(), *sums, strict=True))
         j = self.jobs
         return json.dumps(
             {
@@ -125,57 +128,124 @@ class Gang:
             raise ValueError(f"gang: {error}") from error
         return gang
 
-    def look(self, speed: float, draw: float, bank: Bank, care: descent.Care) -> Outlook:
-        """Takes one window in and says what is believed."""
-        seen = descent.look(self.jobs, np.array([self.level]), np.array([speed]), np.array([draw]), bank, care)
-        if int(self.jobs.looks[0]) <= 1:  # begun anew
-            self.tried = 0
-        return seen
-
 
 def level_of(share: float) -> int:
     """The nearest level at or above a share."""
-    return int(np.clip(np.searchsorted(LEVELS, share - 1e-6), 0, TOP))
+    return min(int(LEVELS.searchsorted(share - 1e-6)), TOP)
+
+
+_REMEMBERED = ("home", "lowest", "looks", "given_up", "strange")
+
+
+def _together(gangs: Sequence[Gang]) -> descent.Jobs:
+    """A copy of what is remembered of some gangs, a row each."""
+    windows = [gang.jobs.windows for gang in gangs]
+    return descent.Jobs(
+        Windows(*(np.concatenate([getattr(w, f.name) for w in windows]) for f in fields(Windows))),
+        *(np.concatenate([getattr(gang.jobs, name) for gang in gangs]) for name in _REMEMBERED),
+    )
+
+
+def look(taken: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.Care) -> list[Outlook]:
+    """Takes one window of each gang in, its speed and draw (NaN: none), and says what is believed of each. Where
+    that fails for all at once each is asked alone: of one that fails alone nothing is believed (NaN), and nothing
+    is taken in."""
+    if not taken:
+        return []
+    gangs = [gang for gang, _, _ in taken]
+    level, speed, draw = (np.array(x) for x in zip(*((g.level, s, d) for g, s, d in taken), strict=True))
+    try:
+        jobs = _together(gangs)
+        seen = descent.look(jobs, level, speed, draw, bank, care)
+    except FAILURES:
+        if len(taken) > 1:
+            return [found for one in taken for found in look([one], bank, care)]
+        return [Outlook(*np.full((len(fields(Outlook)), 1, N), np.nan))]
+    for row, gang in enumerate(gangs):
+        mine = gang.jobs.windows
+        for field in fields(Windows):
+            getattr(mine, field.name)[0] = getattr(jobs.windows, field.name)[row]
+        for name in _REMEMBERED:
+            getattr(gang.jobs, name)[0] = getattr(jobs, name)[row]
+        if jobs.looks[row] <= 1:  # begun anew
+            gang.tried = 0
+    return [Outlook(*rows) for rows in zip(*(getattr(seen, f.name)[:, None] for f in fields(Outlook)), strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the heuristic and the guard say of one gang. `level`: for the next window; `home`, `given_up`: what is
+    remembered where that is heeded; `floor`: the lowest level that the guard lets through; `failed`: why none of it
+    can be said."""
+
+    level: int = TOP
+    home: int = TOP
+    given_up: bool = False
+    floor: int = TOP
+    failed: str = ""
+
+
+def answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.Care) -> list[Answer]:
+    """Of each gang, after `look`; changes nothing. Where asking fails for all at once each is asked alone."""
+    if not asked:
+        return []
+    try:
+        return _answers(asked, care)
+    except FAILURES as error:
+        if len(asked) > 1:
+            return [found for one in asked for found in answers([one], care)]
+        return [Answer(failed=f"{type(error).__name__}: {error}")]
+
+
+def _answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.Care) -> list[Answer]:
+    jobs = _together([gang for gang, _ in asked])
+    seen = Outlook(*(np.concatenate([getattr(one, f.name) for _, one in asked]) for f in fields(Outlook)))
+    low, keep = descent.reachable(seen, jobs.home, jobs.lowest, care)
+    floor = np.where(keep, np.minimum(low, jobs.home), np.minimum(jobs.home + care.step, TOP))
+    odd = (jobs.windows.count != 0).any(1) & ~np.isfinite(seen.gain).all(1)
+    level = descent.choose(jobs, seen, np.array([gang.level for gang, _ in asked]), care)
+    rows = zip(
+        level.tolist(), jobs.home.tolist(), jobs.given_up.tolist(), floor.tolist(), odd.tolist(), strict=True
+    )
+    return [
+        Answer(failed="what is believed of it is no number") if is_odd else Answer(*said) for *said, is_odd in rows
+    ]
 
 
 @dataclass
 class Guard:
     """The slowdown half of the shield, of one gang: no level that is not believed within the budget.
 
-    `ceiling`: with no reference yet, nothing below the highest level is safe.
+    `floor`: with no reference yet, nothing below the highest level is safe.
     """
 
-    gang: Gang
-    seen: Outlook
-    care: descent.Care
+    floor: int
+    budget: float
 
     def decide(self, observation: GangSeen, action: int) -> Ruling[int]:
-        low, keep = descent.reachable(self.seen, self.gang.jobs.home, self.gang.jobs.lowest, self.care)
-        home = int(self.gang.jobs.home[0])
-        if not bool(keep[0]):
-            floor = min(home + self.care.step, TOP)
-        else:
-            floor = min(int(low[0]), home)
+        floor = self.floor
         if action >= floor:
             return Ruling(min(action, TOP))
-        why = f"below {LEVELS[floor]:.0%} the job is not known to keep within {self.care.budget:.0%}"
+        why = f"below {LEVELS[floor]:.0%} the job is not known to keep within {self.budget:.0%}"
         return Ruling(floor, (Clip("slowdown", float(LEVELS[max(0, action)]), float(LEVELS[floor]), why),))
 
 
 @dataclass
 class DescentPolicy:
-    """The shipped heuristic as a policy of the frame. Its action is a level."""
+    """The shipped heuristic, which was asked about one gang among others, as a policy of the frame. Its action is a
+    level."""
 
-    gangs: Mapping[str, tuple[Gang, Outlook]]
-    care: descent.Care
+    gang: Gang
+    seen: Outlook
+    answer: Answer
     name: str = "descent"
 
     def propose(self, observation: GangSeen, rng: np.random.Generator) -> Proposal[int]:
-        gang, seen = self.gangs[observation.unit]
-        before = int(gang.jobs.home[0])
-        level = int(descent.choose(gang.jobs, seen, np.array([gang.level]), self.care)[0])
-        after = int(gang.jobs.home[0])
-        gang.jobs.home[0] = before
+        gang, seen, answer = self.gang, self.seen, self.answer
+        if answer.failed:
+            raise ValueError(answer.failed)
+        before, after, level = int(gang.jobs.home[0]), answer.home, answer.level
+        gang.jobs.given_up[0] = answer.given_up
         slow = float(seen.slowdown[0, level])
         prediction = {"slowdown": slow, "slowdown_sd": float(seen.slowdown_sd[0, level])}
         word = "reference" if level == TOP and after != TOP else "down" if after < before else "up"
@@ -187,7 +257,8 @@ class NetworkPolicy:
     """A policy file as a policy of the frame: draws its action, and says with what probability."""
 
     file: PolicyFile
-    gangs: Mapping[str, tuple[Gang, Outlook]]
+    gang: Gang
+    seen: Outlook
     care: descent.Care
     greedy: bool = True
     inputs: Floats | None = None
@@ -198,7 +269,7 @@ class NetworkPolicy:
         return f"{self.file.name}@{self.file.sha256[:12]}"
 
     def propose(self, observation: GangSeen, rng: np.random.Generator) -> Proposal[int]:
-        gang, seen = self.gangs[observation.unit]
+        gang, seen = self.gang, self.seen
         low, _ = descent.reachable(seen, gang.jobs.home, gang.jobs.lowest, self.care)
         found = features(gang.jobs, seen, low, self.care)
         if not np.isfinite(found).all():

@@ -84,3 +84,7 @@ class Orders:
     @property
     def limits_mw(self) -> dict[str, int]:
         return {**self.raise_mw, **self.lower_mw}
+
+    def limit_mw(self, uuid: str) -> int | None:
+        """Of one GPU; None: left as it is."""
+        return self.lower_mw.get(uuid, self.raise_mw.get(uuid))
