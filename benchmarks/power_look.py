@@ -100,7 +100,7 @@ class Fleet:
         return Tick(self.now_s, {SubjectKind.GPU: frame}, steps)
 
 
-def look_cpu_s(gpus: int = 10_000, windows: int = 21, looks: int = 9) -> dict[str, float]:
+def look_cpu_s(gpus: int = 10_000, windows: int = 8, looks: int = 3) -> dict[str, float]:
     """Medians over the last `looks` windows: of what judges the gangs, and of the whole turn."""
     fleet, trust = Fleet(gpus), Trust(Mode.ACTIVE, 1.0, 1.0)
     around = Around(keep=lambda _made: None, trusts=lambda: lambda _job, _opted, _now_s: trust)

@@ -69,9 +69,10 @@ POWER = Table(
     "chosen at 3 % and save more there; at 5 % one window of 115,200 is then beyond a point. On made-up curves at "
     "5 % windows over are 0.74 %, above the goal. PPO behind the shield saves less at both budgets, so the "
     "heuristic ships. A decision's time is belief and policy, without racks, shield and receipts: a median, one "
-    "arithmetic thread, on a busy machine; seen at every level is the most that a belief can cost. It is of 10,000 "
-    "gangs believed side by side. The daemon goes from gang to gang: there 10,000 gangs of one GPU take about ten "
-    "seconds of each window's thirty, which misses the goal.",
+    "arithmetic thread, on a busy machine; seen at every level is the most that a belief can cost. The daemon "
+    "judges all gangs of a window at once. Its own rows are the median of three windows early in jobs' lives, on a "
+    "machine with as much other work as cores: with the view of each gang that misses the goal there, and most of "
+    "a whole turn is receipts.",
 )
 CLOCKS = Table(
     "Energy saved by locked SM clocks, on jobs whose draw no power limit binds",
