@@ -6,6 +6,7 @@ request that is lost before it, a slow answer.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import http.client
@@ -105,8 +106,11 @@ class StandIn:
 
     def disconnect(self, reason: str = "refresh_requested") -> None:
         """Asks every socket to reconnect, as Slack does (docs.slack.dev/apis/events-api/using-socket-mode)."""
+        from websockets.exceptions import ConnectionClosed
+
         for socket in list(self._sockets):
-            socket.send(json.dumps({"type": "disconnect", "reason": reason}))
+            with contextlib.suppress(ConnectionClosed):  # it was just being closed anyway
+                socket.send(json.dumps({"type": "disconnect", "reason": reason}))
             socket.close()
 
     # People -----------------------------------------------------------------------------------------------------

@@ -383,7 +383,7 @@ def test_an_unknown_token_is_unauthorized(cluster: Cluster) -> None:
 def test_what_is_not_implemented_answers_501(cluster: Cluster) -> None:
     if cluster.server is None:
         pytest.skip("a real server implements it")
-    pod = cluster.pod("logs", cluster.node())
+    pod = cluster.pod("forward", cluster.node())
     with pytest.raises(ApiException) as error:
-        cluster.core.read_namespaced_pod_log(pod, cluster.namespace)
+        cluster.core.connect_get_namespaced_pod_portforward(pod, cluster.namespace)
     assert error.value.status == 501
