@@ -94,8 +94,7 @@ class Beliefs:
         on_clock: Container[str] = (),
     ) -> dict[str, Belief]:
         """The gangs after this window, what is believed of each, and what a policy sees. `speeds`: of a job, work
-        per second and its age; `racks`: those that its
-        GPUs stand in. A window teaches where its limit was read as
+        per second and its age; `racks`: those that its GPUs stand in. A window teaches where its limit was read as
         ordered, and the same all along; not while the gang's clock is what is moved."""
         views = {
             job: self._view(job, members, told, ordered_mw, now_s, job in on_clock)

@@ -97,9 +97,6 @@ TABLES = (
                 "results", _rule),
             Row("decision, 10,000 GPUs", "results/decision_10000_gpus_cpu_s", number(" s", 1, 2), "≤ 1 s"),
         ),
-        note="**Not of the rule that ships.** Since this run the twin predicts from what has ended there, and "
-        "guests come where waiting is three times the work, not half of it: less gained, and longest waits kept. "
-        "The tables of preemptive orders and of drawn shapes are of the same run.",
     ),
     Table(
         "Preemptive orders and harder worlds, Philly-derived trace at load 0.9, over FIFO with backfill",
