@@ -12,6 +12,9 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
+from agent.kernel_gate import search
+from controllers.actuators.kube_kernel_jobs import KernelJobSettings, job_of
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm/nightshift"
 Object = dict[str, Any]
@@ -263,3 +266,12 @@ def containers(values: Object | None = None) -> Iterator[tuple[str, Object, Obje
         spec = item["spec"] if item["kind"] == "Pod" else item.get("spec", {}).get("template", {}).get("spec")
         for container in [*(spec or {}).get("initContainers", []), *(spec or {}).get("containers", [])]:
             yield f"{item['kind']} {item['metadata']['name']}", spec, container
+
+
+def search_pod(values: dict[str, Any]) -> dict[str, Any]:
+    """The pod that the agent makes of these values for an approved search."""
+    config = yaml.safe_load(objects(values, "ConfigMap")[0]["data"]["nightshift.yaml"])
+    (actuator,) = (one for one in config["actuators"] if one.pop("type") == "kubernetes_kernels")
+    action = search("c", "lab/gpt", "x", "hot", 1.0, "low", 0.0, {"kernel": "gelu", "case": "float16 n=8"})
+    template: dict[str, Any] = job_of(action, KernelJobSettings(**actuator))["spec"]["template"]
+    return template

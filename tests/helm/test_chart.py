@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.kernel_gate import search
 from agent.settings import load
-from controllers.actuators.kube_kernel_jobs import KernelJobSettings, job_of
 from controllers.actuators.kube_repair import AGENT_PAUSED
-from tests.helm.chart import CHART, SETS, containers, helm_python, kubernetes_validate, objects, render
+from tests.helm.chart import CHART, SETS, containers, helm_python, kubernetes_validate, objects, render, search_pod
 
 KUBERNETES = ("1.29", "1.33", "1.36", "1.37")
 """The oldest version that Chart.yaml names, the newest that has a schema, and some between."""
@@ -69,7 +67,7 @@ def test_what_refers_to_what_is_there(values: dict[str, Any]) -> None:
     pods = [i for i in found if i["kind"] in ("StatefulSet", "DaemonSet", "Job")]
     labels = [i["spec"]["template"]["metadata"]["labels"] for i in pods]
     if "kernel_job" in values.get("actions", ()):
-        labels.append(_search_pod(values)["metadata"]["labels"])
+        labels.append(search_pod(values)["metadata"]["labels"])
     for item in found:
         spec = item.get("spec", {})
         wanted = {
@@ -308,34 +306,6 @@ def test_another_order_is_another_kernel_job() -> None:
         for args in (["kernels", "problems"], ["kernels", "judge", "x"])
     }
     assert len(names) == 2
-
-
-def _search_pod(values: dict[str, Any]) -> dict[str, Any]:
-    """The pod that the agent makes of these values for an approved search."""
-    config = yaml.safe_load(objects(values, "ConfigMap")[0]["data"]["nightshift.yaml"])
-    (actuator,) = (one for one in config["actuators"] if one.pop("type") == "kubernetes_kernels")
-    action = search("c", "lab/gpt", "x", "hot", 1.0, "low", 0.0, {"kernel": "gelu", "case": "float16 n=8"})
-    template: dict[str, Any] = job_of(action, KernelJobSettings(**actuator))["spec"]["template"]
-    return template
-
-
-def test_kernel_searches_are_there_only_where_they_are_asked_for() -> None:
-    """A class below every other, a network that reaches nothing, and the actuator's settings; or none of them."""
-    values = SETS["act, with kernel searches"]
-    (priority,) = objects(values, "PriorityClass")
-    assert (priority["preemptionPolicy"], priority["globalDefault"]) == ("Never", False)
-    assert priority["value"] < 0
-    policies = {one["metadata"]["name"]: one["spec"] for one in objects(values, "NetworkPolicy")}
-    closed = policies["nightshift-kernel-search"]
-    assert (closed["egress"], closed["ingress"], closed["policyTypes"]) == ([], [], ["Ingress", "Egress"])
-    config = yaml.safe_load(objects(values, "ConfigMap")[0]["data"]["nightshift.yaml"])
-    (actuator,) = config["actuators"]
-    assert (actuator["queue"], actuator["signer_secret"]) == ("spare", "kernel-signer")
-    assert config["kernels"]["priority_class"] == priority["metadata"]["name"]
-    assert closed["podSelector"]["matchLabels"].items() <= _search_pod(values)["metadata"]["labels"].items()
-    assert objects({**values, "mode": "observe"}, "PriorityClass") == []
-    with pytest.raises(Exception, match=r"kernelSearch\.signerSecret"):
-        objects({"mode": "act", "actions": ["kernel_job"]}, "ConfigMap")
 
 
 def test_two_releases_do_not_meet() -> None:
