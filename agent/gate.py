@@ -17,7 +17,7 @@ alone; only a click that changes something is told to everybody. At execution ev
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
@@ -124,9 +124,9 @@ class Gate:
         before = [a for a in given if a.plan_sha256 == plan_sha256 and a.expires_s > now]
         standing = [a for a in before if self.still_approves(a, incident.namespaces)] + [approval]
         needed = PEOPLE[rule_for(action, self.policy)]
-        if len({item.person for item in standing}) < needed:
+        if (so_far := len(self.people(standing))) < needed:
             self._record(incident, approval)
-            return GateAnswer(True, f"Recorded: {len(standing)} of {needed}. A second person has to approve.", True)
+            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person has to approve.", True)
         names = " and ".join(item.person for item in standing)
         move = Move(Cause.APPROVED, by.identity, f"{by.channel}: {action.kind} by {names}", incident.version)
         self._store.change(incident.id, move, lambda c, number: self._insert(c, number, approval))
@@ -237,12 +237,21 @@ class Gate:
         if not given:
             return [(Cause.WORLD_CHANGED, "the plan is not the one that was approved")]
         fresh = [item for item in given if item.expires_s > now and item.person != "policy"]
-        people = {item.person for item in fresh if self.still_approves(item, incident.namespaces)}
+        standing = [item for item in fresh if self.still_approves(item, incident.namespaces)]
+        people = self.people(standing)
         if rule is Rule.AUTOMATIC or len(people) >= PEOPLE[rule]:
             return []
-        gone = sorted({item.person for item in fresh} - people)
+        gone = sorted({item.person for item in fresh} - {item.person for item in standing})
         why = f"; {' and '.join(gone)} may not approve it any more" if gone else ""
         return [(Cause.EXPIRED, f"{len(people)} of {PEOPLE[rule]} approvals still count{why}")]
+
+    def people(self, given: Iterable[Approval]) -> set[str]:
+        """The different people behind approvals: somebody's token and account are one (`people.same`)."""
+        return {self.one(item.person) for item in given}
+
+    def one(self, identity: str) -> str:
+        """Whom an identity counts as where different people are asked for."""
+        return identity if self._directory is None else self._directory.one(identity)
 
     def still_approves(self, given: Approval, namespaces: Collection[str]) -> bool:
         """Whether who gave an approval might give it now, as the directory knows them: a person who was taken out,

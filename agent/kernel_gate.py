@@ -173,13 +173,14 @@ class KernelGate:
             touched = namespaces(known.action)
             standing = [a for a in before if self.gate.still_approves(a, touched)] + [given]
             needed = max(1, PEOPLE[rule_for(known.action, self.gate.policy)])
-            enough = len({a.person for a in standing}) >= needed
+            so_far = len(self.gate.people(standing))
+            enough = so_far >= needed
             state = ProposalState.APPROVED if enough else ProposalState.WAITING
             _put(connection, replace(known, approvals=tuple(standing), state=state), now_s, by.identity)
             body = {"plan": plan_id, "plan_sha256": plan_sha256, "role": by.role, "channel": by.channel}
             audit.append(connection, at_s=now_s, kind="approval", by=by.identity, incident=None, body=body)
         if not enough:
-            return GateAnswer(True, f"Recorded: {len(standing)} of {needed}. A second person has to approve.", True)
+            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person has to approve.", True)
         return GateAnswer(True, f"Approved: {known.action.kind} {known.action.why}", True)
 
     def reject(self, plan_id: str, plan_sha256: str, by: Person, reason: str) -> GateAnswer:
@@ -220,9 +221,8 @@ class KernelGate:
             found.append(f"policy never lets {known.action.kind} happen")
         elif known.state is ProposalState.APPROVED:
             touched = namespaces(known.action)
-            people = {
-                a.person for a in known.approvals if a.expires_s > now_s and self.gate.still_approves(a, touched)
-            }
+            fresh = [a for a in known.approvals if a.expires_s > now_s]
+            people = self.gate.people(a for a in fresh if self.gate.still_approves(a, touched))
             if len(people) < max(1, PEOPLE[rule]):
                 found.append(f"{len(people)} of {max(1, PEOPLE[rule])} approvals still count")
         return found
@@ -320,7 +320,8 @@ class KernelGate:
         halt = self.gate.halted()
         if halt.halted:
             return f"Halted by {halt.by}; nothing is approved until it is resumed."
-        return may_not_approve(by, known.action, self.gate.policy, known.by, now_s, namespaces(known.action))
+        who, asked = replace(by, name=self.gate.one(by.identity)), self.gate.one(known.by)
+        return may_not_approve(who, known.action, self.gate.policy, asked, now_s, namespaces(known.action))
 
     def _shown(self, connection: Connection, plan_id: str, by: Person) -> KernelProposal | None:
         """The proposal, if this person may know of it; to anybody else there is none."""

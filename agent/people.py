@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agent.policy import ORDER, Grant, Person, Role
 
@@ -54,6 +54,25 @@ class Settings(BaseModel):
         "viewer, or nobody as soon as an owner names its people",
     )
     owners: tuple[Owner, ...] = Field((), description="Who owns which namespaces; the first that fits counts")
+    same: dict[str, str] = Field(
+        default_factory=dict,
+        description="Whose another name is, such as a token's, the operator's or a login at a terminal: where two "
+        "people have to approve, both names are one person",
+    )
+
+    @field_validator("same")
+    @classmethod
+    def _leads_to_people(cls, same: dict[str, str]) -> dict[str, str]:
+        """Raises ValueError where a name belongs to another one that belongs to somebody else, or to nobody."""
+        spelt = {_identity(name): _identity(person) for name, person in same.items()}
+        if len(spelt) < len(same):
+            raise ValueError("one name stands here twice, in two spellings")
+        for name, person in spelt.items():
+            if not name or not person:
+                raise ValueError(f"{name or person}: both sides have to be a name")
+            if person in spelt:
+                raise ValueError(f"{name} belongs to {person}, which is itself another name of {spelt[person]}")
+        return spelt
 
 
 class Directory:
@@ -81,6 +100,10 @@ class Directory:
         """The first owner of any of the namespaces."""
         return self._book.owner(namespaces)
 
+    def one(self, identity: str) -> str:
+        """Whom an identity counts as where different people are asked for."""
+        return self._book.one(identity)
+
     def knows(self, person: Person) -> bool:
         """Whether a person has any role at all: who has none is told so at sign-in."""
         return bool(person.roles or person.grants)
@@ -96,6 +119,7 @@ class _Book:
         self.has_tenants = tenants
         self._owners = settings.owners
         self._groups = settings.groups
+        self._same = settings.same
         self._roles = {_identity(name): role for name, role in settings.roles.items()}
         self._naming = frozenset(self._groups).union(*(owner.groups for owner in settings.owners))
         self._teams = [(owner, _people(owner)) for owner in settings.owners]
@@ -115,6 +139,9 @@ class _Book:
         roles = frozenset(wide) if named else self._anybody
         vouched = tuple(sorted(group for group in belongs if group in self._naming))
         return Person(name, roles, channel, signed_in_s, tuple(grants), vouched)
+
+    def one(self, identity: str) -> str:
+        return self._same.get(identity, identity)
 
     def owner(self, namespaces: Sequence[str]) -> Owner | None:
         for owner in self._owners:

@@ -31,6 +31,7 @@ def stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
     """The daemon's store and gate, and what time it is for the daemon."""
     from agent.database import Database, parse_url
     from agent.gate import Gate
+    from agent.people import Directory
     from agent.settings import load
     from agent.store import Store
     from agent.told_time import ToldClock
@@ -46,7 +47,7 @@ def stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
     try:
         clock = ToldClock(database)
         store = Store(database, clock)
-        yield store, Gate(store, settings.approval, clock), clock.now_s()
+        yield store, Gate(store, settings.approval, clock, Directory(settings.people)), clock.now_s()
     finally:
         database.close()
 

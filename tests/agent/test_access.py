@@ -134,3 +134,16 @@ def test_an_incident_keeps_whom_it_touched(tmp_path: Path, inventory: Inventory)
     assert [row.id for row in store.incidents(touching=lambda space: space == "team")] == [name]
     assert {row.id: row.namespaces for row in store.incidents()} == {name: ("red", "team"), bare: ()}
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("same", "words"),
+    [
+        ({"a": "b", "b": "c"}, "a belongs to b, which is itself another name of c"),
+        ({"a": "b", " A": "c"}, "two spellings"),
+        ({"a": " "}, "both sides have to be a name"),
+    ],
+)
+def test_whose_a_name_is_leads_to_a_person(same: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Settings(same=same)

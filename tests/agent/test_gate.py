@@ -308,6 +308,20 @@ def test_of_two_people_one_who_was_taken_out_does_not_count(store: Store, clock:
     assert store.incident(name).state is IncidentState.AWAITING_APPROVAL
 
 
+def test_somebody_s_token_and_account_are_one_person(store: Store, clock: ManualClock) -> None:
+    settings = People(same={"Operator": "Ann@example.org ", "ann-laptop": "ann@example.org"})
+    gate = Gate(store, ApprovalSettings(default=Rule.TWO), clock, Directory(settings))
+    name, plan = _awaiting(store)
+    recorded = GateAnswer(True, "Recorded: 1 of 2. A second person has to approve.", True)
+    for who in ("operator", "ann@example.org", "ann-laptop"):
+        assert gate.approve(name, plan.plan_sha256, replace(ANN, name=who)) == recorded
+    assert store.incident(name).state is IncidentState.AWAITING_APPROVAL
+    assert gate.approve(name, plan.plan_sha256, BOB).message.startswith("Approved: ")
+    assert gate.objections(store.incident(name)) == []
+    alone = Gate(store, gate.policy, clock, Directory(People(same=settings.same | {BOB.name: "ann@example.org"})))
+    assert alone.objections(store.incident(name)) == [(Cause.EXPIRED, "1 of 2 approvals still count")]
+
+
 def test_automatic_policy_approves_once_and_not_while_halted(store: Store, clock: ManualClock) -> None:
     gate = Gate(store, ApprovalSettings(kinds={ActionKind.RESTART_JOB: Rule.AUTOMATIC}), clock)
     name, _ = _awaiting(store)

@@ -10,6 +10,8 @@ import pytest
 
 from agent.gate import Gate
 from agent.kernel_gate import KernelGate, ProposalState, promotion, search
+from agent.people import Directory
+from agent.people import Settings as People
 from agent.policy import ApprovalSettings, Person, Role, Rule
 from agent.store import Store
 from controllers.action import Action, ActionKind
@@ -81,10 +83,13 @@ def test_other_evidence_is_another_plan_that_needs_its_own_approval(
 
 def test_the_emergency_stop_an_expiry_and_policy_hold_kernels_too(store: Store, clock: ManualClock) -> None:
     strict = ApprovalSettings(kinds={ActionKind.PROMOTE_KERNEL: Rule.TWO, ActionKind.KERNEL_JOB: Rule.NEVER})
-    kernels = KernelGate(Gate(store, strict, clock), store, clock)
+    people = Directory(People(same={"operator": "ann@example.org", "bob-laptop": "bob@example.org"}))
+    kernels = KernelGate(Gate(store, strict, clock, people), store, clock)
     plan = kernels.propose(_plan(clock), "ann@example.org").action
-    assert "two other people" in kernels.approve(plan.id, plan.plan_sha256, ANN).message
-    assert "1 of 2" in kernels.approve(plan.id, plan.plan_sha256, BOB).message
+    for asked in (ANN, replace(ANN, name="operator")):
+        assert "two other people" in kernels.approve(plan.id, plan.plan_sha256, asked).message
+    for who in (BOB, replace(BOB, name="bob-laptop")):
+        assert "1 of 2" in kernels.approve(plan.id, plan.plan_sha256, who).message
     carol = replace(ANN, name="carol")
     assert kernels.approve(plan.id, plan.plan_sha256, carol).message.startswith("Approved")
     kernels.gate.halt(ANN, "look first")
