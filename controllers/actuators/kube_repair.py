@@ -118,8 +118,8 @@ class KubernetesRepairActuator:
 
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""
-        kinds = [kind for kind in self.TARGETS if kind in self.kinds()]
-        return kube_rights.refused(self._kube, kinds, own_namespace=self._settings.namespace)
+        kinds, mine = [kind for kind in self.TARGETS if kind in self.kinds()], self._settings
+        return kube_rights.refused(self._kube, kinds, namespaces=mine.namespaces, own_namespace=mine.namespace)
 
     def changed(self, action: Action) -> list[str]:
         """A node is not given back on nothing but the default check, which only lists its GPUs."""

@@ -128,14 +128,22 @@ def needed(kinds: Iterable[ActionKind]) -> list[Right]:
     return list(dict.fromkeys(right for kind in kinds for right in sorted(RIGHTS[kind])))
 
 
-def refused(kube: KubeClient, kinds: Sequence[ActionKind], *, own_namespace: str = "") -> list[str]:
-    """What is not permitted, such as `patch nodes`, in all namespaces and in the own one where repairs run; of
-    jobs only Kubernetes's own kind is asked for, since others need their operator. Raises Temporary or
-    Permanent."""
+def refused(
+    kube: KubeClient, kinds: Sequence[ActionKind], *, namespaces: Sequence[str] = (), own_namespace: str = ""
+) -> list[str]:
+    """What is not permitted, such as `patch nodes`: in these namespaces (none: in all) what belongs to one, and in
+    the own one where repairs run; of jobs only Kubernetes's own kind is asked for, since others need their
+    operator. Raises Temporary or Permanent."""
     native = ("", KINDS[0].api.split("/")[1], "apps", "autoscaling")
-    found = [str(right) for right in needed(kinds) if right.group in native and not is_allowed(kube, right)]
-    own = dict.fromkeys(right for kind in kinds for right in sorted(OWN_RIGHTS.get(kind, frozenset())))
-    return found + [f"{right} in {own_namespace}" for right in own if not is_allowed(kube, right, own_namespace)]
+    wanted = [
+        (right, place)
+        for right in needed(kinds)
+        if right.group in native
+        for place in ((namespaces or ("",)) if right.namespaced else ("",))
+    ]
+    wanted += [(right, own_namespace) for kind in kinds for right in sorted(OWN_RIGHTS.get(kind, frozenset()))]
+    lacks = [pair for pair in dict.fromkeys(wanted) if not is_allowed(kube, *pair)]
+    return [f"{right} in {place}" if place else str(right) for right, place in lacks]
 
 
 def is_allowed(kube: KubeClient, right: Right, namespace: str = "") -> bool:

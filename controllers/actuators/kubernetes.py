@@ -38,6 +38,9 @@ class KubernetesSettings(BaseModel):
 
     kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
     context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
+    namespaces: tuple[str, ...] = Field(
+        default=(), description="Namespaces whose pods and jobs its role reaches, for doctor; none: all of them."
+    )
     field_manager: str = Field(default="nightshift", description="Name under which writes are recorded.")
     timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
     drain_grace_s: int | None = Field(
@@ -114,7 +117,8 @@ class KubernetesActuator:
 
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""
-        return kube_rights.refused(self._kube, [kind for kind in self.TARGETS if kind in self.kinds()])
+        kinds = [kind for kind in self.TARGETS if kind in self.kinds()]
+        return kube_rights.refused(self._kube, kinds, namespaces=self._settings.namespaces)
 
     # the plan against the world
 

@@ -131,3 +131,18 @@ def test_what_a_role_leaves_out_is_named(cluster: Cluster) -> None:
     lacks = identity(cluster, rules).refused()
     scaling = {"get replicasets", "get deployments", "list horizontalpodautoscalers"}
     assert set(lacks) == {"patch pods", "delete pods", "create pods/eviction", "get jobs", "patch jobs"} | scaling
+
+
+def test_a_role_held_to_namespaces_lacks_nothing_there_and_names_where_else_it_does(cluster: Cluster) -> None:
+    """As the chart grants it with `rbac.namespaces`: nodes everywhere, pods and jobs in some namespaces alone."""
+    kinds = tuple(kind for kind in RIGHTS if kind in KubernetesActuator.TARGETS)
+    everything = frozenset[Right]().union(*(RIGHTS[kind] for kind in kinds))
+    spaced = frozenset(right for right in everything if right.namespaced)
+    kube = client_with(cluster, rules_of(everything - spaced), own=rules_of(spaced))
+    held = KubernetesSettings(namespaces=(cluster.namespace,))
+    assert KubernetesActuator(held, kube).refused() == []
+    wider = KubernetesSettings(namespaces=(cluster.namespace, "elsewhere"))
+    lacks = KubernetesActuator(wider, kube).refused()
+    assert "patch pods in elsewhere" in lacks
+    assert all(entry.endswith(" in elsewhere") for entry in lacks)
+    assert "patch pods" in KubernetesActuator(KubernetesSettings(), kube).refused()

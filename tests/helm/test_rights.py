@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+import yaml
 
 from controllers.action import ActionKind
 from controllers.actuators.kube_rights import (
@@ -60,6 +61,8 @@ def test_held_to_namespaces_only_nodes_are_written_cluster_wide() -> None:
     assert [role["metadata"]["namespace"] for role in roles] == ["a", "b"]
     for role in roles:
         assert granted([role]) == {right for right in everything if right.namespaced}
+    config = yaml.safe_load(objects(values, "ConfigMap")[0]["data"]["nightshift.yaml"])
+    assert [actuator["namespaces"] for actuator in config["actuators"]] == [["a", "b"]]  # what doctor asks for
 
 
 def test_observing_is_what_the_collector_asks_for() -> None:

@@ -105,13 +105,14 @@ seccompProfile: {type: RuntimeDefault}
 {{- $repairs := list }}{{ $others := list -}}
 {{- range without .Values.actions "kernel_job" }}{{ if has . (list "reset_gpu" "reboot_node" "return_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
 {{- $actuators := list -}}
-{{- if $others }}{{ $actuators = append $actuators (mergeOverwrite (dict "type" "kubernetes" "actions" $others) .Values.actuatorSettings) }}{{ end -}}
+{{- $reach := dict }}{{ with .Values.rbac.namespaces }}{{ $_ := set $reach "namespaces" . }}{{ end -}}
+{{- if $others }}{{ $actuators = append $actuators (mergeOverwrite (dict "type" "kubernetes" "actions" $others) $reach .Values.actuatorSettings) }}{{ end -}}
 {{- if $repairs }}
 {{- $r := .Values.repair -}}
 {{- $own := dict "type" "kubernetes_repair" "actions" $repairs "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $r.image $r.image)) "runtime_class" $r.runtimeClassName "pull_secrets" .Values.global.imagePullSecrets -}}
 {{- if $r.checkImage.repository }}{{ $_ := set $own "check_image" (include "nightshift.image" (list . $r.checkImage $r.checkImage)) }}{{ end -}}
 {{- if $r.checkCommand }}{{ $_ := set $own "check_command" $r.checkCommand }}{{ end -}}
-{{- $actuators = append $actuators (mergeOverwrite $own .Values.actuatorSettings $r.settings) -}}
+{{- $actuators = append $actuators (mergeOverwrite $own $reach .Values.actuatorSettings $r.settings) -}}
 {{- end -}}
 {{- if include "nightshift.searches" . }}
 {{- $k := .Values.kernelSearch -}}
