@@ -188,6 +188,7 @@ def vram(judge: Judge) -> dict[str, Any]:
         return [{key: row[key] for key in kept} for row in sorted(rows, key=lambda row: str(row["name"]))]
 
     nvml = judge.nvml
+    torch.ones(1, device="cuda")  # before it has a context, no driver could name what it holds
     told: dict[str, Any] = {"driver_tells": bool(nvml and nvml.used_bytes([os.getpid()])), "alone": ask("eater")}
     told["beside"] = ask("eater", "good")
     torch.cuda.empty_cache()

@@ -97,6 +97,9 @@ class Lender(Protocol):
 
     def guards_intact(self, index: int) -> bool: ...
 
+    def lent_bytes(self) -> int:
+        """Of the buffers that are mapped now."""
+
     def close(self) -> None: ...
 
 
@@ -119,6 +122,9 @@ class _Buffers:
         edges = (flat[:GUARD_BYTES], flat[flat.numel() - GUARD_BYTES :])
         return all(bool((edge == 0xFF).all()) for edge in edges)
 
+    def lent_bytes(self) -> int:
+        return sum(flat.numel() for flat in list(self._flat.values()))
+
     def _adopt(self, index: int, flat: torch.Tensor) -> None:
         flat.fill_(0xFF)
         self._flat[index] = flat
@@ -128,7 +134,7 @@ class CudaLender(_Buffers):
     """Buffers in device memory, lent by CUDA IPC handle."""
 
     device = "cuda"
-    lent_bytes: ClassVar[int] = 0  # by all of this process's
+    all_lent_bytes: ClassVar[int] = 0  # by all of this process's
     _count: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
@@ -162,7 +168,7 @@ class CudaLender(_Buffers):
     def _counted(self, size_bytes: int) -> None:
         with self._count:
             self._bytes += size_bytes
-            CudaLender.lent_bytes += size_bytes
+            CudaLender.all_lent_bytes += size_bytes
 
 
 class CpuLender(_Buffers):

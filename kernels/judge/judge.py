@@ -85,6 +85,7 @@ class Judge:
         self.board = self._nvml.board() if self._nvml else Board(0.0, 1 << 20, {})
         self._solo: dict[tuple[str, Case], Solo] = {}
         self.timing_lock = threading.RLock()
+        self.large_lock = threading.Lock()  # held while a case of many GiB is examined
         self.pool = Pool([int.from_bytes(self._entropy(7), "little") for _ in range(4)])
         self.quiet = Quiet()
         self.arch = "sm_" + self.environment.capability.replace(".", "")
@@ -221,7 +222,7 @@ class Judge:
         return replace(self.limits, vram_bytes=min(self.limits.vram_bytes, half))
 
     def _own_vram(self) -> int:
-        return torch.cuda.memory_reserved(0) + CudaLender.lent_bytes
+        return torch.cuda.memory_reserved(0) + CudaLender.all_lent_bytes
 
     @contextlib.contextmanager
     def lane(self, problem: Problem, case: Case, mutates: tuple[int, ...], count: int) -> Iterator[Track]:
@@ -266,6 +267,11 @@ class Judge:
         if self.device != "cuda":
             return None
         return torch.empty(self.flush_bytes, dtype=torch.uint8, device="cuda")
+
+    def give_back(self) -> None:
+        """What this process keeps of the GPU's memory and does not use, to whoever else is on the GPU."""
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
 
     @property
     def flush_bytes(self) -> int:

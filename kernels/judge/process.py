@@ -165,6 +165,9 @@ class Process:
     def pids(self) -> list[int]:
         return [self.pid, *self.descendants()]
 
+    def lent_bytes(self) -> int:
+        return self.lender.lent_bytes()
+
     def descendants(self) -> list[int]:
         """Every live process below the host, by the kernel's lists."""
         found, frontier = [], [self.pid]
@@ -281,6 +284,12 @@ class Process:
             if self._vram is not None and self._ended is None:
                 self._ended = self._vram.settle(self, self.limits.vram_bytes)
 
+    def _exceeds(self) -> None:
+        """End it: by the driver's word it has more VRAM than it may; what comes back tells whether it had."""
+        with self._deciding:
+            if self._vram is not None and self._ended is None:
+                self._ended = self._vram.beyond(self, self.limits.vram_bytes)
+
     def _found_none(self, refusal: Refusal, since_s: float) -> Refusal | JudgeBroken:
         """Whose the shortage of VRAM is that the candidate has met, by its own word."""
         with self._deciding:
@@ -312,7 +321,7 @@ class Process:
             if self._vram is not None and self._ended is None:
                 vram = self._vram.used(self)
                 if vram > self.limits.vram_bytes:
-                    self._end(Reason.vram_limit, f"{vram} bytes of VRAM, more than {self.limits.vram_bytes}")
+                    self._exceeds()
                 elif self._vram.short():
                     self._settle()
             if watched and folder_bytes(self._scratch) > self.limits.scratch_bytes:

@@ -176,13 +176,17 @@ class Trial:
                 held = self.candidate.kind != "library" and all(probe.case.sizes.values())
                 new = {probe.case.dtype, probe.case.layout} - looked
                 sweeping = probe.stage == "sweep" and (bool(new) or rng.random() < 0.5)
-                held = held and (probe.backward or sweeping)
+                large = probe.stage == "accuracy"  # where memory may be handed out again, if anywhere
+                held = held and (probe.backward or sweeping or large) and not probe.rows
                 looked |= new if held else set()
                 if isinstance(runner, HostRunner):
                     runner.record = held
                 try:
-                    with self.judge.quiet.shared():
-                        examiner.probe(probe)
+                    if probe.rows:
+                        self._ask_huge(examiner, probe)
+                    else:
+                        with self.judge.quiet.shared():
+                            examiner.probe(probe)
                     self.probed.append(probe.case)
                 except Refusal as refusal:
                     self._ask_afresh(examiner, probe, refusal)
@@ -247,9 +251,23 @@ class Trial:
             text = f"after {calls} calls on {case}: {refusal.detail}"
             raise Refusal(Reason.state_kept, text, "integrity") from refusal
 
+    def _ask_huge(self, examiner: Examiner, probe: Probe) -> None:
+        """Of a process of its own, which ends right after, and one such at a time: many GiB are lent for it."""
+        with self.judge.large_lock, contextlib.ExitStack() as stack:
+            one = Examiner(self.problem, self.candidate, self.judge.device, self.compile(stack))
+            one.found = examiner.found
+            try:
+                with self.judge.quiet.shared():
+                    one.probe(probe)
+            finally:
+                examiner.seed, examiner.fill = one.seed, one.fill
+                stack.close()
+                del one
+                self.judge.give_back()
+
     def _ask_afresh(self, examiner: Examiner, probe: Probe, refusal: Refusal) -> None:
         """A wrong answer that a fresh process gives right comes of something remembered: say so."""
-        if refusal.reason not in RESULTS or examiner.found.calls <= 1 or probe.on_stream:
+        if refusal.reason not in RESULTS or examiner.found.calls <= 1 or probe.on_stream or probe.rows:
             return  # and while a fresh process compiles, late inputs arrive
         alone = replace(probe, seeds=(examiner.seed,), under_load=False)
         with contextlib.ExitStack() as stack:

@@ -33,6 +33,9 @@ class Tenant(Protocol):
     def pids(self) -> list[int]:
         """The host and all below it."""
 
+    def lent_bytes(self) -> int:
+        """The judge's own memory that the host has mapped."""
+
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
@@ -80,8 +83,19 @@ class Vram:
         return free < RESERVE_BYTES
 
     def used(self, tenant: Tenant) -> int:
-        """The driver's own figure, 0 where it has none."""
-        return self._used_bytes(tenant.pids())
+        """The driver's own figure, 0 where it has none; less what the judge has lent it, which a driver may count
+        for whoever maps it."""
+        return max(0, self._used_bytes(tenant.pids()) - tenant.lent_bytes())
+
+    def beyond(self, tenant: Tenant, limit_bytes: int) -> Refusal | JudgeBroken:
+        """The driver says that it has more than its limit. Ends the host; it is refused if that much comes back."""
+        with self._settling:
+            told = f"{self.used(tenant)} bytes of VRAM by the driver's word, more than {limit_bytes}"
+            mine, _ = self._returned(tenant)
+            told += f"; {mine} came back with its end"
+            if mine + _SLACK_BYTES >= limit_bytes:
+                return Refusal(Reason.vram_limit, told, "watch")
+            return JudgeBroken(told, Reason.vram_taken)
 
     def settle(self, tenant: Tenant, limit_bytes: int) -> Refusal | JudgeBroken | None:
         """The watch found memory short. Ends the host; None where the shortage is over before anybody had to go."""
@@ -111,7 +125,7 @@ class Vram:
 
     def _end(self, tenant: Tenant) -> tuple[int, int]:
         """Ends the host: what it held, and what others gave back while it and all of ours stood still."""
-        mine = self._used_bytes(tenant.pids())
+        mine = self.used(tenant)
         if not mine:
             return self._returned(tenant)
         tenant.end(_GONE_S)

@@ -30,9 +30,13 @@ class Host:
     gpu: Gpu
     holds: int
     stopped: int = 0
+    lent: int = 0
 
     def pids(self) -> list[int]:
         return [id(self)]
+
+    def lent_bytes(self) -> int:
+        return self.lent
 
     def pause(self) -> None:
         self.stopped += 1
@@ -53,6 +57,7 @@ class Gpu:
     judge: int = 0
     others: int = 0
     tells: bool = False
+    miscounts: int = 0
     hosts: list[Host] = field(default_factory=list)
     meanwhile: Callable[[], None] = lambda: None
     now: float = 0.0
@@ -61,7 +66,9 @@ class Gpu:
         return TOTAL - self.judge - self.others - sum(host.holds for host in self.hosts)
 
     def used(self, pids: Sequence[int]) -> int:
-        return sum(host.holds for host in self.hosts if id(host) in pids) if self.tells else 0
+        if not self.tells:
+            return 0
+        return sum(host.holds + host.lent + self.miscounts for host in self.hosts if id(host) in pids)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -89,6 +96,30 @@ def test_a_host_is_refused_only_if_with_what_was_free_it_had_its_limit(tells: bo
     assert found.reason is (Reason.vram_limit if mine + GIB >= LIMIT else Reason.vram_taken)
     assert [host.stopped for host in gpu.hosts[1:]] == [0]
     assert gpu.hosts[0].holds == 0
+
+
+def test_what_the_judge_lends_is_not_its_borrowers_though_the_driver_counts_it_there() -> None:
+    gpu = Gpu(judge=40 * GIB, tells=True)
+    vram = gpu.watched(30 * GIB)
+    gpu.hosts[0].lent = 40 * GIB
+    assert vram.used(gpu.hosts[0]) == 30 * GIB
+
+
+@pytest.mark.parametrize(
+    ("holds", "miscounts", "reason"),
+    [(70 * GIB, 0, Reason.vram_limit), (8 * GIB, 60 * GIB, Reason.vram_taken)],
+    ids=["it had that much", "the driver counted others' for it"],
+)
+def test_who_is_beyond_its_limit_by_the_drivers_word_is_refused_only_if_that_much_comes_back(
+    holds: int, miscounts: int, reason: Reason
+) -> None:
+    gpu = Gpu(tells=True, miscounts=miscounts)
+    vram = gpu.watched(holds, GIB)
+    assert vram.used(gpu.hosts[0]) > LIMIT
+    found = vram.beyond(gpu.hosts[0], LIMIT)
+    assert found.reason is reason
+    assert f"{holds} came back" in str(found)
+    assert [host.stopped for host in gpu.hosts[1:]] == [0]
 
 
 def test_a_shortage_that_is_over_ends_nobody() -> None:
