@@ -32,6 +32,7 @@ DISTRIBUTIONS: dict[str, str] = {
     "zeros": "all zero, with random signs",
     "huge": "up to half of the dtype's largest number",
     "masked": "a quarter −inf, never a whole row",
+    "masked_ends": "a run of −inf, in each row of another length, at its beginning, its end or both",
     "masked_rows": "some rows hold only −inf, others none",
     "infinite": "a few +inf and −inf",
     "nan": "a few NaN",
@@ -118,6 +119,7 @@ def _make(distribution: str, bits: torch.Tensor, index: torch.Tensor, key: int) 
 
 _SPECIAL = {
     "masked": (float("-inf"),),
+    "masked_ends": (float("-inf"),),
     "masked_rows": (float("-inf"),),
     "infinite": (float("inf"), float("-inf")),
     "nan": (float("nan"),),
@@ -175,6 +177,8 @@ class Draw:
             if special:
                 if name == "masked_rows":
                     return torch.where(_hidden(index // max(1, columns), rows, key), float("-inf"), out)
+                if name == "masked_ends":
+                    return torch.where(_runs(index, rows, max(1, columns), key), float("-inf"), out)
                 spot = _shift_right(hash64(index, mix(key, 3)), 1)
                 out = _place(out, spot, index, name, columns)
             return out
@@ -224,6 +228,21 @@ def _hidden(row: torch.Tensor, rows: int, key: int) -> torch.Tensor:
     one = mix(key, 6) % max(1, rows)
     drawn = _shift_right(hash64(row, mix(key, 7)), 1) % 4 == 0
     return (row == one) | (drawn & (row != (one + 1) % max(1, rows)))
+
+
+def _runs(index: torch.Tensor, rows: int, columns: int, key: int) -> torch.Tensor:
+    """A run at the row's beginning, its end, or both: short or long by a power of two of its own, and of one row
+    surely three quarters at its beginning."""
+    row, column = index // columns, index % columns
+    drawn = _shift_right(hash64(row, mix(key, 8)), 1)
+    room = columns - 1
+    length = torch.minimum(1 + drawn % (1 << (drawn >> 40) % 15), 1 + drawn % max(1, room)).clamp(max=room)
+    side = (drawn >> 20) % 3
+    first = torch.where(side == 0, length, torch.where(side == 1, 0, length - length // 2))
+    last = length - first
+    sure = row == mix(key, 9) % max(1, rows)
+    first = torch.where(sure, room - drawn % max(1, columns // 4), first)
+    return (column < first) | (column >= columns - torch.where(sure, 0, last))
 
 
 def _place(out: torch.Tensor, spot: torch.Tensor, index: torch.Tensor, name: str, columns: int) -> torch.Tensor:

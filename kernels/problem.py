@@ -104,7 +104,8 @@ class Problem:
     libraries: named baselines beside eager and torch.compile; each takes the same inputs.
     huge: cases with more than 2³¹ elements; their outputs are compared on sampled rows, which needs `row_inputs`:
       the positions of the inputs whose first dimension is the outputs' (the others are shared by all rows).
-    numbers: some of its inputs are Python numbers, which are others where `unusual` says so.
+    numbers: some of its inputs are Python numbers, which are others where `unusual` says so: the number of kinds of
+      unusual ones (`kind`).
     elementwise: each output is a product of functions of single inputs, so that nothing can cancel.
     signed_zero: whether an exact operation must also tell +0 from −0.
     forward: of a training step (`kernels.differentiate`), the problem that it differentiates and how it does that
@@ -141,7 +142,7 @@ class Problem:
     huge: tuple[Case, ...] = ()
     row_inputs: tuple[int, ...] = ()
     signed_zero: bool = True
-    numbers: bool = False
+    numbers: int = 0
     elementwise: bool = False
     forward: tuple[Problem, Callable[[Callable[..., Any]], Callable[..., Any]]] | None = None
 
@@ -167,6 +168,11 @@ def unusual(case: Case) -> bool:
     that a kernel which knows those by heart is found out. By the case alone, like all numbers among the inputs."""
     sizes = tuple(case.sizes.values())
     return math.prod(sizes) < 1 << 22 and mix(*sizes) % 3 == 0
+
+
+def kind(case: Case, kinds: int) -> int:
+    """0 for a case with the usual numbers, else which of so many kinds of unusual ones it has, from 1."""
+    return 1 + mix(*case.sizes.values()) // 3 % kinds if kinds and unusual(case) else 0
 
 
 def epsilon(case: Case, usual: float) -> float:

@@ -75,7 +75,8 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the parent holds a call's outputs against. rows: indices compared, or None for all."""
+    """What the parent holds a call's outputs against. rows: indices compared, or None for all. spoilt: of each
+    output the elements that must not be finite; where given, nothing else is compared."""
 
     truth: Outputs
     eager: Outputs
@@ -86,6 +87,7 @@ class Expected:
     gradients: bool
     elementwise: bool = False
     placed: bool = False
+    spoilt: tuple[torch.Tensor, ...] = ()
 
 
 def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
@@ -121,6 +123,12 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
         return Finding(Reason.wrong_device, f"{got.device}, expected {eager.device}")
     if got.numel() == 0:
         return Finding(None, "")
+    if expected.spoilt:
+        hidden = expected.spoilt[i] & torch.isfinite(got)
+        if not bool(hidden.any()):
+            return Finding(None, "")
+        text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
+        return Finding(Reason.nan_placement, text)
     if expected.exact:
         return same_bits(got, eager, expected.signed_zero)
     if not got.is_floating_point():

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from kernels.candidate import PARTS, REPEATED, Candidate
 from kernels.draw import TWIN, mix
-from kernels.judge.sizes import Scope, admits, between, of_each_residue, of_one_count, rows, sweep, within
-from kernels.problem import Case, Problem, unusual
+from kernels.judge.sizes import Scope, admits, between, beyond, of_each_residue, of_one_count, rows, sweep, within
+from kernels.problem import Case, Problem, kind
 
 Stage = Literal["smoke", "sweep", "values", "determinism", "accuracy", "integrity"]
 _GRADIENT_BYTES = 1 << 29
@@ -36,7 +36,8 @@ class Probe:
 
     case.layout tells how the input tensors lie in memory. backward: also ask for gradients, with outputs' gradients
     drawn from the seed. upstream: how those lie in memory (a layout, or "expanded": one row, repeated by stride 0),
-    "some_zero": half of their rows are zero, as those of ignored tokens; or "scaled": as large as a scaled loss's.
+    "some_zero": half of their rows are zero, as those of ignored tokens; "scaled": as large as a scaled loss's; or
+    "infinite": some are not finite, and what they reach must not look as if they were.
     placed: only where NaN and infinities stand is compared, not the finite values' errors.
     overlapping: among other calls of the same entry, on a second stream. same: inputs of one shape and dtype are
     one tensor; not asked where no two are alike. only: −1, or which output alone has a gradient (the others have
@@ -119,7 +120,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in admitted]
     probes += [Probe("sweep", c, "normal", (_seed(rng),)) for c in of_each_residue(problem, candidate, rng, scope)]
     wide = _widest(problem, candidate, admitted, scope)
-    probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in between(problem, candidate, rng, scope)]
+    parted = list(between(problem, candidate, rng, scope))
+    probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in parted]
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in of_one_count(problem, candidate, bases[0])]
     for layout, parts in PARTS.items():
         for case in dict.fromkeys((*(bases if scope.benchmark else [rng.choice(bases)]), *wide)):
@@ -129,6 +131,7 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
                 probes.append(Probe("sweep", mixed, "normal", (_seed(rng),)))
     for name in problem.distributions:
         chosen = [*bases, *(wide if name in ("large_mean", "large_negative", "nan") else ())]
+        chosen += _long(problem, candidate, parted) if name == "masked_ends" else []
         chosen += others if name in ("normal", "near_constant", "tiny") else ()
         probes += [Probe("values", case, name, tuple(_seed(rng) for _ in range(calls_of(name)))) for case in chosen]
     if not candidate.mutates:
@@ -149,7 +152,7 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
             for case in bases:  # in 32 bits eager's error there is no measure, but what is finite must stay so
                 wide32 = case.element_bytes > 2
                 probes.append(Probe("accuracy", case, name, (_seed(rng),), backward=True, placed=wide32))
-        for upstream in ("expanded", "transposed", "padded", "some_zero", "scaled"):
+        for upstream in ("expanded", "transposed", "padded", "some_zero", "scaled", "infinite"):
             probes += [
                 Probe("accuracy", c, "normal", (_seed(rng),), backward=True, upstream=upstream) for c in bases
             ]
@@ -170,6 +173,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         again = (_seed(rng),) * scope.repeats
         probes.append(Probe("accuracy", rng.choice(bases), "normal", again, backward=True, under_load=True))
     if scope.benchmark:
+        far = beyond(problem, candidate, rng, scope)
+        probes += [Probe("accuracy", case, "normal", (_seed(rng),)) for case in far]
         timed = [case for case in problem.cases if admits(problem, candidate, case)]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),)) for case in timed]
         if problem.gradients and candidate.differentiable:
@@ -204,15 +209,27 @@ def _widest(problem: Problem, candidate: Candidate, admitted: Sequence[Case], sc
     return [c for dtype in problem.dtypes if (c := _of_dtype(problem, candidate, wide, dtype)) is not None]
 
 
+def _long(problem: Problem, candidate: Candidate, parted: Sequence[Case]) -> list[Case]:
+    """Of every dtype a case of a few rows with 2,048 to 4,096 columns, contiguous: rows of several blocks."""
+    last = problem.axes[-1].name
+    rows_of = {axis.name: max(4 * axis.multiple, axis.low) for axis in problem.axes[:-1]}
+    made = [
+        Case.of(dtype, "contiguous", **{**case.sizes, **{name: max(n, case[name]) for name, n in rows_of.items()}})
+        for case in [c for c in parted if 2048 <= c[last] <= 4096][-1:]
+        for dtype in problem.dtypes
+    ]
+    return [case for case in made if admits(problem, candidate, case)]
+
+
 def _other_numbers(problem: Problem, candidate: Candidate, bases: Sequence[Case]) -> list[Case]:
-    """Of every dtype the nearest case whose numbers among the inputs are not those of its base, where there is one:
-    the usual and the unusual ones are in every plan."""
+    """Of every dtype and every kind of numbers among the inputs that are not those of its base the nearest case,
+    where there is one: the usual and the unusual ones are in every plan."""
     found: list[Case] = []
     axes = [
         axis for axis in (within(axis, candidate.domain) for axis in reversed(problem.axes)) if axis is not None
     ]
     for base in bases if problem.numbers else ():
-        near = (
+        near = [
             Case.of(
                 base.dtype,
                 base.layout,
@@ -221,16 +238,17 @@ def _other_numbers(problem: Problem, candidate: Candidate, bases: Sequence[Case]
             for cut in (1, 4, 16, 64)
             for step in range(65)
             for axis in axes
-        )
-        fit = (c for c in near if unusual(c) != unusual(base) and admits(problem, candidate, c))
-        found += itertools.islice(fit, 1)
+        ]
+        for other in sorted({*range(problem.numbers + 1)} - {kind(base, problem.numbers)}):
+            fit = (c for c in near if kind(c, problem.numbers) == other and admits(problem, candidate, c))
+            found += itertools.islice(fit, 1)
     return found
 
 
 def calls_of(distribution: str) -> int:
     """How many calls show a distribution. Where outputs hold NaN two, whose buffers hold NaN and something else
     before them: what is not written must not pass for a NaN that belongs there."""
-    return 2 if distribution in ("nan", "masked", "masked_rows", "infinite") else 1
+    return 2 if distribution in ("nan", "masked", "masked_ends", "masked_rows", "infinite") else 1
 
 
 def _seed(rng: random.Random) -> int:

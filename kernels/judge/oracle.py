@@ -5,6 +5,7 @@ Computed from the judge's own copies of a call's inputs, in the judge's process,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -45,6 +46,8 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     sampled rows only, the first, the last and those around element 2³¹ among them.
     """
     rows = None
+    if probe.upstream == "infinite":
+        return _reached(problem, probe, seed, inputs)
     if probe.rows:
         inputs, rows = _sample(problem, probe, seed, inputs)
     truth, eager = _pair(problem, probe, seed, inputs)
@@ -83,7 +86,8 @@ def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int, upstream: str) ->
 
     "expanded" is one row for all, of stride 0, as the gradient of a sum over rows is handed down; with "some_zero"
     half of the rows are zero, as those of ignored tokens are; "scaled" ones are as large as mixed precision makes
-    them (torch.amp.GradScaler begins at 2¹⁶), in float16 so that a product of two or three is still finite.
+    them (torch.amp.GradScaler begins at 2¹⁶), in float16 so that a product of two or three is still finite; of
+    "infinite" ones up to three are +inf, −inf and NaN, at hidden places.
     """
     made = []
     for i, out in enumerate(outputs):
@@ -98,9 +102,35 @@ def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int, upstream: str) ->
             made.append(torch.where(kept, draw.normal(out.shape, out.dtype), 0.0))
         elif upstream == "scaled":
             made.append(draw.normal(out.shape, out.dtype, 2.0 ** (10 if out.dtype is torch.float16 else 16)))
+        elif upstream == "infinite":
+            made.append(draw.normal(out.shape, out.dtype))
+            for value in (math.nan, -math.inf, math.inf) if out.numel() else ():  # the last surely stands
+                made[-1].view(-1)[draw.integer(0, out.numel())] = value
         else:
             made.append(lay_out(draw.normal(out.shape, out.dtype), upstream))
     return tuple(made)
+
+
+def _reached(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expected:
+    """Where gradients must not be finite: where eager's are not, and what is not finite above does reach. Gradients
+    are linear in what comes from above, so that is where the float64 gradient of those places alone is not zero.
+    How far 0 · inf spreads beyond is a matter of tiles, so it is not compared, nor whether inf or NaN comes out."""
+    grads = gradient_seeds(problem.eager(inputs), seed, probe.upstream)
+    positions = probe.gradients(problem)
+    eager = gradients_of(problem.reference, inputs, positions, grads)
+    alone = []
+    for grad in grads:
+        weights = 1.0 + torch.arange(grad.numel(), device=grad.device).reshape(grad.shape) / max(1, grad.numel())
+        alone.append(torch.where(torch.isfinite(grad), 0.0, weights.double()))
+    doubles = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
+    through = gradients_of(problem.oracle or problem.reference, doubles, positions, tuple(alone))
+    spoilt = tuple(
+        (t.abs() > 1e-9 * t.abs().max()) & ~torch.isfinite(e)
+        if t.numel()
+        else torch.zeros_like(e, dtype=torch.bool)
+        for t, e in zip(through, eager, strict=True)
+    )
+    return Expected(eager, eager, (), None, False, problem.signed_zero, True, spoilt=spoilt)
 
 
 def _pair(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Outputs, Outputs]:

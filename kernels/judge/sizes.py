@@ -17,6 +17,8 @@ from kernels.problem import Axis, Case, Problem
 _OCTAVES = 14
 """Sizes between powers of two are asked below 2 to this."""
 _SMALL = 8
+_FAR = 1 << 16
+"""Rows, tokens and the like beyond this have no number of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,30 @@ def between(problem: Problem, candidate: Candidate, rng: random.Random, scope: S
             case = Case.of(dtype, layout, **sizes)
             if admits(problem, candidate, case):
                 yield case
+
+
+def beyond(problem: Problem, candidate: Candidate, rng: random.Random, scope: Scope) -> list[Case]:
+    """For every axis of many but the last a case where it alone is far larger than in the sweep: of more than
+    65,536, or five times the sweep's largest where so many are not affordable. In 16 bits where there are some, so
+    that no long sum's rounding is compared."""
+    dtype = next((name for name in problem.dtypes if name in ("float16", "bfloat16")), problem.dtypes[0])
+    axes = {axis.name: axis for axis in problem.axes}
+    found = []
+    for axis in problem.axes[:-1]:
+        targets = [_FAR] * (axis.high >= 4096) + [5 * axis.high] * (axis.high >= 512)
+        for target in targets if axis.high < _FAR else ():
+            few = {
+                a.name: (max(_SMALL, _pick(a, rng, 64) // a.multiple) if a.high >= 512 else 1) * a.multiple
+                for a in axes.values()
+            }
+            size = (target + 1 + rng.randrange(1024)) // axis.multiple * axis.multiple + axis.multiple
+            wanted = {**problem.cases[0].sizes, **few, axis.name: size}
+            sizes = _affordable(problem, dict(axes), wanted, axis.name, dtype, scope)
+            case = Case.of(dtype, "contiguous", **(sizes or wanted))
+            if sizes is not None and admits(problem, candidate, case):
+                found.append(case)
+                break
+    return found
 
 
 def of_one_count(problem: Problem, candidate: Candidate, base: Case) -> Iterator[Case]:

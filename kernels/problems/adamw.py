@@ -163,7 +163,7 @@ ADAMW = Problem(
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zeros", "nan"),
     layouts=("contiguous", "offset"),
     mutates=(0, 2, 3),
-    numbers=True,
+    numbers=1,
 )
 
 ADAMW_CAST = Problem(
@@ -179,7 +179,7 @@ ADAMW_CAST = Problem(
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zeros", "nan"),
     layouts=("contiguous", "offset"),
     mutates=(0, 2, 3, 4),
-    numbers=True,
+    numbers=1,
 )
 
 ADAMW_MANY = Problem(
@@ -195,5 +195,5 @@ ADAMW_MANY = Problem(
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zeros", "nan"),
     layouts=("contiguous",),
     mutates=(0, 2, 3, 4),
-    numbers=True,
+    numbers=1,
 )

@@ -55,7 +55,7 @@ RMSNORM_BACKWARD = Problem(
     compulsory_bytes=lambda case: (3 * case["m"] + 2) * case["n"] * case.element_bytes,
     flops=lambda case: 9 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny"),
-    numbers=True,
+    numbers=1,
 )
 
 CROSS_ENTROPY_BACKWARD = Problem(

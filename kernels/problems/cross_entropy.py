@@ -47,6 +47,7 @@ CROSS_ENTROPY = Problem(
         "near_constant",
         "wide",
         "masked",
+        "masked_ends",
         "masked_rows",
         "nan",
     ),

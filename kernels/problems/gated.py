@@ -83,6 +83,7 @@ GEGLU = Problem(
     gradients=(0, 1),
     elementwise=True,
     libraries={"liger": _liger_geglu},
+    huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0, 1),
 )
 

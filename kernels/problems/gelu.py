@@ -31,6 +31,7 @@ def make_backward(case: Case, draw: Draw) -> Inputs:
 
 _AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 16384))
 _CASES = (Case.of("bfloat16", m=8192, n=4096),)
+_HUGE = (Case.of("float16", m=69632, n=32768),)
 
 GELU = Problem(
     name="gelu",
@@ -43,6 +44,7 @@ GELU = Problem(
     flops=lambda case: 20 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "nan"),
     gradients=(0,),
+    huge=_HUGE,
     row_inputs=(0,),
 )
 
@@ -56,5 +58,6 @@ GELU_BACKWARD = Problem(
     compulsory_bytes=lambda case: 3 * case["m"] * case["n"] * case.element_bytes,
     flops=lambda case: 25 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "nan"),
+    huge=_HUGE,
     row_inputs=(0, 1),
 )

@@ -43,5 +43,5 @@ LAYERNORM = Problem(
     libraries={"liger": _liger},
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0,),
-    numbers=True,
+    numbers=1,
 )

@@ -44,5 +44,5 @@ PARTICLE_WEIGHTS = Problem(
     flops=lambda case: 9 * case["m"] * case["k"],
     dtypes=("float32",),
     distributions=("normal", "large_mean", "ties", "near_constant", "tiny"),
-    numbers=True,
+    numbers=1,
 )

@@ -79,6 +79,7 @@ MAX = Problem(
         "wide",
         "tiny",
         "masked",
+        "masked_ends",
         "masked_rows",
         "infinite",
         "nan",

@@ -66,7 +66,7 @@ RMSNORM = Problem(
     libraries={"liger": _liger},
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0,),
-    numbers=True,
+    numbers=1,
 )
 
 RMSNORM_RESIDUAL = Problem(
@@ -82,5 +82,5 @@ RMSNORM_RESIDUAL = Problem(
     outputs=2,
     libraries={"liger": _liger_residual},
     row_inputs=(0, 1),
-    numbers=True,
+    numbers=1,
 )

@@ -47,5 +47,5 @@ RMSNORM_CAST_BACKWARD = Problem(
     flops=lambda case: 10 * case["m"] * case["n"],
     dtypes=("float16", "bfloat16"),
     distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny"),
-    numbers=True,
+    numbers=1,
 )

@@ -48,6 +48,7 @@ SOFTMAX = Problem(
         "tiny",
         "wide",
         "masked",
+        "masked_ends",
         "masked_rows",
         "infinite",
         "nan",

@@ -81,15 +81,16 @@ def test_no_plan_leaves_a_distribution_or_numbers_to_the_luck_of_its_secret(prob
     """Every distribution of values in every dtype; and the usual numbers among the inputs as well as others."""
     for secret in SECRETS:
         probes = plan(problem, UNBOUND, secret, scope)
-        asked = {(p.distribution, p.case.dtype) for p in probes}
-        assert asked == set(itertools.product(problem.distributions, problem.dtypes))
+        drawn = {(p.distribution, p.case.dtype) for p in probes}
+        assert drawn == set(itertools.product(problem.distributions, problem.dtypes))
         for dtype in problem.dtypes if problem.numbers else ():
             for name in {"normal", "tiny"} & set(problem.distributions):
                 kinds = {unusual(p.case) for p in probes if (p.distribution, p.case.dtype) == (name, dtype)}
                 assert kinds == {False, True}
         if problem.gradients:
             upstreams = {(p.upstream, p.case.dtype) for p in probes if p.backward}
-            assert {(kind, d) for kind in ("expanded", "some_zero", "scaled") for d in problem.dtypes} <= upstreams
+            asked = {"expanded", "some_zero", "scaled", "infinite"}
+            assert set(itertools.product(asked, problem.dtypes)) <= upstreams
             assert {p.case.layout for p in probes if p.backward} >= set(problem.layouts)
 
 
