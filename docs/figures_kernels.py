@@ -15,6 +15,23 @@ def _ways(rows: Any) -> str:
     return f"{sum(bool(row.get('right')) for row in rows.values())} of {len(rows)}"
 
 
+VRAM = {
+    "alone": {"eater": "vram_limit"},
+    "beside": {"eater": "vram_limit", "good": "passed"},
+    "full": {"good": "vram_taken"},
+    "crowded": {"good": "passed", "eater": "vram_taken"},
+    "after": {"good": "passed"},
+}
+"""What is right to say of who eats all memory and of a good kernel: alone, beside each other, where another program
+left 1.5 GiB or 40 GiB, and afterwards."""
+
+
+def _blamed(vram: Any) -> str:
+    said = {where: vram[where] if isinstance(vram[where], list) else vram[where]["verdicts"] for where in VRAM}
+    right = sum({row["name"]: row["reason"] for row in said[where]} == VRAM[where] for where in VRAM)
+    return f"{right} of {len(VRAM)}"
+
+
 TABLES = (
     Table(
         "A training step with certified kernels, one H200",
@@ -115,12 +132,38 @@ TABLES = (
             Row("refused for an expected reason, static read on", "summary/static_on", _judged, "all"),
             Row("the same, static read off", "summary/static_off", _judged, "all"),
             Row("known-good candidates not refused", "summary/good", _judged, "all"),
-            Row("mutants of four earlier freezes, which taught this judge", "summary",
+            Row("mutants of the sixth freeze, before they taught it", "summary/mutants_sixth",
+                lambda x: f"{x['refused']} of {x['judged']} refused", "told apart"),
+            Row("mutants of the five earlier freezes, which taught this judge", "summary",
                 lambda x: ", ".join(_judged(x[p]) for p in ("mutants", "mutants_later", "mutants_third",
-                                                           "mutants_fourth")), "told apart"),
+                                                           "mutants_fourth", "mutants_fifth")), "told apart"),
         ),
         "Every row of the file names the commit it was judged at. Static read on: by reading alone, or by the "
         "verdict without it. What each ten scored before it taught anybody: the judge's page.",
+    ),
+    Table(
+        "The kernel judge against bad input, as two users (H200)",
+        "kernels_bad_input",
+        "python -m benchmarks.kernels_bad_input",
+        tuple(
+            Row(f"{what}, {who}", f"{user}/summary/{part}", _judged, "all")
+            for user, who in (("this user", "as root"), ("without privileges", "as uid 65534"))
+            for part, what in (("static_off", "refused for an expected reason"), ("good", "good kernels accepted"))
+        ),
+        "What does not parse or compile, ends early, hangs, forks, forges, fills disk or memory, answers nonsense.",
+    ),
+    Table(
+        "The kernel judge on hardware that it shares or loses (H200)",
+        "kernels_hardware",
+        "python -m benchmarks.kernels_hardware",
+        (
+            Row("situations of short GPU memory in which the right one was blamed", "vram", _blamed, "all"),
+            Row("judges whose GPU was lost that said so of a good and a wrong candidate alike", "machine/lost",
+                lambda rows: "yes" if {r["status"] for r in rows if r["when"] == "after"} == {"machine_fault"}
+                else "no", "yes"),
+            Row("a certificate's second race, exit code", "rerun/exit_code", count, "0"),
+        ),
+        "Each part names its commit in the file (`measured_at`).",
     ),
     Table(
         "The kernel judge's clock and pace (H200)",
