@@ -246,34 +246,6 @@ def test_a_shadow_check_without_memory_does_not_stop_the_job(runtime: Any, monke
     assert runtime.fallbacks() == {"shadow: no memory": 1}
 
 
-@pytest.mark.parametrize(
-    ("gains", "kept"),
-    [
-        ({"rmsnorm": 0.1, "cross_entropy": 0.05}, {"rmsnorm", "rmsnorm_backward", "cross_entropy"}),
-        ({"rmsnorm": 0.1, "cross_entropy": -0.05}, {"rmsnorm", "rmsnorm_backward"}),
-        ({"rmsnorm": -0.1, "cross_entropy": -0.05}, set()),
-        ({"rmsnorm": 0.0005, "cross_entropy": 0.0}, set()),
-    ],
-)
-def test_the_canary_keeps_what_makes_the_step_faster(
-    runtime: Any, monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], kept: set[str]
-) -> None:
-    told: list[str] = []
-    state = runtime.State(log=told.append)
-    for name in ("rmsnorm", "rmsnorm_backward", "cross_entropy"):
-        state.kernels[name] = runtime.Kernel({"problem": name, "certificate": name}, print)
-    monkeypatch.setattr(runtime, "STATE", state)
-    now = [0.0]
-
-    def step() -> None:
-        now[0] += 1.0 - sum(gain for name, gain in gains.items() if name in state.kernels)
-
-    seconds = runtime.canary(step, clock=lambda: now[0])
-    assert set(state.kernels) == kept
-    assert seconds["none"] == pytest.approx(1.0)
-    assert "canary keeps" in told[0]
-
-
 def test_the_file_stands_alone() -> None:
     text = bundle(records())
     compile(text, "nightshift_kernels.py", "exec")

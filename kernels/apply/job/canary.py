@@ -1,7 +1,14 @@
-"""The canary: the job's own step decides which kernels stay, and whether the compiler launches them itself."""
+"""The canary: the job's own step decides which kernels stay, and whether the compiler launches them itself.
+
+A GPU at its power limit drifts, and a compiled region costs seconds to make again, so one reading of each choice
+proves nothing. Leave-one-out readings only propose sets; those sets are timed against torch alone in turns, and the
+interval of the paired ratios decides.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,72 +19,164 @@ from kernels.apply.job.operators import open_all
 from kernels.apply.job.start import as_rank_0
 from kernels.apply.job.state import STATE
 
+STUDENT = (
+    (6.314, 2.92, 2.353, 2.132, 2.015, 1.943, 1.895),
+    (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365),
+    (19.081, 5.339, 3.74, 3.186, 2.912, 2.749, 2.642),
+)
+"""Student's t, one-sided, for 1 to 7 degrees of freedom, at 5 % over one, two and three sets that were tried."""
+
 
 def canary(
     step: Callable[[], Any],
     *,
     steps: int = 10,
     rounds: int = 3,
+    turns: int = 4,
     min_gain: float = 0.002,
+    settle_s: float = 0.5,
+    limit_s: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """After `apply`: keeps only the kernels that make this job's own step faster. The times, in seconds per step.
+    """After `apply`: keeps the set of kernels with which this job's own step is fastest. Seconds per step, by set.
 
-    `step` runs one whole training step (it does train). It is timed without kernels, with all, with all launched by
+    `step` runs one whole training step (it does train). First it is timed with all kernels, with all launched by
     the compiler ("open"), and, in the better of the two ways, without each (a kernel and its gradient's count as
-    one). A kernel without which the step is no slower is given up, and if what remains does not beat torch alone,
-    all are. Compiled regions are compiled anew for each. Rank 0's choice counts.
+    one), all kernels again at the end: how far that differs is the noise. Three sets come of it: those without
+    which the step was slower, all less those without which it was faster, and all. They and torch alone ("none")
+    are then timed `turns` times in turns. The best set stays, the smallest of those within `min_gain` of it, if the
+    5 % limit of its paired ratio to torch, divided among the sets tried, is above 1; else none does. "gain" is that
+    ratio less 1, "gain_low" its limit.
+
+    settle_s: untimed steps before each reading. limit_s: fewer readings (two turns at least) where all would take
+    longer. Compiled regions are compiled anew for each, one held at a time. Rank 0's choice counts.
     """
     every = dict(STATE.kernels)
-    groups = sorted({name.removesuffix("_backward") for name in every})
+    groups = sorted({_group(name) for name in every})
+    began = clock()
+    spent: list[float] = []
+    seconds: dict[str, float] = {}
 
     def timed(names: Sequence[str]) -> float:
-        STATE.kernels.clear()
-        STATE.kernels.update({name: every[name] for name in names})
-        open_all()
-        torch._dynamo.reset()
+        started = clock()
+        _use({name: every[name] for name in names})
         for _ in range(3):
             step()
-        found = []
-        for _ in range(rounds):
-            _wait()
-            started = clock()
-            for _ in range(steps):
-                step()
-            _wait()
-            found.append((clock() - started) / steps)
-        return min(found)
+        one_s = _timed(step, 2, clock)
+        for _ in range(as_rank_0(min(1000, math.ceil(settle_s / one_s)) if one_s > 0 else 0)):
+            step()
+        found = [_timed(step, steps, clock) for _ in range(rounds)]
+        spent.append(clock() - started)
+        return statistics.median(found)
 
-    def without(group: str) -> list[str]:
-        return [name for name in every if name.removesuffix("_backward") != group]
+    def tried(names: Sequence[str]) -> float:
+        """Infinite where the step does not run with these: that must not stop the job."""
+        try:
+            return timed(names)
+        except Exception as error:  # noqa: BLE001  a compiler that chokes on a kernel is a reason against it
+            told = f"{type(error).__name__}: {str(error)[:200]}"
+            STATE.log(f"nightshift kernels: no step with {', '.join(names)}: {told}")
+            return math.inf
+
+    def left_s() -> float:
+        return float(as_rank_0(limit_s - (clock() - began)))
+
+    def finish(kept: Sequence[str]) -> dict[str, float]:
+        _use({name: every[name] for name in kept})
+        STATE.log(f"nightshift kernels: canary keeps {', '.join(kept) or 'none'} of {', '.join(every) or 'none'}")
+        return seconds
 
     STATE.open = False
-    seconds = {"none": timed(()), "all": timed(tuple(every))}
-    whole = seconds["all"]
+    whole = tuple(every)
+    if not whole:
+        return finish(())
+    seconds["all"] = first = tried(whole)
     if any(kernel.traceable is not None for kernel in every.values()):
         STATE.open = True
-        try:
-            seconds["open"] = timed(tuple(every))
-            whole = min(whole, seconds["open"])
-        except Exception as error:  # noqa: BLE001  a compiler that cannot look into a kernel must not stop the job
-            told = f"{type(error).__name__}: {str(error)[:200]}"
-            STATE.log(f"nightshift kernels: not launched by the compiler: {told}")
-        STATE.open = seconds.get("open", float("inf")) < seconds["all"]
-        STATE.open = as_rank_0(STATE.open)
-    seconds |= {f"without {group}": timed(without(group)) for group in groups}
-    useful = [g for g in groups if seconds[f"without {g}"] > (1.0 + min_gain) * whole]
-    kept = [name for name in every if name.removesuffix("_backward") in useful]
-    if kept and len(kept) < len(every):
-        seconds["kept"] = timed(kept)
-    if seconds.get("kept", whole) * (1.0 + min_gain) > seconds["none"]:
-        kept = []
-    kept = list(as_rank_0(kept))
+        seconds["open"] = tried(whole)
+        STATE.open = as_rank_0(seconds["open"] < seconds["all"])
+        first = min(seconds["all"], seconds["open"])
+    without: dict[str, float] = {}
+    for group in groups if len(groups) > 1 else ():
+        if spent and left_s() < statistics.mean(spent) * 8:  # the readings in turns matter more
+            break
+        without[group] = tried([name for name in every if _group(name) != group])
+        seconds[f"without {group}"] = without[group]
+    again = tried(whole) if without else first
+    noise = max(min_gain, abs(again - first) / first if math.isfinite(again) and math.isfinite(first) else 0.0)
+    useful, harmful = as_rank_0(_judged(without, groups, first, again, noise))
+    told: dict[str, tuple[str, ...]] = {}
+    for label, names in (
+        ("useful", tuple(name for name in every if _group(name) in useful)),
+        ("harmless", tuple(name for name in every if _group(name) not in harmful)),
+        ("whole", whole),
+    ):
+        if names and names not in told.values():
+            told[label] = names
+    turns = max(2, min(turns, 8))
+    if spent and math.isfinite(limit_s):
+        turns = max(2, min(turns, int(left_s() / (statistics.mean(spent) * (len(told) + 1)))))
+    readings: dict[str, list[float]] = {label: [] for label in ("none", *told)}
+    labels = list(readings)
+    for turn in range(as_rank_0(turns)):
+        for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
+            readings[label].append(timed(()) if label == "none" else tried(told[label]))
+    seconds |= {label: statistics.median(values) for label, values in readings.items()}
+    gains = {label: paired_ratio(readings["none"], readings[label], len(told)) for label in told}
+    best = max(point for point, _ in gains.values())
+    near = [label for label in told if gains[label][0] >= best - min_gain and math.isfinite(best)]
+    chosen = as_rank_0(min(near, key=lambda label: len(told[label]), default=""))
+    point, low = gains.get(chosen, (-math.inf, -math.inf))
+    seconds |= {"turns": float(turns), "noise": noise}
+    if chosen:
+        seconds |= {"gain": math.expm1(point), "gain_low": math.expm1(low), "kept": seconds[chosen]}
+    return finish(told[chosen] if as_rank_0(low > 0.0 and point > min_gain) else ())
+
+
+def paired_ratio(slow: Sequence[float], fast: Sequence[float], sets: int) -> tuple[float, float]:
+    """(log of how many times faster, its lower limit), over readings taken in the same turns."""
+    if not all(map(math.isfinite, fast)):
+        return -math.inf, -math.inf
+    logs = [math.log(a / b) for a, b in zip(slow, fast, strict=True)]
+    error = statistics.stdev(logs) / math.sqrt(len(logs))
+    return statistics.mean(logs), statistics.mean(logs) - STUDENT[sets - 1][len(logs) - 2] * error
+
+
+def _judged(
+    without: dict[str, float], groups: Sequence[str], first: float, again: float, noise: float
+) -> tuple[list[str], list[str]]:
+    """(without which the step was slower, without which it was faster), against all kernels at the same time: what
+    they took drifts from `first` to `again`."""
+    useful, harmful = [], []
+    for place, group in enumerate(groups):
+        share = (place + 1) / (len(groups) + 1)
+        here = first + share * (again - first) if math.isfinite(first + again) else min(first, again)
+        if without.get(group, here) > (1.0 + noise) * here:
+            useful.append(group)
+        elif without.get(group, here) < (1.0 - noise) * here:
+            harmful.append(group)
+    return useful, harmful
+
+
+def _group(name: str) -> str:
+    return name.removesuffix("_backward")
+
+
+def _use(kernels: dict[str, Any]) -> None:
     STATE.kernels.clear()
-    STATE.kernels.update({name: every[name] for name in kept})
+    STATE.kernels.update(kernels)
     open_all()
     torch._dynamo.reset()
-    STATE.log(f"nightshift kernels: canary keeps {', '.join(kept) or 'none'} of {', '.join(every) or 'none'}")
-    return seconds
+
+
+def _timed(step: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+    """Seconds a step."""
+    _wait()
+    started = clock()
+    for _ in range(count):
+        step()
+    _wait()
+    return (clock() - started) / count
 
 
 def _wait() -> None:

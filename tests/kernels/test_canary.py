@@ -1,0 +1,156 @@
+"""The canary of a job's file keeps the set of kernels that makes the step faster, on a machine that drifts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.apply.bundle import bundle
+from tests.kernels.applied import load
+
+NAMES = ("rmsnorm", "rmsnorm_backward", "cross_entropy", "gelu")
+
+
+@dataclass
+class World:
+    """A step that takes 1 s, less what each kernel gains; noise: of each reading, drift: of each second."""
+
+    state: Any
+    gains: dict[str, float]
+    noise: float = 0.0
+    drift: float = 0.0
+    seed: int = 0
+    breaks: str = ""
+    now: float = 0.0
+    _key: Any = None
+    _level: float = 1.0
+    held: list[tuple[str, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._dice = random.Random(self.seed)
+
+    def step(self) -> None:
+        used = tuple(self.state.kernels)
+        if self.breaks in used:
+            raise RuntimeError("does not compile")
+        if used != self._key:  # one reading: what a recompilation and the machine's mood bring
+            self._key, self._level = used, math.exp(self._dice.gauss(0.0, self.noise))
+            self.held.append(used)
+        gain = sum(self.gains.get(name, 0.0) for name in used)
+        self.now += (1.0 - gain) * self._level * (1.0 + self.drift * self.now)
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, World]]:
+    path = tmp_path / "nightshift_kernels.py"
+    path.write_text(bundle([]))
+    runtime = load(path)
+
+    def build(names: tuple[str, ...] = NAMES, **given: Any) -> tuple[Any, World]:
+        state = runtime.State(log=lambda _: None)
+        for name in names:
+            state.kernels[name] = runtime.Kernel({"problem": name, "certificate": name}, print)
+        monkeypatch.setattr(runtime, "STATE", state)
+        return runtime, World(state, **given)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("gains", "kept"),
+    [
+        ({"rmsnorm": 0.1, "cross_entropy": 0.05, "gelu": 0.01}, set(NAMES)),
+        ({"rmsnorm": 0.1, "cross_entropy": -0.05}, {"rmsnorm", "rmsnorm_backward"}),
+        ({"rmsnorm": -0.1, "cross_entropy": -0.05, "gelu": -0.01}, set()),
+        ({"rmsnorm": 0.0005, "cross_entropy": 0.0}, set()),
+    ],
+)
+def test_it_keeps_what_makes_the_step_faster(world: Any, gains: dict[str, float], kept: set[str]) -> None:
+    runtime, one = world(gains=gains)
+    told: list[str] = []
+    one.state.log = told.append
+    seconds = runtime.canary(one.step, clock=one.clock)
+    assert set(one.state.kernels) == kept
+    assert seconds["none"] == pytest.approx(1.0)
+    assert "canary keeps" in told[-1]
+    if kept:
+        assert seconds["gain"] == pytest.approx(1.0 / (1.0 - sum(gains[n] for n in kept & gains.keys())) - 1.0)
+
+
+def test_small_gains_that_no_single_reading_shows_are_kept_together(world: Any) -> None:
+    """Three kernels of 1 % each under a noise of 0.5 %: leave-one-out readings contradict each other."""
+    kept = 0
+    for seed in range(40):
+        runtime, one = world(
+            gains=dict.fromkeys(("rmsnorm", "cross_entropy", "gelu"), 0.01), noise=0.005, seed=seed
+        )
+        runtime.canary(one.step, clock=one.clock)
+        kept += sum(one.state.kernels.keys() >= {name} for name in ("rmsnorm", "cross_entropy", "gelu"))
+    assert kept >= 0.8 * 3 * 40
+
+
+def test_noise_alone_seldom_keeps_anything(world: Any) -> None:
+    found = 0
+    for seed in range(200):
+        runtime, one = world(gains={}, noise=0.01, seed=seed)
+        runtime.canary(one.step, clock=one.clock)
+        found += bool(one.state.kernels)
+    assert found <= 0.08 * 200  # 5 % by right, and what 200 draws allow above it
+
+
+def test_a_machine_that_warms_up_neither_hides_nor_makes_a_gain(world: Any) -> None:
+    """The step gets a fifth slower from the first reading to the last."""
+    runtime, one = world(gains={"rmsnorm": 0.05, "gelu": -0.05}, drift=0.0002)
+    runtime.canary(one.step, clock=one.clock)
+    assert {"rmsnorm"} <= one.state.kernels.keys()
+    assert "gelu" not in one.state.kernels
+    runtime, one = world(gains={}, drift=0.0002)
+    runtime.canary(one.step, clock=one.clock)
+    assert not one.state.kernels
+
+
+def test_a_kernel_that_breaks_the_step_is_left_out(world: Any) -> None:
+    runtime, one = world(gains={"rmsnorm": 0.1}, breaks="gelu")
+    seconds = runtime.canary(one.step, clock=one.clock)
+    assert math.isinf(seconds["all"])
+    assert "rmsnorm" in one.state.kernels
+    assert "gelu" not in one.state.kernels
+
+
+def test_a_step_that_torch_alone_does_not_run_is_told(world: Any) -> None:
+    runtime, one = world(gains={})
+
+    def step() -> None:
+        if not one.state.kernels:
+            raise RuntimeError("out of memory")
+        one.step()
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runtime.canary(step, clock=one.clock)
+
+
+def test_it_keeps_to_its_time(world: Any) -> None:
+    """With little of it there are two turns, and groups that were not tried alone stay in the sets."""
+    runtime, one = world(gains={"rmsnorm": 0.1, "gelu": 0.05})
+    whole = runtime.canary(one.step, clock=one.clock)
+    long_s = one.now
+    runtime, one = world(gains={"rmsnorm": 0.1, "gelu": 0.05})
+    short = runtime.canary(one.step, limit_s=0.6 * long_s, clock=one.clock)
+    assert whole["turns"] == 4
+    assert short["turns"] == 2
+    assert one.now < 0.75 * long_s
+    assert one.state.kernels.keys() == set(NAMES)
+
+
+def test_nothing_to_try_keeps_nothing(world: Any) -> None:
+    runtime, one = world(names=(), gains={})
+    assert runtime.canary(one.step, clock=one.clock) == {}
