@@ -8,6 +8,7 @@ any other.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -31,6 +32,7 @@ from kernels.search import Budget, Ladder
 from kernels.suite import task_again
 
 _LOOK_S = 0.2
+NOT_BEGUN = "not begun: the time for searches was over"
 Finish = Callable[[Work], Work]
 
 
@@ -67,8 +69,10 @@ def search_all(
     means: Means,
     tell: Callable[[str], None] = print,
     ready: Callable[[int], bool] = lambda gpu: True,
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[Done]:
     """Searches every work; `Done.result` of another process is None. ready: whether a GPU may be begun with now.
+    enough: whether the time is over: works that were not begun then are left, and come back as not certified.
 
     A process that dies takes its search with it (the ledger keeps what was tried) and is not replaced; what no
     process is left for comes back as not certified.
@@ -82,12 +86,18 @@ def search_all(
         asked.put(None)
     running: dict[int, Any] = {}
     found: dict[int, tuple[str, int]] = {}
+    over = False
     try:
         while len(found) < len(works):
             for gpu in means.gpus:
-                if gpu not in running and ready(gpu):
+                if gpu not in running and not over and ready(gpu):
                     running[gpu] = _start(context, gpu, means, asked, told)
-            alive = any(process.is_alive() for process in running.values()) or len(running) < len(means.gpus)
+            if not over and enough():
+                over = True
+                _leave_the_rest(asked, len(means.gpus), found)
+            alive = any(process.is_alive() for process in running.values()) or (
+                len(running) < len(means.gpus) and not over
+            )
             try:
                 kind, number, item = told.get(timeout=_LOOK_S)
             except queue.Empty:
@@ -102,6 +112,17 @@ def search_all(
         for process in running.values():
             process.terminate() if len(found) < len(works) else process.join(30.0)
     return [_done(work, means.folder, found.get(number)) for number, work in enumerate(works)]
+
+
+def _leave_the_rest(asked: Any, processes: int, found: dict[int, tuple[str, int]]) -> None:
+    """Takes the works that no process has begun out of the queue; the processes end with what they have."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            item = asked.get(timeout=_LOOK_S)
+            if item is not None:
+                found[item[0]] = (NOT_BEGUN, 0)
+    for _ in range(processes):
+        asked.put(None)
 
 
 def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> Done:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,14 +43,14 @@ def by_plain(work: Work) -> Work:
     return replace(work, generators=(Plain(),))
 
 
-def main(folder: Path) -> list[Done]:
+def main(folder: Path, enough: Callable[[], bool] = lambda: False, processes: int = 0) -> list[Done]:
     cases = [Case.of("float16", "contiguous", m=6, n=n) for n in COLUMNS]
     works = [work for case in cases for work in from_problem("softmax", case=case)]
     means = Means(
         folder, bytes(range(32)), "c0ffee", Budget(trials=TRIALS, batch=1), ON_CPU, None, device="cpu",
-        gpus=tuple(range(len(works))), threads=1, compiled=False, finish=by_plain,
+        gpus=tuple(range(processes or len(works))), threads=1, compiled=False, finish=by_plain,
     )  # fmt: skip
-    return search_all(works, means, lambda text: print(text, flush=True))
+    return search_all(works, means, lambda text: print(text, flush=True), enough=enough)
 
 
 if __name__ == "__main__":

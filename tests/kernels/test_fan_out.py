@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.fan_out import visible
+from kernels.fan_out import NOT_BEGUN, visible
 from kernels.ledger import read_run
 from kernels.optimise import tasks_of
 from tests.kernels.fanned import COLUMNS, TRIALS, candidate, main
@@ -54,6 +54,15 @@ def test_killed_with_signal_9_in_mid_search_a_fan_out_loses_no_line_and_repeats_
         _, lines = read_run(folder)  # it counts the trials, too
         assert sorted(line.candidate_sha256 for line in lines) == sorted(candidate(n).sha256 for n in range(TRIALS))
         assert {line.status for line in lines} == {"correct"}
+
+
+@pytest.mark.full
+def test_when_the_time_is_over_what_was_not_begun_is_left_and_told(tmp_path: Path) -> None:
+    """One process, two searches; the time is over once the first has begun, which still comes to its end."""
+    first, second = main(tmp_path, enough=lambda: bool(ledgers(tmp_path)), processes=1)
+    assert (first.why, first.trials) == ("no candidate stood", TRIALS)
+    assert (second.why, second.trials) == (NOT_BEGUN, 0)
+    assert len(ledgers(tmp_path)) == 1
 
 
 def test_the_nth_gpu_is_that_of_those_it_may_use() -> None:

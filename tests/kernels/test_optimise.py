@@ -171,6 +171,9 @@ def test_a_step_that_casts_its_weights_has_an_optimiser_searched_that_writes_the
     assert asked["rmsnorm_cast_backward"] == "m=8192 n=1024 bfloat16", (
         "the norm's gradient, as it comes and goes on"
     )
+    names = [work.task.problem.name for work in works]
+    assert names[0] == "rmsnorm_cast_backward", "what the step would gain most by, with its casts"
+    assert names[-3:] == ["rmsnorm", "rmsnorm_backward", "adamw"], "for code that casts nothing"
     wide = tuple(replace(h, dtype="float32") if h.problem == "matmul" else h for h in found.hotspots)
     works, _ = from_profile(replace(found, hotspots=wide), tmp_path, peaks, most=20)
     names = {work.task.problem.name for work in works}
