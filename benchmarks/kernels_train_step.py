@@ -7,13 +7,14 @@ The model is the one of `tests/recordings/h200_train_trace.json.gz`: 92 M parame
 
 1. The eager step is profiled; hotspots are ranked against peaks probed here; searches run on all GPUs, each with
    its own judge; certificates are issued and the file for the job is written. The last GPU joins once
-   torch.compile's modes, max-autotune too, have been compiled there into the cache that the race reads.
+   torch.compile's modes, max-autotune too, have been compiled there into the cache that the race reads; where that
+   takes longer than the searches, it goes on while the canary runs.
 2. The file's canary decides in the job's own step, on the first GPU, which kernels stay.
 3. The race, in turns in one process on the first GPU, nothing else on it: eager and torch.compile in its modes, all
    with fused AdamW, and the compiled ones with the kernels kept. A round times every contestant; the figures are
    medians over rounds, and the peer is the best of torch.compile's modes. Where the steps go, kernel by kernel,
    stands beside the figures.
-4. Meanwhile the loss, on the last GPU (`benchmarks.kernels_train_loss`).
+4. Meanwhile the loss, on the last GPU, once that is free (`benchmarks.kernels_train_loss`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.gpt_step import SIZE, TINY, Job, batches, seconds
 from benchmarks.kernels_step_profile import measured
+from benchmarks.part import Part
 
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 STARTED = time.time()
 EAGER = "eager, fused AdamW"
 MODES = ("default", "reduce-overhead", "max-autotune")
-DOUBTED: tuple[tuple[str, ...], ...] = ((), ("adamw_cast", "rmsnorm_cast_backward"))
+DOUBTED: tuple[tuple[str, ...], ...] = ((), ("adamw_many", "adamw_cast", "rmsnorm_cast_backward"))
 """What a canary that fails is tried without, after nothing: what rewrites a compiled graph. It is told."""
 Contestant = tuple[str, tuple[str, ...] | None, bool]
 """A mode of torch.compile, the kernels used or None, whether the compiler launches them."""
@@ -115,14 +117,15 @@ def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | Non
 
     def ready(gpu: int) -> bool:
         """The last GPU is free again once its modes are compiled, or their time is over."""
-        if peers is None or gpu != given.gpus - 1:
-            return True
-        if time.time() - began > given.autotune_s:
-            peers.end()
-        return peers.ended
+        return peers is None or gpu != given.gpus - 1 or peers.over(STARTED + given.autotune_s)
+
+    def enough() -> bool:
+        return time.time() - STARTED > given.searches_until
 
     rows, records = [], []
-    for done in search_all(works, means, lambda text: print(f"[{time.time() - STARTED:.0f} s] {text}"), ready):
+    for done in search_all(
+        works, means, lambda text: print(f"[{time.time() - STARTED:.0f} s] {text}"), ready, enough
+    ):
         rows.append({"task": done.work.task.name, "why": done.why, "trials": done.trials})
         print(f"{done.work.slug}: {done.why}", flush=True)
         if done.certified is not None:
@@ -140,36 +143,6 @@ def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | Non
         "searches_s": time.time() - began,
         "applied": [r["problem"] for r in records],
     }
-
-
-class Part:
-    """Another process of this run, on one GPU: compiles the peers' modes, or computes the loss."""
-
-    def __init__(self, module: str, gpu: int, *arguments: str) -> None:
-        from kernels.fan_out import visible
-
-        gpus = visible(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._log = (OUT / f"{module}_{gpu}.log").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.{module}", *arguments],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpus}, stdout=self._log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def wait(self, limit_s: float) -> bool:
-        """Whether it came to its end."""
-        try:
-            return self._process.wait(max(0.1, limit_s)) == 0
-        except subprocess.TimeoutExpired:
-            self.end()
-            return False
 
 
 class Race:
@@ -257,7 +230,7 @@ def told_of(result: dict[str, Any]) -> str:
     return f"{steps}\n{result['ours']}: {best:.3f}× {peer}, {result['best_over_eager']:.3f}× eager"
 
 
-def judged_by_the_step(race: Race, mode: str, count: int, result: dict[str, Any]) -> Contestant:
+def judged_by_the_step(race: Race, mode: str, count: int, limit_s: float, result: dict[str, Any]) -> Contestant:
     """What the job's own canary keeps in this mode."""
     kernels = race.kernels
     every = tuple(sorted(record["problem"] for record in kernels.KERNELS))
@@ -267,7 +240,8 @@ def judged_by_the_step(race: Race, mode: str, count: int, result: dict[str, Any]
         job = Job(race.size, race.device, 1, mode, kernels, [name for name in every if name not in left_out])
         turn = itertools.cycle(race.data)
         try:
-            result["canary"] = kernels.canary(lambda job=job, turn=turn: job.step(next(turn)), steps=count)
+            step = lambda job=job, turn=turn: job.step(next(turn))  # noqa: E731
+            result["canary"] = kernels.canary(step, steps=count, turns=3, limit_s=limit_s)
             kept, launches, failed = tuple(sorted(kernels.STATE.kernels)), kernels.STATE.open, False
         except Exception as error:  # noqa: BLE001
             result.setdefault("broken", {})[f"canary without {left_out}"] = f"{type(error).__name__}: {error}"[
@@ -279,6 +253,13 @@ def judged_by_the_step(race: Race, mode: str, count: int, result: dict[str, Any]
             break
     result["kept"], result["launched_by_the_compiler"] = list(kept), launches
     return mode, kept, launches
+
+
+def loss_after(peers: Part, limit_s: float, parts: tuple[Any, ...], loss: list[Part]) -> None:
+    """The loss begins once the peers' modes are compiled, or their time is over: the last GPU is free then."""
+    while not peers.over(STARTED + limit_s):
+        time.sleep(0.2)
+    loss.append(Part(OUT, *parts))
 
 
 def compile_peers(device: str, size: dict[str, int], data: list[torch.Tensor], run: Path) -> None:
@@ -302,7 +283,9 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--loss-steps", type=int, default=300)
-    parser.add_argument("--autotune-s", type=float, default=240.0, help="most seconds for the peers' modes")
+    parser.add_argument("--autotune-s", type=float, default=320.0, help="the peers' modes compile until then")
+    parser.add_argument("--searches-until", type=float, default=230.0, help="no search is begun after so many s")
+    parser.add_argument("--canary-s", type=float, default=110.0, help="most seconds of the canary")
     parser.add_argument("--until", type=float, default=1e9, help="after so many seconds the loss is not waited for")
     parser.add_argument("--bundle", type=Path, help="the job's file of an earlier run instead of searches")
     parser.add_argument("--commit", default="benchmark")
@@ -318,7 +301,7 @@ def main() -> None:
     data = batches(size, device, 8 if given.tiny else 24)
     if given.compile_peers:
         return compile_peers(device, size, data, run)
-    peers = Part("kernels_train_step", given.gpus - 1, "--compile-peers") if given.gpus > 1 else None
+    peers = Part(OUT, "kernels_train_step", given.gpus - 1, "--compile-peers") if given.gpus > 1 else None
     tokens = size["batch"] * size["t"]
     result: dict[str, Any] = {
         "environment": {
@@ -337,22 +320,25 @@ def main() -> None:
         (run / "trace.json").unlink()
         save(result, f"searched; to apply: {result['loop']['applied']}")
         bundle = run / "nightshift_kernels.py"
-    if peers is not None:
-        peers.wait(given.autotune_s - (time.time() - STARTED))
-        result["peers_compiled"] = json.loads((run / "peers.json").read_text())
     kept = run / "kept.json"
     kept.unlink(missing_ok=True)
     parts = ("kernels_train_loss", given.gpus - 1, str(bundle), str(kept), *tiny)
-    loss = Part(*parts) if given.gpus > 1 else None
+    loss: list[Part] = []
+    freed = threading.Thread(target=loss_after, args=(peers, given.autotune_s, parts, loss))
+    if peers is not None:
+        freed.start()
 
     race = Race(device, size, data, load(bundle))
-    ours = judged_by_the_step(race, "reduce-overhead", max(2, count // 2), result)
+    ours = judged_by_the_step(race, "reduce-overhead", max(2, count // 2), given.canary_s, result)
     kept.write_text(json.dumps({"mode": ours[0], "only": ours[1], "launches": ours[2]}))
     save(result, f"canary: {result['kept']}")
+    if peers is not None:
+        freed.join()
+        result["peers_compiled"] = json.loads((run / "peers.json").read_text())
     contestants: dict[str, Contestant] = {EAGER: ("", None, False)}
     for mode in MODES:
         if mode == "max-autotune" and (peers is None or mode not in result["peers_compiled"]["warm_s"]):
-            race.broken[mode] = f"did not compile within {given.autotune_s:.0f} s"
+            race.broken[mode] = f"did not compile within {given.autotune_s:.0f} s of the run"
             continue
         name = "compile" if mode == "default" else f"compile {mode}"
         contestants[name] = (mode, None, False)
@@ -370,7 +356,7 @@ def main() -> None:
         save(result, "profiled")
     result["log_line"] = race.kernels.log_line()
     race.jobs.clear()
-    whole = (loss or Part(*parts)).wait(given.until - (time.time() - STARTED))
+    whole = (loss[0] if loss else Part(OUT, *parts)).wait(given.until - (time.time() - STARTED))
     if (OUT / "kernels_train_loss.json").exists():
         result["loss"] = {**json.loads((OUT / "kernels_train_loss.json").read_text()), "whole": whole}
         (OUT / "kernels_train_loss.json").unlink()
