@@ -211,18 +211,20 @@ def beyond(problem: Problem, candidate: Candidate, rng: random.Random, scope: Sc
     65,536, or five times the sweep's largest where so many are not affordable. In 16 bits where there are some, so
     that no long sum's rounding is compared."""
     dtype = next((name for name in problem.dtypes if name in ("float16", "bfloat16")), problem.dtypes[0])
-    axes = {axis.name: axis for axis in problem.axes}
+    limited = {axis.name: within(axis, candidate.domain) for axis in problem.axes}
+    axes = {name: axis for name, axis in limited.items() if axis is not None}
     found = []
-    for axis in problem.axes[:-1]:
+    for axis in problem.axes[:-1] if len(axes) == len(limited) else ():
         targets = [_FAR] * (axis.high >= 4096) + [5 * axis.high] * (axis.high >= 512)
         for target in targets if axis.high < _FAR else ():
             few = {
-                a.name: (max(_SMALL, _pick(a, rng, 64) // a.multiple) if a.high >= 512 else 1) * a.multiple
+                a.name: max(_SMALL * a.multiple, _pick(a, rng, 64)) if a.high >= 512 else max(a.low, a.multiple)
                 for a in axes.values()
             }
-            size = (target + 1 + rng.randrange(1024)) // axis.multiple * axis.multiple + axis.multiple
+            step = axes[axis.name].multiple
+            size = (target + 1 + rng.randrange(1024)) // step * step + step
             wanted = {**problem.cases[0].sizes, **few, axis.name: size}
-            sizes = _affordable(problem, dict(axes), wanted, axis.name, dtype, scope)
+            sizes = _affordable(problem, limited, wanted, axis.name, dtype, scope)
             case = Case.of(dtype, "contiguous", **(sizes or wanted))
             if sizes is not None and admits(problem, candidate, case):
                 found.append(case)

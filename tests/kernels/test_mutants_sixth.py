@@ -59,6 +59,13 @@ def test_every_plan_for_a_gpu_reaches_beyond_what_a_mutant_counts(
         assert any(p.case[axis] > least and not p.rows for p in probes)
 
 
+def test_who_answers_for_many_rows_of_some_widths_is_asked_for_many_of_those() -> None:
+    bounds = (Bound("n", low=64, high=2048, multiple=64),)
+    narrow = replace(UNBOUND, domain=Domain(bounds=bounds))
+    for secret in SECRETS:
+        assert any(p.case["m"] > 65536 for p in plan(named("rmsnorm"), narrow, secret, QUICK_GPU))
+
+
 def test_a_full_plan_asks_pointwise_operations_for_indices_beyond_2_to_31() -> None:
     for name in ("gelu", "gelu_backward", "geglu", "swiglu"):
         cases = [p.case for p in plan(named(name), UNBOUND, b"1", FULL_GPU)]
