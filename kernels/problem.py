@@ -80,13 +80,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Axis:
-    """How the shape sweep varies one parameter: fixed edge values, and random multiples in [low, high]."""
+    """How the shape sweep varies one parameter: fixed edge values, and random multiples in [low, high]. summed:
+    some output is a sum over it in 32 bits whatever the case's dtype is, whose rounding grows with it."""
 
     name: str
     edges: tuple[int, ...]
     low: int
     high: int
     multiple: int = 1
+    summed: bool = False
 
 
 @dataclass(frozen=True)

@@ -208,15 +208,15 @@ def between(problem: Problem, candidate: Candidate, rng: random.Random, scope: S
 
 def beyond(problem: Problem, candidate: Candidate, rng: random.Random, scope: Scope) -> list[Case]:
     """For every axis of many but the last a case where it alone is far larger than in the sweep: of more than
-    65,536, or five times the sweep's largest where so many are not affordable. In 16 bits where there are some, so
-    that no long sum's rounding is compared."""
+    65,536, or five times the sweep's largest where so many are not affordable. In 16 bits where there are some, and
+    not where sums over it are of 32 bits all the same, so that no long sum's rounding is compared."""
     dtype = next((name for name in problem.dtypes if name in ("float16", "bfloat16")), problem.dtypes[0])
     limited = {axis.name: within(axis, candidate.domain) for axis in problem.axes}
     axes = {name: axis for name, axis in limited.items() if axis is not None}
     found = []
     for axis in problem.axes[:-1] if len(axes) == len(limited) else ():
         targets = [_FAR] * (axis.high >= 4096) + [5 * axis.high] * (axis.high >= 512)
-        for target in targets if axis.high < _FAR else ():
+        for target in targets if axis.high < _FAR and not axis.summed else ():
             few = {
                 a.name: max(_SMALL * a.multiple, _pick(a, rng, 64)) if a.high >= 512 else max(a.low, a.multiple)
                 for a in axes.values()
