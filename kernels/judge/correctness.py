@@ -218,7 +218,8 @@ def _accuracy(
     if columns >= SHORT_ROW:
         pooled = torch.minimum(pooled, mine.row_scales * allowed.row_relative)
     row_limits = factor * _luck(min(count, columns)) * torch.maximum(beside, pooled)
-    row_ratio, row = (mine.rows / positive(row_limits)).max(dim=0)
+    high, row = (mine.rows / positive(row_limits)).max(dim=0)
+    row_ratio = float(high)
     eager_ulp = max(allowed.ulp, own.worst_ulp)
     ulp_limit = max(ELEMENT_FLOOR_ULP[got.dtype], factor * ELEMENT_FACTOR * min(eager_ulp, CANCELLING_ULP))
     cancels = (_mixed_signs(truth) | allowed.mixed) & (not elementwise)
@@ -227,11 +228,11 @@ def _accuracy(
     usual = factor * torch.maximum(ELEMENT_FACTOR * torch.maximum(beside, pooled), own.row_worst)
     row_elements = torch.where(cancels, usual, 0.0)
     element_ratio, at = _worst_element(got, truth, eager, ulp_limit, row_elements)
-    figures = (rmse_ratio, float(row_ratio), element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))
+    figures = (rmse_ratio, row_ratio, element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))
     if rmse_ratio > 1:
         told = f"RMSE {mine.rmse:.3g}, allowed {limit:.3g} (eager {own.rmse:.3g})"
         return Finding(Reason.rmse, told, *figures)
-    if float(row_ratio) > 1:
+    if row_ratio > 1:
         told = f"row {int(row)}: RMSE {float(mine.rows[row]):.3g}, allowed {float(row_limits[row]):.3g}"
         return Finding(Reason.worst_row, told, *figures)
     if element_ratio > 1:

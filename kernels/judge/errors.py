@@ -68,11 +68,12 @@ class Errors:
 
 
 def errors_of(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Tensor]) -> Errors:
+    """Numbers come from the device together, at the end: on a GPU of several processes each wait is a long one."""
     dtype = got.dtype
     rows, floors, scales, peaks = [], [], [], []
-    total = floor = 0.0
-    count, worst = 0, 0.0
     sums = torch.zeros(4, dtype=torch.float64, device=got.device)  # of error, truth, truth², truth · error
+    told = torch.zeros(3, dtype=torch.float64, device=got.device)  # sums of error², floor² and of elements
+    worst = torch.zeros((), dtype=torch.float64, device=got.device)
     for values, exact, *rest in parts(got, truth, *others):
         mask = torch.isfinite(values) & torch.isfinite(exact)
         for other in rest:
@@ -85,23 +86,24 @@ def errors_of(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Ten
         floors.append((torch.where(mask, unit, 0.0).square().sum(dim=1) / weight).sqrt() * FLOOR_ULP)
         peaks.append(error.abs().amax(dim=1) if error.shape[1] else weight * 0.0)
         scales.append((true.square().sum(dim=1) / weight).sqrt())
-        total += float(error.square().sum())
-        floor += float(torch.where(mask, unit, 0.0).square().sum())
-        count += int(mask.sum())
+        told += torch.stack(
+            [error.square().sum(), torch.where(mask, unit, 0.0).square().sum(), mask.sum().double()]
+        )
         sums += torch.stack([error.sum(), true.sum(), true.square().sum(), (true * error).sum()])
         if error.numel():
-            worst = max(worst, float((error.abs() / unit).max()))
+            worst = torch.maximum(worst, (error.abs() / unit).max())
     empty = torch.zeros(0, dtype=torch.float64, device=got.device)
-    count = max(count, 1)
+    *means, total, floor, count, most = torch.cat([sums, told, worst.reshape(1)]).tolist()
+    count = max(count, 1.0)
     return Errors(
         (total / count) ** 0.5,
-        min(_shared(*(sums / count).tolist()), (total / count) ** 0.5),
+        min(_shared(*(mean / count for mean in means)), (total / count) ** 0.5),
         FLOOR_ULP * (floor / count) ** 0.5,
         torch.cat(rows) if rows else empty,
         torch.cat(floors) if floors else empty,
         torch.cat(scales) if scales else empty,
         torch.cat(peaks) if peaks else empty,
-        worst,
+        most,
     )
 
 

@@ -27,12 +27,12 @@ POOL_DRAWS = 8
 def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
     """From (eager, truth) pairs of one output over one or more draws of the same case."""
     measured = [errors_of(eager, truth, ()) for eager, truth in draws]
+    worst = [torch.stack([e.rows, e.rows / positive(e.row_scales)]).amax(1) for e in measured if len(e.rows)]
+    row, row_relative = torch.stack(worst).amax(0).tolist() if worst else (0.0, 0.0)
     return Allowance(
         rmse=max(max(e.rmse, e.floor) for e in measured),
-        row=max((float(e.rows.max()) for e in measured if len(e.rows)), default=0.0),
-        row_relative=max(
-            (float((e.rows / positive(e.row_scales)).max()) for e in measured if len(e.rows)), default=0.0
-        ),
+        row=row,
+        row_relative=row_relative,
         ulp=max(e.worst_ulp for e in measured),
         eager_rmse=measured[0].rmse,
         mixed=_mixed_together([truth for _, truth in draws]),
@@ -164,7 +164,9 @@ def _sample(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[
 def _mixed_together(truths: Sequence[torch.Tensor]) -> bool:
     """Whether short rows hold values of both signs between them."""
     short = [t for t in truths if rows_of(t).shape[1] < MIXED_ROW]
-    return any(bool((t < 0).any()) for t in short) and any(bool((t > 0).any()) for t in short)
+    return bool(short) and all(
+        torch.stack([torch.stack([(t < 0).any(), (t > 0).any()]) for t in short]).any(0).tolist()
+    )
 
 
 def eager_is_deterministic(problem: Problem, inputs: Inputs, upstream: Outputs = (), runs: int = 3) -> bool:
