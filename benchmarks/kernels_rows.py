@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ GRADIENTS = tuple(p.name for p in PROBLEMS if p.name.endswith("_backward") or p.
 COMPUTE = frozenset({"flash_attention", "matmul", "fused_mlp"})
 
 
-def rows(only: list[str]) -> list[tuple[str, Case]]:
-    """The anchors' rows ("anchors"), those of the gradients ("backward"), of the problems named, or of all."""
+def rows(only: list[str], cases: Sequence[str] = ()) -> list[tuple[str, Case]]:
+    """The anchors' rows ("anchors"), those of the gradients ("backward"), of the problems named, or of all.
+    `cases`: of them those whose text holds one."""
     wanted = {*only, *(GRADIENTS if "backward" in only else ()), *(ANCHORS if "anchors" in only else ())}
     found = [(p.name, c) for p in PROBLEMS for c in p.cases if not wanted or p.name in wanted]
+    found = [(name, c) for name, c in found if not cases or any(text in str(c) for text in cases)]
     return sorted(found, key=lambda r: r[0] not in ANCHORS)
 
 

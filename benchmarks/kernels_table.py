@@ -258,6 +258,7 @@ def again(judge: Judge, done: list[Done], told: Any, scope: Any, until_s: float)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--cases", nargs="*", default=[], metavar="TEXT", help='only cases like "k=2048"')
     parser.add_argument("--tables", type=Path, nargs="*", default=[])
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--more", type=int, default=6, help="further configurations for rows that lose")
@@ -287,7 +288,7 @@ def main() -> None:
     told: Any = context.Queue()
     work = []
     passed_over = refused_before()
-    for problem, case in dearest_first(rows(options.only)):
+    for problem, case in dearest_first(rows(options.only, options.cases)):
         choices = choices_of(board, problem, case, tables, options.top + options.more)
         choices = [c for c in choices if (problem, str(case), *c) not in passed_over] or choices
         if choices:

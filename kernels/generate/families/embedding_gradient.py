@@ -103,9 +103,9 @@ class EmbeddingGradient:
     def space(self, problem: str, case: Case) -> Space:
         return Space.of(
             lambda c: 2 <= int(c["block"]) / (32 * int(c["warps"])) <= 32,
-            span=(64, 128, 256),
+            span=(16, 32, 64, 128, 256),
             chunk=(4096, 8192, 16384),
-            dealers=(16, 32),
+            dealers=(8, 16, 32),
             block=(1024, 2048, 4096),
             warps=(2, 4, 8),
             load=POLICIES,
