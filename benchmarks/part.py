@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from kernels.fan_out import visible
-
 
 class Part:
     """It writes its log beside the results."""
 
     def __init__(self, out: Path, module: str, gpu: int, *arguments: str) -> None:
+        from kernels.fan_out import visible  # not before TRITON_INTERPRET is set: it brings triton along
+
         gpus = visible(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._log = (out / f"{module}_{gpu}.log").open("w")
         workers = str(max(4, (os.cpu_count() or 8) * 3 // 8))  # the compiler's own; searches compile beside it

@@ -139,15 +139,15 @@ def test_a_step_that_torch_alone_does_not_run_is_told(world: Any) -> None:
 
 
 def test_it_keeps_to_its_time(world: Any) -> None:
-    """With little of it there are two turns, and groups that were not tried alone stay in the sets."""
+    """With little of it fewer groups are tried alone, and those that were not stay in the sets."""
     runtime, one = world(gains={"rmsnorm": 0.1, "gelu": 0.05})
     whole = runtime.canary(one.step, clock=one.clock)
     long_s = one.now
     runtime, one = world(gains={"rmsnorm": 0.1, "gelu": 0.05})
     short = runtime.canary(one.step, limit_s=0.6 * long_s, clock=one.clock)
-    assert whole["turns"] == 4
-    assert short["turns"] == 2
-    assert one.now < 0.75 * long_s
+    assert "without cross_entropy" in whole
+    assert not any(label.startswith("without") for label in short)
+    assert one.now < 0.85 * long_s
     assert one.state.kernels.keys() == set(NAMES)
 
 

@@ -2,7 +2,7 @@
 
 A GPU at its power limit drifts, and a compiled region costs seconds to make again, so one reading of each choice
 proves nothing. Leave-one-out readings only propose sets; those sets are timed against torch alone in turns, and the
-interval of the paired ratios decides.
+interval of their ratios decides.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ def canary(
     one), all kernels again at the end: how far that differs is the noise. Three sets come of it: those without
     which the step was slower, all less those without which it was faster, and all. They and torch alone ("none")
     are then timed `turns` times in turns. The best set stays, the smallest of those within `min_gain` of it, if the
-    5 % limit of its paired ratio to torch, divided among the sets tried, is above 1; else none does. "gain" is that
-    ratio less 1, "gain_low" its limit.
+    5 % limit of its ratio to torch, divided among the sets tried, is above 1; else none does. "gain" is that ratio
+    less 1, "gain_low" its limit.
 
-    settle_s: untimed steps before each reading. limit_s: fewer readings (two turns at least) where all would take
-    longer. Compiled regions are compiled anew for each, one held at a time. Rank 0's choice counts.
+    settle_s: untimed steps before each reading. limit_s: fewer readings where all would take longer, but no fewer
+    turns than give a limit. Compiled regions are compiled anew for each, one held at a time. Rank 0's choice
+    counts.
     """
     every = dict(STATE.kernels)
     groups = sorted({_group(name) for name in every})
@@ -98,7 +99,7 @@ def canary(
         first = min(seconds["all"], seconds["open"])
     without: dict[str, float] = {}
     for group in groups if len(groups) > 1 else ():
-        if spent and left_s() < statistics.mean(spent) * 8:  # the readings in turns matter more
+        if spent and left_s() < statistics.mean(spent) * 10:  # the readings in turns matter more
             break
         without[group] = tried([name for name in every if _group(name) != group])
         seconds[f"without {group}"] = without[group]
@@ -113,33 +114,49 @@ def canary(
     ):
         if names and names not in told.values():
             told[label] = names
-    turns = max(2, min(turns, 8))
-    if spent and math.isfinite(limit_s):
-        turns = max(2, min(turns, int(left_s() / (statistics.mean(spent) * (len(told) + 1)))))
+    fewest = 1 + math.ceil(3 / len(told))  # with fewer degrees of freedom than three no limit says much
+    if math.isfinite(limit_s):
+        turns = min(turns, int(left_s() / (statistics.mean(spent) * (len(told) + 1)))) if spent else fewest
     readings: dict[str, list[float]] = {label: [] for label in ("none", *told)}
     labels = list(readings)
-    for turn in range(as_rank_0(turns)):
+    for turn in range(as_rank_0(max(fewest, turns))):
         for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
             readings[label].append(timed(()) if label == "none" else tried(told[label]))
     seconds |= {label: statistics.median(values) for label, values in readings.items()}
-    gains = {label: paired_ratio(readings["none"], readings[label], len(told)) for label in told}
+    gains = over_none(readings)
     best = max(point for point, _ in gains.values())
     near = [label for label in told if gains[label][0] >= best - min_gain and math.isfinite(best)]
     chosen = as_rank_0(min(near, key=lambda label: len(told[label]), default=""))
     point, low = gains.get(chosen, (-math.inf, -math.inf))
-    seconds |= {"turns": float(turns), "noise": noise}
+    seconds |= {"turns": float(len(readings["none"])), "noise": noise}
     if chosen:
         seconds |= {"gain": math.expm1(point), "gain_low": math.expm1(low), "kept": seconds[chosen]}
     return finish(told[chosen] if as_rank_0(low > 0.0 and point > min_gain) else ())
 
 
-def paired_ratio(slow: Sequence[float], fast: Sequence[float], sets: int) -> tuple[float, float]:
-    """(log of how many times faster, its lower limit), over readings taken in the same turns."""
-    if not all(map(math.isfinite, fast)):
-        return -math.inf, -math.inf
-    logs = [math.log(a / b) for a, b in zip(slow, fast, strict=True)]
-    error = statistics.stdev(logs) / math.sqrt(len(logs))
-    return statistics.mean(logs), statistics.mean(logs) - STUDENT[sets - 1][len(logs) - 2] * error
+def over_none(readings: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
+    """Of each set (log of how many times faster than "none", its lower limit): all were read once in each turn, and
+    what neither set nor turn explains is the noise (a randomised block design, Fisher 1935)."""
+    fit = {
+        label: list(map(math.log, values)) for label, values in readings.items() if all(map(math.isfinite, values))
+    }
+    count, sets = len(fit["none"]), len(fit) - 1
+    turns = [statistics.fmean(column) for column in zip(*fit.values(), strict=True)]
+    means = {label: statistics.fmean(values) for label, values in fit.items()}
+    middle = statistics.fmean(turns)
+    rest = sum(
+        (value - means[label] - turn + middle) ** 2
+        for label, values in fit.items()
+        for value, turn in zip(values, turns, strict=True)
+    )
+    freedom = sets * (count - 1)
+    found = dict.fromkeys(readings, (-math.inf, -math.inf))
+    if freedom:
+        table = STUDENT[min(sets, len(STUDENT)) - 1]
+        error = table[min(freedom, len(table)) - 1] * math.sqrt(2.0 * rest / freedom / count)
+        found |= {label: (means["none"] - means[label], means["none"] - means[label] - error) for label in fit}
+    del found["none"]
+    return found
 
 
 def _judged(
