@@ -132,14 +132,23 @@ TABLES = (
             Row("refused for an expected reason, static read on", "summary/static_on", _judged, "all"),
             Row("the same, static read off", "summary/static_off", _judged, "all"),
             Row("known-good candidates not refused", "summary/good", _judged, "all"),
-            Row("mutants of the sixth freeze, before they taught it", "summary/mutants_sixth",
-                lambda x: f"{x['refused']} of {x['judged']} refused", "told apart"),
-            Row("mutants of the five earlier freezes, which taught this judge", "summary",
+            Row("mutants of six freezes, each by the judge that the file names", "summary",
                 lambda x: ", ".join(_judged(x[p]) for p in ("mutants", "mutants_later", "mutants_third",
-                                                           "mutants_fourth", "mutants_fifth")), "told apart"),
+                                                           "mutants_fourth", "mutants_fifth",
+                                                           "mutants_sixth")), "told apart"),
         ),
         "Every row of the file names the commit it was judged at. Static read on: by reading alone, or by the "
         "verdict without it. What each ten scored before it taught anybody: the judge's page.",
+    ),
+    Table(
+        "The kernel judge and the sixth ten mutants, before they taught it",
+        "kernels_mutants_sixth",
+        "python -m benchmarks.kernels_exploits --parts mutants_sixth",
+        (
+            Row("refused on a CPU, frozen at 63418da", "", lambda x: f"{x['refused']} of {x['of']}", "told apart"),
+            Row("refused on an H200, at 2b22ba4", "h200", lambda x: f"{x['refused']} of {x['of']}", "told apart"),
+        ),
+        "Plausible kernels with one hidden defect each. What the judge asks since: its page on mutants.",
     ),
     Table(
         "The kernel judge against bad input, as two users (H200)",
