@@ -8,12 +8,14 @@ from kernels.profile.hotspots import Hotspot, Profile, timed_sizes
 
 def cast_problems(found: Profile, hotspot: Hotspot) -> list[tuple[str, Case, str]]:
     """(problem, case, why in words) to search beside a float32 hotspot's own: an optimiser step that writes 16-bit
-    copies of its weights too, a norm's gradient that comes in 16 bits and goes on in both."""
+    copies of its weights too (all in one launch, and one by one for when no such kernel stands), a norm's
+    gradient that comes in 16 bits and goes on in both."""
     narrow = narrow_products(found)
     if not narrow or hotspot.dtype != "float32":
         return []
     if hotspot.problem == "adamw":
-        return [("adamw_many", Case.of(narrow, "contiguous", **timed_sizes(hotspot)), f"weights cast to {narrow}")]
+        case = Case.of(narrow, "contiguous", **timed_sizes(hotspot))
+        return [(name, case, f"weights cast to {narrow}") for name in ("adamw_many", "adamw_cast")]
     if hotspot.problem == "rmsnorm" and hotspot.backward_s > 0:
         case = Case.of(narrow, m=hotspot.sizes["m"], n=hotspot.sizes["n"])
         return [("rmsnorm_cast_backward", case, f"backward, gradients cast to {narrow}")]
