@@ -11,6 +11,7 @@ from __future__ import annotations
 import string
 
 from kernels.generate.base import Config, Value
+from kernels.generate.bulk import SHARED_BYTES
 from kernels.generate.space import Space
 from kernels.problem import Case
 
@@ -26,6 +27,15 @@ MASKS = """if EVEN:
 
 POLICIES = ("", "evict_first")
 STORES = (*POLICIES, "streaming")
+
+
+def row_bounds(config: Config, case: Case, tensors: int = 1) -> str:
+    """The rows that a configuration is offered for: what it has in flight lies in shared memory."""
+    widest, stages = 32768, int(config["stages"])
+    held = stages * int(config["rows"]) * case.element_bytes * tensors
+    while int(config["waves"]) and stages > 1 and held * widest > SHARED_BYTES:
+        widest //= 2
+    return f"n 1..{max(widest, case['n'])}"
 
 
 def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import row_space, row_values
+from kernels.generate.rows import row_bounds, row_space, row_values
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -54,5 +54,9 @@ class LayerNorm:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         return render(
-            problem, BODY, row_values(config, "w:weight b:bias"), keys={"bounds": "n 1..32768"}, like=case
+            problem,
+            BODY,
+            row_values(config, "w:weight b:bias"),
+            keys={"bounds": row_bounds(config, case)},
+            like=case,
         )

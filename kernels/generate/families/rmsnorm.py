@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import row_space, row_values
+from kernels.generate.rows import row_bounds, row_space, row_values
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -93,5 +93,6 @@ class RmsNorm:
         return row_space(case)
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        body = PLAIN if problem == "rmsnorm" else RESIDUAL
-        return render(problem, body, row_values(config, "w:weight"), keys={"bounds": "n 1..32768"}, like=case)
+        body, tensors = (PLAIN, 1) if problem == "rmsnorm" else (RESIDUAL, 2)
+        keys = {"bounds": row_bounds(config, case, tensors)}
+        return render(problem, body, row_values(config, "w:weight"), keys=keys, like=case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import row_space, row_values
+from kernels.generate.rows import row_bounds, row_space, row_values
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -51,4 +51,4 @@ class Softmax:
         return row_space(case)
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, BODY, row_values(config), keys={"bounds": "n 1..32768"}, like=case)
+        return render(problem, BODY, row_values(config), keys={"bounds": row_bounds(config, case)}, like=case)

@@ -1,0 +1,33 @@
+"""A row family's kernel is offered only for rows whose loads in flight fit into a Hopper's shared memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kernels.generate.bulk import SHARED_BYTES
+from kernels.generate.families import families_of
+from kernels.generate.template import candidate
+from kernels.problem import Case
+
+
+@pytest.mark.parametrize(
+    ("problem", "tensors"), [("rmsnorm", 1), ("rmsnorm_residual", 2), ("layernorm", 1), ("softmax", 1)]
+)
+def test_what_is_in_flight_fits_at_the_widest_row_of_the_domain(problem: str, tensors: int) -> None:
+    """On an H200 a float32 RMSNorm tuned for 1,024 columns asked for 512 KiB at the widest rows of its own domain,
+    and the search that found it ended without a certificate."""
+    family = next(f for f in families_of(problem) if f.name in ("rmsnorm", "layernorm", "softmax"))
+    case = Case.of("float32", m=8192, n=1024)
+    narrowed = 0
+    for config in random.Random(0).sample(list(family.space(problem, case)), 60):
+        domain = candidate(family, problem, case, config).domain
+        assert domain.admits(case.sizes, case.dtype, case.layout)
+        widest = max(
+            n for n in (2**p for p in range(8, 16)) if domain.admits({"m": 8, "n": n}, "float32", case.layout)
+        )
+        in_flight = int(config["stages"]) if int(config["waves"]) and int(config["stages"]) > 1 else 0
+        assert in_flight * int(config["rows"]) * widest * 4 * tensors <= SHARED_BYTES
+        narrowed += widest < 32768
+    assert 0 < narrowed < 60
