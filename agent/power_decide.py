@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Asked:
         return None if file is None else cls(file, Drift(Envelope.of(file)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decided:
     """A gang's decision on its way through the racks' shield. `other`: the level that the other arm would have had;
     `highest_mw`: its GPUs with their highest limits."""
@@ -75,9 +76,10 @@ class Decided:
         """The level of its power limits, where its policy asks for `level`."""
         return TOP if self.on_clock else level
 
-    def wishes_mw(self, level: int) -> dict[str, float]:
-        level = self.limit_level(level)
-        return {uuid: float(LEVELS[min(level, self.cap)]) * mw for uuid, mw in self.highest_mw.items()}
+    def wishes_mw(self, level: int, cap: int) -> dict[str, float]:
+        """The limits at a level, where its racks have `cap` for it."""
+        share = float(LEVELS[min(self.limit_level(level), cap)])
+        return {uuid: share * mw for uuid, mw in self.highest_mw.items()}
 
     def capped(self, cap: int, belief: Belief) -> Decided:
         """With what its racks have for it; its prediction is of what is executed."""
@@ -102,22 +104,19 @@ class Decided:
         orders = around.orders
         clips = tuple(dict.fromkeys(c for uuid in self.highest_mw for c in orders.clips.get(uuid, ())))
         limits = {u: mw for u in self.highest_mw if (mw := orders.limit_mw(u)) is not None}
-        whole = replace(
-            self.decision,
-            clips=self.decision.clips + self.clock_clips + clips,
-            executed={"level": self.decision.executed, "limits_mw": limits if acts else {}},
-        )
+        executed: dict[str, Any] = {"level": self.decision.executed, "limits_mw": limits if acts else {}}
         if self.on_clock:
-            whole.executed["clocks_mhz"] = dict(self.clocks_mhz) if acts else {}
+            executed["clocks_mhz"] = dict(self.clocks_mhz) if acts else {}
+        whole: dict[str, Any] = {"clips": self.decision.clips + self.clock_clips + clips, "executed": executed}
         if not acts and self.present != self.level:  # nothing is executed, and it is not at the baseline by itself
-            return whole, 0.0, False
+            return replace(self.decision, **whole), 0.0, False
         same = self.level == self.other
         if not same and acts and 0.0 < self.trust.designed < 1.0:
             other = instead(self.decision.unit, self.other)
             same = self.clock_same and around.same_with(other, frozenset(self.highest_mw))
         if same:
-            return replace(whole, executed_propensity=1.0), 1.0, True
-        return whole, self.trust.designed, self.treated
+            return replace(self.decision, **whole, executed_propensity=1.0), 1.0, True
+        return replace(self.decision, **whole), self.trust.designed, self.treated
 
 
 def ask(beliefs: Mapping[str, Belief]) -> dict[str, Answer]:
@@ -140,6 +139,7 @@ def decide_gang(
     asked: Asked | None,
     rng: np.random.Generator,
     now_s: float,
+    highest_mw: Mapping[str, int] | None = None,
 ) -> Decided:
     """Asks the policy and the baseline; moves the gang's home to what is executed. The receipt's prediction is of
     the level that is executed, whoever asked for it. `answer`: of `ask`."""
@@ -155,16 +155,18 @@ def decide_gang(
         treated=treated, chance=trust.designed,
     )  # fmt: skip
     other = int(decision.baseline if treated else guard.decide(observation, decision.proposed).action)
-    decision = replace(decision, prediction=_expected(seen, level))
+    more: dict[str, Any] = {"prediction": _expected(seen, level)}
     if asked is not None and network is not None and network.inputs is not None:
         asked.drift.take(job, network.inputs, now_s)
-        decision = replace(decision, outside=asked.drift.envelope.outside(network.inputs))
+        more["outside"] = asked.drift.envelope.outside(network.inputs)
+    decision = replace(decision, **more)
     probes = level == TOP and decision.why.startswith("reference")
     if treated and not probes:
         gang.jobs.home[0] = level
     if not treated:
         gang.jobs.home[0] = gang.level
-    return Decided(decision, level, other, trust, treated, gang.level, on_clock=gang.lever == CLOCK)
+    on_clock = gang.lever == CLOCK
+    return Decided(decision, level, other, trust, treated, gang.level, highest_mw or {}, on_clock=on_clock)
 
 
 def _expected(seen: Outlook, level: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import structlog
@@ -212,8 +212,9 @@ class PowerLoop:
         answers = ask(beliefs)
         for job, members in gangs.items():
             trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
-            made = decide_gang(job, beliefs[job], answers[job], trust, self._asked, self._rng, now_s)
-            decided[job] = replace(made, highest_mw={w.uuid: power_range(s, w, told)[1] for w in members})
+            highest_mw = {w.uuid: power_range(s, w, told)[1] for w in members}
+            answer = answers[job]
+            decided[job] = decide_gang(job, beliefs[job], answer, trust, self._asked, self._rng, now_s, highest_mw)
         levels = {job: made.level for job, made in decided.items()}
         observed = self._memory
 
@@ -228,7 +229,7 @@ class PowerLoop:
         def wished(asked: Mapping[str, int], division: Division) -> dict[str, float]:
             wishes = {g.uuid: float(g.fallback_mw) for g in gpus if not g.job}
             for job, made in decided.items():
-                wishes |= replace(made, cap=division.levels.get(job, TOP)).wishes_mw(asked[job])
+                wishes |= made.wishes_mw(asked[job], division.levels.get(job, TOP))
             return self._racks.broken(gpus, wishes, now_s)
 
         division = divided(levels)

@@ -25,7 +25,7 @@ from controllers.promotion import Health
 ReadBack = Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, int | None]]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """A decision until it is read back: its GPUs, the chance that the policy was executed, and whether it was."""
 

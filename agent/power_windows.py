@@ -34,7 +34,7 @@ _THROTTLED = POWER_CAP | sum(REASONS)
 """Bits of the throttle reasons."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpuWindow:
     """Of one GPU: means over the window, the newest enforced limit, and when it was read. NaN: not seen. `steady`:
     every reading of the limit in the window was the same."""
@@ -57,11 +57,12 @@ class GpuWindow:
     throttled: bool = False  # at any reading, by heat, a power brake or the power limit
 
 
-@dataclass
+@dataclass(slots=True)
 class _Sums:
-    count: float = 0.0
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Of one GPU in one window. `sums`, `counts`: in the order of `_COLUMNS`."""
+
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(_COLUMNS))
+    counts: list[int] = field(default_factory=lambda: [0] * len(_COLUMNS))
     limit_w: float = math.nan
     read_s: float = -math.inf
     low_w: float = math.inf
@@ -93,15 +94,15 @@ class Windows:
         frame = tick.frames.get(SubjectKind.GPU)
         if frame is not None:
             columns = {name: frame.column(metric) for name, metric in _COLUMNS.items()}
+            values = np.column_stack(list(columns.values())).tolist()
             read_s = frame.times_s("gpu_power_limit_w")
             clock_s, reasons = frame.times_s("gpu_sm_clock_mhz"), frame.column("gpu_throttle_reasons")
             for row, gpu in enumerate(frame.index.subjects):
                 sums = self._gpus[gpu]
-                for name, column in columns.items():
-                    value = float(column[row])
-                    if math.isfinite(value) and value >= 0:
-                        sums.sums[name] += value
-                        sums.counts[name] += 1
+                for place, value in enumerate(values[row]):
+                    if 0.0 <= value < math.inf:
+                        sums.sums[place] += value
+                        sums.counts[place] += 1
                 if math.isfinite(columns["limit_w"][row]) and math.isfinite(read_s[row]):
                     sums.limit_w, sums.read_s = float(columns["limit_w"][row]), float(read_s[row])
                     sums.low_w, sums.high_w = min(sums.low_w, sums.limit_w), max(sums.high_w, sums.limit_w)
@@ -140,9 +141,8 @@ class Windows:
         speeds = self._speeds(at_s)
         self._steps.clear()
         # limits and the time of their reading are kept: an old one is old, not gone
-        self._gpus = defaultdict(
-            _Sums, {s: _Sums(limit_w=old.limit_w, read_s=old.read_s) for s, old in self._gpus.items()}
-        )
+        kept = {s: _Sums(limit_w=old.limit_w, read_s=old.read_s) for s, old in self._gpus.items()}
+        self._gpus = defaultdict(_Sums, kept)
         return gpus, speeds
 
     def peek(self, at_s: float) -> list[GpuWindow]:
@@ -152,13 +152,15 @@ class Windows:
             now = list(self._gpus.items())
         for subject, sums in now:
             node, job = self._inventory.nearest(subject, (SubjectKind.NODE, SubjectKind.JOB), at_s)
-            mean = {n: sums.sums[n] / sums.counts[n] if sums.counts[n] else math.nan for n in _COLUMNS}
+            means = [
+                total / count if count else math.nan for total, count in zip(sums.sums, sums.counts, strict=True)
+            ]
             gpus.append(
                 GpuWindow(
                     subject.name,
                     "" if node is None else node.name,
                     "" if job is None else job.name,
-                    **{**mean, "limit_w": sums.limit_w},
+                    **{**dict(zip(_COLUMNS, means, strict=True)), "limit_w": sums.limit_w},
                     read_s=sums.read_s,
                     steady=sums.steady,
                     clock_now_mhz=sums.clock_mhz[-1] if sums.clock_mhz else math.nan,

@@ -3,10 +3,13 @@ it can have to judge: CPU seconds of `PowerLoop.turn`.
 
 View, belief, policy, slowdown guard, racks' shield and receipts are the daemon's own. Nodes are a table in memory,
 which answers at once; receipts and state are made and handed over, but no database writes them.
+
+`python -m benchmarks.power_look` measures it alone, and puts it into power's results in place of what was there.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ import numpy as np
 
 from agent import power_loop
 from agent.power_parts import Around
+from benchmarks.report import RESULTS, write
 from collectors.frame import Frame, SeriesIndex, StepSeries
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
@@ -100,7 +104,7 @@ class Fleet:
         return Tick(self.now_s, {SubjectKind.GPU: frame}, steps)
 
 
-def look_cpu_s(gpus: int = 10_000, windows: int = 8, looks: int = 3) -> dict[str, float]:
+def look_cpu_s(gpus: int = 10_000, windows: int = 15, looks: int = 7) -> dict[str, float]:
     """Medians over the last `looks` windows: of what judges the gangs, and of the whole turn."""
     fleet, trust = Fleet(gpus), Trust(Mode.ACTIVE, 1.0, 1.0)
     around = Around(keep=lambda _made: None, trusts=lambda: lambda _job, _opted, _now_s: trust)
@@ -133,3 +137,13 @@ def look_cpu_s(gpus: int = 10_000, windows: int = 8, looks: int = 3) -> dict[str
         parts["ask"] = plainly
     judged, whole = (round(float(x), 3) for x in np.median(took[-looks:], axis=0))
     return {"view, belief and policy": judged, "whole turn": whole}
+
+
+def main() -> None:
+    results = json.loads((RESULTS / "power.json").read_text())["results"]
+    results["look_10000_gangs_cpu_s"] = look_cpu_s()
+    write("power", results)
+
+
+if __name__ == "__main__":
+    main()

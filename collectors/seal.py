@@ -15,6 +15,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,43 @@ class SealError(ValueError):
 
 def canonical_json(value: object) -> bytes:
     """The RFC 8785 bytes of a value made of dict (text keys), list, tuple, str, int, float, bool and None."""
-    return _canonical(value, "$").encode()
+    try:
+        return _quick(value).encode()
+    except (SealError, TypeError, ValueError):  # says where, or that it is only less usual
+        return _canonical(value, "$").encode()
+
+
+def _quick(value: Any) -> str:
+    """What `_canonical` gives, for what nearly all records are made of; raises SealError for anything else. There
+    are tens of thousands of receipts a minute."""
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(value)
+    if kind is float:
+        size = abs(value)
+        if 1e-4 <= size < 1e16:  # Python and ECMAScript both write it without an exponent
+            text = repr(value)
+            return text[:-2] if text.endswith(".0") else text
+        return _number(value, "$")
+    if kind is dict:
+        return "{" + ",".join([_name(key) + _quick(value[key]) for key in sorted(value)]) + "}"
+    if value is None:
+        return "null"
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is int and -_MAX_SAFE_INTEGER <= value <= _MAX_SAFE_INTEGER:
+        return str(value)
+    if kind is list or kind is tuple:
+        return "[" + ",".join([_quick(item) for item in value]) + "]"
+    raise SealError(f"{kind.__name__} is written with more care")
+
+
+@lru_cache(4096)
+def _name(key: object) -> str:
+    """A key of ASCII, which sorts the same by code point and by UTF-16 unit, and its colon."""
+    if type(key) is not str or not key.isascii():
+        raise SealError(f"key {key!r} is written with more care")
+    return encode_basestring(key) + ":"
 
 
 def _canonical(value: object, path: str) -> str:

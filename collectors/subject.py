@@ -167,12 +167,12 @@ class Inventory:
         """Everything above a subject with its distance in relations; the subject itself at 0."""
         found = {subject: 0}
         frontier = [subject]
-        while frontier:
-            nearest = frontier.pop(0)
-            for parent in self.parents(nearest, at_s):
-                if parent not in found:
-                    found[parent] = found[nearest] + 1
-                    frontier.append(parent)
+        for nearest in frontier:  # it grows
+            further = found[nearest] + 1
+            for m in tuple(self._up.get(nearest, ())):
+                if m.since_s <= at_s < m.until_s and m.parent not in found:
+                    found[m.parent] = further
+                    frontier.append(m.parent)
         return found
 
     def above(self, subject: Subject, kind: SubjectKind, at_s: float) -> Subject | None:
@@ -181,8 +181,8 @@ class Inventory:
 
     def nearest(self, subject: Subject, kinds: Sequence[SubjectKind], at_s: float) -> list[Subject | None]:
         """`above` of each of the kinds, in one walk."""
-        ancestors = self.ancestors(subject, at_s).items()
-        return [min(((d, s) for s, d in ancestors if s.kind is kind), default=(0, None))[1] for kind in kinds]
+        ancestors = [(distance, s) for s, distance in self.ancestors(subject, at_s).items()]
+        return [min([each for each in ancestors if each[1].kind is kind], default=(0, None))[1] for kind in kinds]
 
     def below(self, subject: Subject, kind: SubjectKind, at_s: float) -> list[Subject]:
         """Every subject of that kind at or under this one."""

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -63,7 +64,7 @@ class Observation(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Proposal(Generic[A]):
     """What a policy would do. `support` lists every action that it might have drawn with its probability (they sum
     to 1); empty where the policy is deterministic. `prediction` is what it expects, for calibration later:
@@ -91,7 +92,7 @@ class Policy(Protocol[O_contra, A]):
     def propose(self, observation: O_contra, rng: np.random.Generator) -> Proposal[A]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Clip:
     """One constraint that changed what was to be done, and why."""
 
@@ -101,7 +102,7 @@ class Clip:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ruling(Generic[A]):
     """What a shield lets through."""
 
@@ -115,7 +116,7 @@ class Shield(Protocol[O_contra, A]):
     def decide(self, observation: O_contra, action: A) -> Ruling[A]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The receipt of one turn. Everything in it is plain JSON, so it can be stored and signed as it is."""
 
@@ -160,17 +161,25 @@ class Decision:
             raise ValueError(f"decision.clips or mode: {error}") from error
 
 
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
 def plain(value: Any) -> Any:
     """JSON of a value made of dataclasses, mappings, sequences and numbers, NumPy too; a missing one is null."""
     kind = type(value)  # a receipt is mostly made of these, and there are many receipts
-    if kind is str or kind is int or kind is bool or value is None:
+    if kind in _PLAIN:
         return value
     if kind is float:
         return value if math.isfinite(value) else None
     if kind is dict:
-        return {str(key): plain(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {str(k): item if type(item) in _PLAIN else plain(item) for k, item in value.items()}
+    if kind is tuple or kind is list:
+        return [plain(item) for item in value]
+    names = _names(kind)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, StrEnum):
+        return str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
@@ -181,11 +190,15 @@ def plain(value: Any) -> Any:
         return plain(value.item())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, StrEnum):
-        return str(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(item) for item in value]
     return value
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    """Fields of a dataclass; None of another type."""
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def is_finite(value: Any) -> bool:
@@ -250,28 +263,32 @@ def decide(
     if share > 0 and proposal.support:
         theirs = sum(p for a, p in proposal.support if shield.decide(observation, a).action == executed)
     odds = share * theirs + (1.0 - share) * float(baseline == executed)
-    decision = Decision(
-        id="",
-        kind=kind,
-        at_s=at_s,
-        mode=mode,
-        unit=observation.unit,
-        job=observation.job,
-        policy=fallback.name if reason else policy.name,
-        fallback=reason,
-        seen=plain(observation),
-        proposed=plain(proposal.action),
-        propensity=min(1.0, proposal.propensity),
-        clips=tuple(Clip(c.constraint, plain(c.before), plain(c.after), c.why) for c in ruling.clips),
-        executed=plain(executed),
-        executed_propensity=min(1.0, odds),
-        baseline=plain(baseline),
-        baseline_policy=fallback.name,
-        prediction=plain(proposal.prediction),
-        why=proposal.why,
-        arm="policy" if acts else "baseline",
-    )
-    return executed, dataclasses.replace(decision, id=fingerprint(plain(decision))[:16])
+    said: dict[str, Any] = {
+        "kind": kind,
+        "at_s": at_s,
+        "mode": mode,
+        "unit": observation.unit,
+        "job": observation.job,
+        "policy": fallback.name if reason else policy.name,
+        "fallback": reason,
+        "seen": plain(observation),
+        "proposed": plain(proposal.action),
+        "propensity": min(1.0, float(proposal.propensity)),
+        "clips": tuple(Clip(c.constraint, plain(c.before), plain(c.after), c.why) for c in ruling.clips),
+        "executed": plain(executed),
+        "executed_propensity": min(1.0, float(odds)),
+        "baseline": plain(baseline),
+        "baseline_policy": fallback.name,
+        "prediction": plain(proposal.prediction),
+        "why": proposal.why,
+        "arm": "policy" if acts else "baseline",
+    }
+    # the id is of the whole receipt as it is now, its fields without a value too
+    body = {**_UNSAID, **said, "at_s": plain(at_s), "mode": str(mode), "clips": plain(said["clips"])}
+    return executed, Decision(id=fingerprint(body)[:16], **said)
+
+
+_UNSAID: Mapping[str, Any] = {"id": "", "read_back": None, "mismatch": "", "outside": {}}
 
 
 def confirm(decision: Decision, read_back: Any) -> Decision:

@@ -70,9 +70,10 @@ POWER = Table(
     "5 % windows over are 0.74 %, above the goal. PPO behind the shield saves less at both budgets, so the "
     "heuristic ships. A decision's time is belief and policy, without racks, shield and receipts: a median, one "
     "arithmetic thread, on a busy machine; seen at every level is the most that a belief can cost. The daemon "
-    "judges all gangs of a window at once. Its own rows are the median of three windows early in jobs' lives, on a "
-    "machine with as much other work as cores: with the view of each gang that misses the goal there, and most of "
-    "a whole turn is receipts.",
+    "judges all gangs of a window at once. Its own rows are the median of the last seven of fifteen windows "
+    "(`python -m benchmarks.power_look`), on a machine with more other work than cores. The rest of a turn is "
+    "receipts, each hashed and with its counterfactual, windows closed, the racks' shield, and state kept for the "
+    "daemon that leads next.",
 )
 CLOCKS = Table(
     "Energy saved by locked SM clocks, on jobs whose draw no power limit binds",

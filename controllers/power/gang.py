@@ -27,7 +27,7 @@ POWER, CLOCK = "power", "clock"
 """Levers: shares of the highest power limit, of the highest SM clock."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GangSeen:
     """One window of a gang. Shares are of the highest limit (or clock); NaN: not known."""
 

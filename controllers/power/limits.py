@@ -28,7 +28,7 @@ class Settings(BaseModel):
     slowdown: float = Field(0.05, gt=0, lt=1, description="A job may be slowed by this share, unless it says less")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as it was seen. Limits in mW; None: not known."""
 

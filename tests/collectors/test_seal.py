@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.seal import SealError, Signer, canonical_json, fingerprint, open_envelope
+from collectors.seal import SealError, Signer, _canonical, canonical_json, fingerprint, open_envelope
 
 NUMBERS = {  # RFC 8785 appendix B
     0.0: b"0",
@@ -50,6 +50,24 @@ def test_canonical_bytes_read_back_and_do_not_depend_on_key_order(value: object)
     data = canonical_json(value)
     assert json.loads(data) == value
     assert canonical_json(json.loads(data)) == data
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
+records = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4).map(tuple) | st.dictionaries(st.text('aZ"€😀', max_size=3), inner),
+    max_leaves=12,
+)
+
+
+@given(records)
+def test_the_quick_way_writes_the_bytes_that_the_careful_way_writes(value: object) -> None:
+    assert canonical_json(value) == _canonical(value, "$").encode()
+
+
+@pytest.mark.parametrize("number", [1e-4, 9.999e-5, 1e16, 9999999999999998.0, 123456789.0, -0.0, 0.1 + 0.2])
+def test_numbers_at_the_edge_of_an_exponent_are_written_alike(number: float) -> None:
+    assert canonical_json({"a": number, "b": -number}) == _canonical({"a": number, "b": -number}, "$").encode()
 
 
 def test_keys_are_sorted_by_utf_16_code_unit() -> None:

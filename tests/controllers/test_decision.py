@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controllers.decision import Clip, Decision, Mode, Proposal, Ruling, confirm, decide
+from collectors.seal import fingerprint
+from controllers.decision import Clip, Decision, Mode, Proposal, Ruling, confirm, decide, plain
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,21 @@ def test_a_receipt_tells_what_was_seen_proposed_clipped_and_executed() -> None:
     assert receipt.propensity == 0.5
     assert receipt.executed_propensity == 0.75  # two proposals lead to it
     assert Decision.from_json(json.loads(json.dumps(receipt.to_json()))) == receipt
+
+
+@given(
+    st.floats(0.0, 30.0),
+    st.sampled_from(Mode),
+    st.floats(0.01, 1.0).map(np.float32),
+    st.sampled_from([1.0, math.nan, np.float64(3.0)]),
+)
+def test_a_receipts_id_is_of_all_its_fields_as_they_are_stored(
+    action: float, mode: Mode, chance: np.float32, value: float
+) -> None:
+    """... whatever of them was NumPy's or no number."""
+    support = ((action, chance), (31.0, 1.0 - chance))
+    _, receipt = turn(Proposal(action, "why", support, {"slowdown": np.float64(0.1)}), value, mode)  # type: ignore[arg-type]
+    assert receipt.id == fingerprint(plain(replace(receipt, id="")))[:16]
 
 
 def test_in_shadow_the_baseline_is_executed() -> None:
