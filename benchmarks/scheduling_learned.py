@@ -1,8 +1,10 @@
 """A learned order beside the rule: `NIGHTSHIFT_DATA=… python -m benchmarks.scheduling_learned [--steps 100000]`.
 
-Trains MaskablePPO from scratch on drawn traces, as `nightshift policy train scheduling` does, and plays it and the
-rule on the same jobs as FIFO with backfill: on drawn traces that it was not trained on, and on the Philly-derived
-trace where it is there. What wins here is what ships.
+Trains MaskablePPO from scratch on drawn traces, as `nightshift policy train scheduling` does, and plays it on the
+traces, cuts, seeds and loads on which `benchmarks.scheduling` plays the rule, all over FIFO with backfill on the
+same jobs: the Philly-derived trace where it is there, and every drawn shape. *Unbounded* it starts whom it likes;
+bounded, as a cluster would let it, whoever the baseline would have started goes first (`Learned.late_first`). What
+wins here ships.
 """
 
 from __future__ import annotations
@@ -14,31 +16,53 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import write
-from benchmarks.scheduling import PHILLY, rule_sha256
-from controllers.scheduling.learn import LEARNABLE
+from benchmarks.scheduling import ALIKE, BASELINE, OURS, PHILLY, STEADY, Run, parts, rule_sha256, steady, table
+from controllers.policy_file import PolicyFile
+from controllers.scheduling import shapes, trace
+from controllers.scheduling.cluster import Shape
+from controllers.scheduling.learn import LEARNABLE, Learned
+from controllers.scheduling.simulate import World
+
+JOBS = 500
+"""Of a drawn trace, as in `benchmarks.scheduling`."""
+
+
+def runs(policy: PolicyFile) -> dict[str, Run]:
+    """The baseline, the rule, and the policy with and without the bound on waiting."""
+    return {
+        BASELINE: STEADY[BASELINE],
+        OURS: STEADY[OURS],
+        "learned": steady(Learned(policy.network, late_first=True), twin=True),
+        "learned_unbounded": steady(Learned(policy.network), twin=True),
+    }
+
+
+def train(seed: int, steps: int | None) -> tuple[PolicyFile, dict[str, Any]]:
+    """The policy, and what it was trained with and cost."""
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    policy = LEARNABLE.train(seed, steps, lambda text: print(text, flush=True))
+    cost = {"wall_s": round(time.monotonic() - began_s), "cpu_s": round(time.process_time() - cpu_s)}
+    return policy, {**policy.training, **cost}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, help="of training; none: the full number")
+    parser.add_argument("--seed", type=int, default=1, help="of training")
     parser.add_argument("--seeds", type=int, default=5, help="of evaluation")
     parser.add_argument("--name", default="scheduling_learned")
     given = parser.parse_args()
-    root = os.environ.get("NIGHTSHIFT_DATA")
-    files = [[Path(root) / PHILLY]] if root else []
-    began_s, cpu_s = time.monotonic(), time.process_time()
-    policy = LEARNABLE.train(1, given.steps, lambda text: print(text, flush=True))
-    training = {
-        **policy.training,
-        "wall_s": round(time.monotonic() - began_s),
-        "cpu_s": round(time.process_time() - cpu_s),
-    }
-    loads: dict[str, dict[str, Any]] = {}
-    for each in [[], *files]:
-        for row in LEARNABLE.evaluate(policy, each, range(given.seeds))["rows"]:
-            loads.setdefault(row["trace"], {}).setdefault(str(row["load"]), {})[row["policy"]] = row
-            print(row, flush=True)
-    write(given.name, {"rule_sha256": rule_sha256(), "training": training, "traces": loads})
+    root, seeds = os.environ.get("NIGHTSHIFT_DATA"), given.seeds
+    traces = {"trace3": parts(trace.read(Path(root) / PHILLY), seeds)} if root else {}
+    traces |= {f"shape_{name}": [shapes.drawn(name, JOBS, seed) for seed in range(seeds)] for name in shapes.NAMES}
+    policy, training = train(given.seed, given.steps)
+    results: dict[str, Any] = {"rule_sha256": rule_sha256(), "training": training}
+    for name, each in traces.items():
+        print(f"{name}: {len(each[0])} jobs", flush=True)
+        about = results.setdefault(name, {})
+        for found in table(each, runs(policy), ALIKE, World(Shape()), {}):
+            about["loads"] = found
+            write(given.name, results)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from figure_rows import Row, Show, Table, number
 from controllers.learnable import environment_sha256
 
 _RUNS = "results/trace3/loads"
+_RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 _RULE = Path(__file__).resolve().parents[1] / "controllers" / "scheduling"
 
 
@@ -44,6 +46,12 @@ def _rule(d: dict[str, Any]) -> str:
     return d["rule_sha256"][:12] + ("" if is_todays else ": **not the one that ships**, run it again")
 
 
+def _rule_beside(d: dict[str, Any]) -> str:
+    """As `_rule`, where the run names its rule and not its modules: those are the benchmark's of scheduling."""
+    sources = json.loads((_RESULTS / "scheduling.json").read_text(encoding="utf-8"))["results"]["rule_sources"]
+    return _rule({**d, "rule_sources": sources})
+
+
 def _mean(d: dict[str, Any], name: str) -> str:
     return f"{d[name]['over_backfill']['mean_jct_s']['mean']:.2f}" if name in d else "–"
 
@@ -55,6 +63,46 @@ def _of(case: str, name: str) -> Show:
         return _over(d[case]["0.9"][name]["over_backfill"]) if case in d else "–"
 
     return show
+
+
+_PLAYED = {
+    "trace3": "Philly-derived",
+    **{f"shape_{name}": f"drawn, {name}" for name in ("philly", "helios", "pai", "ours")},
+}
+_AT = ("0.5", "0.9", "1.2")
+
+
+def _learned(d: dict[str, Any]) -> str:
+    """The rule, the learned order inside the bound on waiting, and the learned order without it."""
+    return " / ".join(_over(d[who]["over_backfill"]) for who in ("steering", "learned", "learned_unbounded"))
+
+
+def _cases(d: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"{name} {load}", d[key]["loads"][load]) for key, name in _PLAYED.items() for load in _AT]
+
+
+def _mean_apart(d: dict[str, Any]) -> str:
+    """Where one mean is below the other's whole interval and its own interval does not reach the other mean."""
+    ahead, behind = [], []
+    for case, row in _cases(d):
+        rule, mine = (row[who]["over_backfill"]["mean_jct_s"] for who in ("steering", "learned"))
+        if mine["high"] < rule["low"]:
+            ahead.append(case)
+        if rule["high"] < mine["low"]:
+            behind.append(case)
+    return f"ahead: {', '.join(ahead) or 'nowhere'}; behind: {', '.join(behind) or 'nowhere'}"
+
+
+def _waits_longer(d: dict[str, Any]) -> str:
+    """In how many cases some seed's longest wait or p99 is beyond plain backfill's."""
+    counts = {
+        name: sum(
+            max(row[who]["over_backfill"][key]["worst"] for key in ("p99_wait_s", "longest_wait_s")) > 1.005
+            for _, row in _cases(d)
+        )
+        for name, who in (("rule", "steering"), ("learned", "learned"), ("unbounded", "learned_unbounded"))
+    }
+    return f"{', '.join(f'{name} {n}' for name, n in counts.items())} of {len(_cases(d))}"
 
 
 _BESIDE = (
@@ -118,6 +166,30 @@ TABLES = (
         ),
         note="Shapes: `controllers/scheduling/shapes.py`. The goal is missed on all of them; "
         "why: [scheduling](../concepts/scheduling.md).",
+    ),
+    Table(
+        "A learned order beside the rule, over FIFO with backfill on the same jobs",
+        "scheduling_learned",
+        "NIGHTSHIFT_DATA=… python -m benchmarks.scheduling_learned",
+        (
+            *(
+                Row(f"{name}, load {load}: rule / learned / learned, no bound on waiting",
+                    f"results/{key}/loads/{load}", _learned)
+                for key, name in _PLAYED.items()
+                for load in _AT
+            ),
+            Row("where the means' 95 % intervals over the seeds are apart, the learned order is", "results",
+                _mean_apart),
+            Row("cases in which some seed's p99 or longest wait is beyond backfill's", "results",
+                _waits_longer, "0"),
+            Row("training from scratch on one core, CPU", "results/training",
+                lambda v: f"{v['steps']:,} steps, {v['cpu_s'] / 60:.0f} min", "≤ 30 min on 2 cores"),
+            Row("the rule beside it (hash of its modules)", "results", _rule_beside),
+        ),
+        note="Mean completion time; the worst seed's; worst p99 and longest wait. MaskablePPO, trained on drawn "
+        "traces only, one training seed; cuts, seeds and loads are those of the tables above. A wait beside one of "
+        "next to nothing is many times as long. "
+        "What it says: [learned or by rule](../concepts/scheduling.md#learned-or-by-rule).",
     ),
     Table(
         "Promotion of learned policies, in worlds whose truth is known",

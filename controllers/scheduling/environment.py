@@ -35,7 +35,8 @@ WAIT = K
 
 
 class Choice:
-    """The first K of the queue as a policy sees them. `features` `[len(FEATURES)]`, `mask` `[K + 1]`."""
+    """The first K of the queue as a policy sees them. `features` `[len(FEATURES)]`, `mask` `[K + 1]`; `late`
+    `[K + 1]`: whom the baseline would have started."""
 
     def __init__(self, state: State, order: Steering) -> None:
         late = state.twin.late() if state.twin is not None else []
@@ -61,6 +62,8 @@ class Choice:
         self.features = np.concatenate([rows.ravel(), overall])
         self.mask = np.zeros(K + 1, bool)
         self.mask[: len(self.places)] = [place is not None for place in self.places]
+        self.late = np.zeros(K + 1, bool)
+        self.late[: len(self.jobs)] = [job in late for job in self.jobs]
         self.mask[WAIT] = bool(state.cluster.held) or not self.mask.any()
 
     def carry_out(self, state: State, action: int) -> None:

@@ -24,7 +24,7 @@ from controllers.scheduling.simulate import Simulation, World
 from controllers.scheduling.state import State
 
 INTERFACE = Interface("scheduling", FEATURES, ACTIONS)
-STEPS = 100_000
+STEPS = 1_000_000
 LOADS = (0.6, 0.9, 1.2)
 _KEPT = ("mean_jct_s", "p99_wait_s", "longest_wait_s")
 SOURCES = (
@@ -44,9 +44,11 @@ SOURCES = (
 
 @dataclass
 class Learned:
-    """A network's greedy choice, start after start, among the first K of the queue."""
+    """A network's greedy choice, start after start, among the first K of the queue. `late_first`: it has no choice
+    while somebody can start whom the baseline would have started."""
 
     network: Network
+    late_first: bool = False
 
     def __call__(self, state: State) -> None:
         order = Steering()
@@ -54,7 +56,9 @@ class Learned:
             choice = Choice(state, order)
             if not choice.mask[:WAIT].any():
                 return
-            logits = np.where(choice.mask, self.network.logits(choice.features[None])[0], -np.inf)
+            late = choice.mask & choice.late
+            mask = late if self.late_first and late.any() else choice.mask
+            logits = np.where(mask, self.network.logits(choice.features[None])[0], -np.inf)
             action = int(logits.argmax())
             if action == WAIT:
                 return

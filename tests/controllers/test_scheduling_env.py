@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 for _needed in ("gymnasium", "sb3_contrib"):
     if not os.environ.get("CI"):
@@ -13,9 +15,10 @@ for _needed in ("gymnasium", "sb3_contrib"):
 
 from controllers.learnable import learnable  # noqa: E402
 from controllers.scheduling import trace  # noqa: E402
-from controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, SchedulingEnv  # noqa: E402
+from controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice, SchedulingEnv  # noqa: E402
 from controllers.scheduling.learn import Learned  # noqa: E402
 from controllers.scheduling.simulate import Simulation, World  # noqa: E402
+from controllers.scheduling.state import State  # noqa: E402
 
 
 def test_it_is_an_environment_as_gymnasium_means_it() -> None:
@@ -45,6 +48,37 @@ def test_a_masked_action_is_refused_and_any_allowed_course_ends_with_every_job_d
     assert np.isfinite(result.jct_s).all()
     scale = np.mean([job.duration_s for job in env.simulation.jobs])
     assert total == pytest.approx(-float(result.jct_s.mean()) / float(scale), rel=1e-6)
+
+
+@dataclass
+class Idler:
+    """Of what is allowed, the last: whoever is furthest behind, and nobody at all as soon as that is allowed."""
+
+    def logits(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.arange(len(ACTIONS), dtype=float)[None]
+
+
+def played(late_first: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[bool, bool]], float]:
+    """(somebody late could have started, who started was late) of each start of an idler, and its longest wait."""
+    starts: list[tuple[bool, bool]] = []
+    carry_out = Choice.carry_out
+
+    def watched(self: Choice, state: State, action: int) -> None:
+        starts.append((bool((self.mask & self.late).any()), bool(self.late[action])))
+        carry_out(self, state, action)
+
+    monkeypatch.setattr(Choice, "carry_out", watched)
+    jobs = trace.at_load(trace.draw(60, 5), 64, 0.9)
+    policy = Learned(Idler(), late_first)  # type: ignore[arg-type]
+    return starts, float(Simulation(jobs, World(), twin=True).run(policy).wait_s.max())
+
+
+def test_whoever_is_late_goes_first_whatever_the_network_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded, longest_s = played(True, monkeypatch)
+    assert sum(could for could, _ in bounded) > 10
+    assert all(was for could, was in bounded if could)
+    _, without_s = played(False, monkeypatch)
+    assert longest_s < without_s
 
 
 @pytest.mark.full
