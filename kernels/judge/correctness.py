@@ -40,6 +40,10 @@ CANCELLING_ULP = 16.0
 """Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
 cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row, times the
 same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row."""
+EQUAL_TERMS = (torch.float32, torch.float64)
+"""Dtypes in which a sum of m equal terms may always err by √m units: equal roundings do not cancel, so that the
+order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham 1993,
+SIAM J. Sci. Comput. 14 (4)), where eager's tree may be exact."""
 SHORT_ROW = 8
 """Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only."""
 MIXED_ROW = 32
@@ -76,7 +80,8 @@ class Allowance:
 @dataclass(frozen=True)
 class Expected:
     """What the parent holds a call's outputs against. rows: indices compared, or None for all. spoilt: of each
-    output the elements that must not be finite; where given, nothing else is compared."""
+    output the elements that must not be finite; where given, nothing else is compared. terms: of each output how
+    many equal terms it is a sum of, 1 where they are not known to be equal (`EQUAL_TERMS`)."""
 
     truth: Outputs
     eager: Outputs
@@ -88,6 +93,7 @@ class Expected:
     elementwise: bool = False
     placed: bool = False
     spoilt: tuple[torch.Tensor, ...] = ()
+    terms: tuple[int, ...] = ()
 
 
 def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
@@ -138,7 +144,8 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
         return placed
     if expected.placed:
         return Finding(None, "")
-    return _accuracy(got, truth, eager, expected.allowances[i], expected.elementwise)
+    terms = expected.terms[i] if expected.terms and got.dtype in EQUAL_TERMS else 1
+    return _accuracy(got, truth, eager, expected.allowances[i], expected.elementwise, math.sqrt(terms))
 
 
 def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -> Finding:
@@ -202,18 +209,23 @@ def _luck(count: int) -> float:
 
 
 def _accuracy(
-    got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, allowed: Allowance, elementwise: bool
+    got: torch.Tensor,
+    truth: torch.Tensor,
+    eager: torch.Tensor,
+    allowed: Allowance,
+    elementwise: bool,
+    floors: float,
 ) -> Finding:
     factor = RMSE_FACTOR[got.dtype]
     count, columns = rows_of(got).shape
     mine = errors_of(got, truth, (eager,))
     own = errors_of(eager, truth, (got,))
-    base = factor * max(allowed.rmse, own.rmse, own.floor, torch.finfo(torch.float64).tiny)
+    base = factor * max(allowed.rmse, own.rmse, floors * own.floor, torch.finfo(torch.float64).tiny)
     limit, rmse_ratio = _luck(count) * base, mine.rmse / (_luck(count) * base)
     if rmse_ratio > 1 and got.itemsize >= 4 and mine.residual <= limit:
         limit = math.hypot(mine.residual, _luck(1) * base)
         rmse_ratio = mine.rmse / limit
-    beside = torch.maximum(own.rows, own.row_floors)
+    beside = torch.maximum(own.rows, floors * own.row_floors)
     pooled = torch.full_like(beside, allowed.row)
     if columns >= SHORT_ROW:
         pooled = torch.minimum(pooled, mine.row_scales * allowed.row_relative)

@@ -14,7 +14,7 @@ from kernels.draw import Draw, mix
 from kernels.judge.correctness import MIXED_ROW, Allowance, Expected, repeats_agree
 from kernels.judge.errors import errors_of, positive, rows_of
 from kernels.judge.inputs import Probe
-from kernels.judge.layouts import laid_out, lay_out, made_one
+from kernels.judge.layouts import laid_out, lay_out, made_one, repeats
 from kernels.problem import Inputs, Outputs, Problem, gradients_of
 
 POOL_ELEMENTS = 4096
@@ -70,9 +70,31 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         for i, e in enumerate(eager)
     )
     elementwise = problem.elementwise and not probe.backward
+    terms = tuple(_equal_terms(inputs, out, probe.upstream == "expanded") for out in eager)
     return Expected(
-        truth, eager, allowances, rows, False, problem.signed_zero, probe.backward, elementwise, probe.placed
+        truth,
+        eager,
+        allowances,
+        rows,
+        False,
+        problem.signed_zero,
+        probe.backward,
+        elementwise,
+        probe.placed,
+        terms=terms,
     )
+
+
+def _equal_terms(inputs: Inputs, out: torch.Tensor, expanded: bool) -> int:
+    """How many equal terms an output sums: as many as rows of an input are one row (by its stride of 0, or under an
+    expanded upstream gradient), where the output has no such rows itself."""
+    found = 1
+    for x in inputs:
+        if isinstance(x, torch.Tensor) and x.dim() > 1 and (axis := repeats(x.shape)) >= 0:
+            size, kept = x.shape[axis], axis < out.dim() and out.shape[axis] == x.shape[axis]
+            if (x.stride(axis) == 0 or expanded) and not kept:
+                found = max(found, size)
+    return found
 
 
 def _integer_allowance(draws: Sequence[tuple[Outputs, Outputs]], i: int) -> Allowance:

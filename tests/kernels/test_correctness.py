@@ -350,3 +350,29 @@ def test_a_row_of_sixteen_that_has_one_sign_by_luck_may_cancel_like_its_fellows(
     assert compare(made, (other,)).reason is None
     other[7, 3] += 0.02
     assert compare(made, (other,)).reason is not None
+
+
+@pytest.mark.parametrize("terms", [65, 1555, 4093])
+def test_a_sum_of_equal_terms_may_err_by_its_order_and_by_nothing_else(terms: int) -> None:
+    """The weight's gradient of rows that are all one row: equal roundings do not cancel, and eager's tree may be
+    exact. The gradient of each row, which sums over no rows, is held as ever."""
+    problem, case = named("rmsnorm_backward"), Case.of("float32", "repeated", m=terms, n=256)
+    inputs, right = _asked(problem, case, "normal")
+    assert right.terms == (1, terms)
+    dx, dw = problem.eager(inputs)
+    gradient, x, _, eps = inputs
+    term = (gradient[0] * x[0] * torch.rsqrt(x[0].square().mean() + eps)).float()
+    size = math.isqrt(terms)
+
+    def one_by_one(part: torch.Tensor, count: int) -> torch.Tensor:
+        total = torch.zeros_like(part)
+        for _ in range(count):
+            total += part
+        return total
+
+    in_blocks = one_by_one(one_by_one(term, size), terms // size) + one_by_one(term, terms % size)
+    assert compare(right, (dx, in_blocks)).reason is None
+    assert compare(right, (dx, in_blocks - term)).reason is not None
+    assert compare(right, (dx, dw.bfloat16().float())).reason is not None
+    assert compare(right, (dx * (1 + 2e-6), dw)).reason is not None
+    assert _asked(problem, case.with_(layout="padded"), "normal")[1].terms == (1, 1)
