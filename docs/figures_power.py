@@ -181,8 +181,9 @@ RACK = Table(
         )
     ),
     "Five seeds of two hours with arrivals, phases and sensor faults. PI alone counts what GPUs draw, so it is "
-    "over the budget at times; `never over` has the margin that it needs not to be, in the same run. Behind the "
-    "shield every GPU counts at its limit, and one per cent is kept back: of 660 readings of an H200 that its "
+    "over the budget at times; `never over` has the margin that it needs not to be, in the same run; `shielded` is "
+    "the same PI behind the divider's own shield, the one of the three that could ship. Behind the shield every "
+    "GPU counts at its limit, and one per cent is kept back: of 660 readings of an H200 that its "
     "limit held 3 were above it, by at most 0.7 %. The oracle knows curves and draws and has no shield; `told` is "
     "the divider behind the same shield, knowing every curve and every arrival; `limits, at once` is told and "
     "waits for nothing. On RTX6000's curves, whose jobs draw 7 % less than a limit that slows them, the goal is "
