@@ -100,7 +100,7 @@ class Decided:
     ) -> tuple[Decision, float, bool]:
         """The whole receipt after the racks' shield; the chance by design that what was executed was the policy's,
         and whether it was. Where the other arm would have led to the same, nothing was drawn: certain. `instead`:
-        all wishes if this job had asked for another level, its racks shared anew."""
+        the wishes near this job if it had asked for another level, its racks shared anew."""
         orders = around.orders
         clips = tuple(dict.fromkeys(c for uuid in self.highest_mw for c in orders.clips.get(uuid, ())))
         limits = {u: mw for u in self.highest_mw if (mw := orders.limit_mw(u)) is not None}
@@ -113,7 +113,7 @@ class Decided:
         same = self.level == self.other
         if not same and acts and 0.0 < self.trust.designed < 1.0:
             other = instead(self.decision.unit, self.other)
-            same = self.clock_same and around.same_with(other, frozenset(self.highest_mw))
+            same = self.clock_same and around.same_with(other, self.highest_mw)
         if same:
             return replace(self.decision, **whole, executed_propensity=1.0), 1.0, True
         return replace(self.decision, **whole), self.trust.designed, self.treated

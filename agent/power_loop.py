@@ -218,21 +218,22 @@ class PowerLoop:
         levels = {job: made.level for job, made in decided.items()}
         observed = self._memory
 
-        def divided(asked: Mapping[str, int]) -> Division:
+        def divided(asked: Mapping[str, int], among: list[shield.Gpu]) -> Division:
             if self._wide is None:
                 return Division()
             asks = {
                 job: (self._beliefs.gangs[job], decided[job].limit_level(level)) for job, level in asked.items()
             }
-            return divide_racks(racks, gpus, asks, observed, now_s, self._wide, s.shield, self._sharing)
+            inside = {gpu.rack: racks[gpu.rack] for gpu in among}
+            return divide_racks(inside, among, asks, observed, now_s, self._wide, s.shield, self._sharing)
 
-        def wished(asked: Mapping[str, int], division: Division) -> dict[str, float]:
-            wishes = {g.uuid: float(g.fallback_mw) for g in gpus if not g.job}
-            for job, made in decided.items():
-                wishes |= made.wishes_mw(asked[job], division.levels.get(job, TOP))
-            return self._racks.broken(gpus, wishes, now_s)
+        def wished(asked: Mapping[str, int], division: Division, among: list[shield.Gpu]) -> dict[str, float]:
+            wishes = {g.uuid: float(g.fallback_mw) for g in among if not g.job}
+            for job, level in asked.items():
+                wishes |= decided[job].wishes_mw(level, division.levels.get(job, TOP))
+            return self._racks.broken(among, wishes, now_s)
 
-        division = divided(levels)
+        division = divided(levels, gpus)
         for job, cap in division.levels.items():
             decided[job] = decided[job].capped(cap, beliefs[job])
         for job in division.probed:
@@ -242,14 +243,15 @@ class PowerLoop:
             for job, cap in division.levels.items()
             for uuid, mw in decided[job].highest_mw.items()
         }
-        wishes = wished(levels, division)
+        wishes = wished(levels, division, gpus)
         orders = shield.decide_step(racks, gpus, wishes, observed, now_s, s.shield, shares)
         found.orders = orders
         asked = Round(racks, gpus, wishes, observed, now_s, s.shield, orders, shares)
 
         def instead(job: str, level: int) -> dict[str, float]:
-            other = {**levels, job: level}
-            return wished(other, divided(other))
+            near = asked.near(decided[job].highest_mw)
+            other = {gpu.job: levels[gpu.job] for gpu in near if gpu.job} | {job: level}
+            return wished(other, divided(other, near), near)
 
         for made in self._clocks.decide(decided, orders.memory, now_s, s.shield).values():
             receipt, chance, treated = made.through(asked, self._nodes is not None, instead)

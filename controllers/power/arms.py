@@ -7,25 +7,30 @@ limits? Then nothing was drawn, and the turn says nothing about the policy. Pure
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from controllers.power import shield
 
 
-def neighbours(gpus: Iterable[shield.Gpu], uuids: frozenset[str]) -> list[shield.Gpu]:
-    """All GPUs whose limits these GPUs' can move: of their racks, of the gangs in those racks, and so on."""
+def linked(gpus: Iterable[shield.Gpu]) -> dict[str, list[shield.Gpu]]:
+    """Rack → all GPUs whose limits its own can move: of racks that hold a gang in common, and so on."""
     seen = list(gpus)
-    racks_of: dict[str, set[str]] = {}
+    racks_of: dict[str, set[str]] = defaultdict(set)
+    group = {gpu.rack: {gpu.rack} for gpu in seen}
     for gpu in seen:
-        racks_of.setdefault(gpu.job, set()).add(gpu.rack)
-    racks_of.pop("", None)  # those without a job are no gang
-    racks = {gpu.rack for gpu in seen if gpu.uuid in uuids}
-    grew = True
-    while grew:
-        more = set().union(*(found for found in racks_of.values() if found & racks)) | racks
-        grew, racks = more != racks, more
-    return [gpu for gpu in seen if gpu.rack in racks]
+        if gpu.job:  # those without a job are no gang
+            racks_of[gpu.job].add(gpu.rack)
+    for racks in racks_of.values():
+        if len(racks) > 1:
+            whole = set().union(*(group[rack] for rack in racks))
+            group.update(dict.fromkeys(whole, whole))
+    members: dict[int, list[shield.Gpu]] = defaultdict(list)
+    for gpu in seen:
+        members[id(group[gpu.rack])].append(gpu)
+    return {rack: members[id(whole)] for rack, whole in group.items()}
 
 
 def newly_locked(before: shield.Memory, after: shield.Memory) -> int:
@@ -47,11 +52,26 @@ class Round:
     orders: shield.Orders
     shares_mw: Mapping[str, int] = field(default_factory=dict)
 
-    def same_with(self, instead_mw: Mapping[str, float], uuids: frozenset[str] | None = None) -> bool:
-        """Whether other wishes for some GPUs would have given these GPUs (without: just those) the same limits."""
-        mine = frozenset(instead_mw) if uuids is None else uuids
-        near = neighbours(self.gpus, frozenset(instead_mw) | mine)
-        wishes = {**self.wishes_mw, **instead_mw}
+    def near(self, uuids: Iterable[str]) -> list[shield.Gpu]:
+        """All GPUs whose limits these GPUs' can move."""
+        racks = {self._rack_of[uuid] for uuid in uuids if uuid in self._rack_of}
+        found = {id(group): group for group in (self._linked[rack] for rack in sorted(racks))}
+        return [gpu for group in found.values() for gpu in group]
+
+    @cached_property
+    def _rack_of(self) -> dict[str, str]:
+        return {gpu.uuid: gpu.rack for gpu in self.gpus}
+
+    @cached_property
+    def _linked(self) -> dict[str, list[shield.Gpu]]:
+        return linked(self.gpus)
+
+    def same_with(self, instead_mw: Mapping[str, float], uuids: Iterable[str]) -> bool:
+        """Whether other wishes for GPUs near these would have given these the same limits."""
+        mine = list(uuids)
+        near = self.near(mine)
+        wishes = {gpu.uuid: self.wishes_mw[gpu.uuid] for gpu in near if gpu.uuid in self.wishes_mw}
+        wishes |= instead_mw
         step = shield.decide_step(
             self.racks, near, wishes, self.memory, self.now_s, self.settings, self.shares_mw
         ).limits_mw
