@@ -155,6 +155,8 @@ class Steering:
             self.held = None
         for job in late:
             self._seat_late(state, job, share)
+        if not share and state.twin is not None and state.twin.is_like(state.cluster):
+            return  # what backfill starts in this cluster has started
         rest = self.order(state, set(late))
         taken = None if self.held is None else self.held[1]
         share = share and not any(job in late for job in state.queue)

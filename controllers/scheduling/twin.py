@@ -121,6 +121,12 @@ class Twin:
         found = [job for job in self.real.queue if job in self.started_s]
         return sorted(found, key=lambda job: (self.started_s[job], job))
 
+    def is_like(self, cluster: Cluster) -> bool:
+        """Whether the same jobs sit there on the same GPUs: then the baseline has said who starts now. Asked again
+        after its own starts it would say more: they move the reservation of the first that waits."""
+        here = self._state.cluster
+        return np.array_equal(here.tenants, cluster.tenants) and np.array_equal(here.closed, cluster.closed)
+
     @property
     def waiting(self) -> int:
         """How many wait there."""
