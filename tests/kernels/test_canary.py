@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kernels.apply.bundle import bundle
 from tests.kernels.applied import load
@@ -124,6 +127,51 @@ def test_a_kernel_that_breaks_the_step_is_left_out(world: Any) -> None:
     assert math.isinf(seconds["all"])
     assert "rmsnorm" in one.state.kernels
     assert "gelu" not in one.state.kernels
+
+
+def test_a_step_that_broke_off_leaves_no_gradients_behind(world: Any) -> None:
+    """The next backward pass would add to them; those of a CUDA graph lie where there is no memory any more."""
+    runtime, one = world(gains={}, breaks="gelu")
+    model = torch.nn.Linear(2, 2)
+    one.state.models.add(model)
+    seen: list[bool] = []
+
+    def step() -> None:
+        seen.append(model.weight.grad is not None)
+        model(torch.ones(1, 2)).sum().backward()
+        one.step()
+        model.zero_grad()
+
+    runtime.canary(step, clock=one.clock)
+    assert seen
+    assert not any(seen)
+
+
+def test_a_lost_context_ends_the_canary_and_names_the_kernels(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, one = world(gains={}, breaks="gelu")
+
+    def wait() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(runtime, "_wait", lambda: wait() if "gelu" in one.state.kernels else None)
+    with pytest.raises(RuntimeError, match=r"gelu lost the GPU's context .*illegal.*: apply without them"):
+        runtime.canary(one.step, clock=one.clock)
+
+
+def test_a_table_for_one_launch_keeps_no_gradient_alive(world: Any) -> None:
+    """A CUDA graph's replay takes its gradients back; asked for their address then, torch raises."""
+    runtime, _ = world(gains={})
+    rows = [tuple(torch.zeros(size) for _ in range(4)) for size in (40, 20000)]
+    table = runtime.Table(rows, torch.bfloat16)
+    gradients = [weakref.ref(row[1]) for row in rows]
+    again = [(row[0], torch.ones_like(row[1]), *row[2:]) for row in rows]
+    del rows
+    gc.collect()
+    assert [gradient() for gradient in gradients] == [None, None]
+    bases = table.bases(again)
+    assert {id(base) for base in bases[:4]} <= {id(x) for row in again for x in row}
+    assert table.table[:, 5].tolist() == [40, 16384, 20000 - 16384]
+    assert table.table[:, 4].tolist() == [-1, -1, -1]
 
 
 def test_a_step_that_torch_alone_does_not_run_is_told(world: Any) -> None:

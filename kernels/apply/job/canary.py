@@ -71,12 +71,19 @@ def canary(
         return statistics.median(found)
 
     def tried(names: Sequence[str]) -> float:
-        """Infinite where the step does not run with these: that must not stop the job."""
+        """Infinite where the step does not run with these: that must not stop the job. Raises RuntimeError where
+        the GPU's context went with it, after which nothing in this process can run."""
         try:
             return timed(names)
         except Exception as error:  # noqa: BLE001  a compiler that chokes on a kernel is a reason against it
             told = f"{type(error).__name__}: {str(error)[:200]}"
             STATE.log(f"nightshift kernels: no step with {', '.join(names)}: {told}")
+            _forget_gradients()
+            try:
+                _wait()
+            except RuntimeError as lost:
+                why = f"a step with {', '.join(names)} lost the GPU's context ({lost}): apply without them"
+                raise RuntimeError(why) from error
             return math.inf
 
     def left_s() -> float:
@@ -184,6 +191,14 @@ def _use(kernels: dict[str, Any]) -> None:
     STATE.kernels.update(kernels)
     open_all()
     torch._dynamo.reset()
+
+
+def _forget_gradients() -> None:
+    """Of a step that broke off before it did so itself: those that CUDA graphs wrote lie in memory that goes with
+    the compiled regions, and the next backward pass would add to them there."""
+    for model in STATE.models:
+        for parameter in model.parameters():
+            parameter.grad = None
 
 
 def _timed(step: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:

@@ -60,6 +60,7 @@ def apply(
     """
     report = Report(kernels_sha256=kernels_sha256())
     STATE.shadow_every, STATE.log_every, STATE.log, STATE.open = shadow_every, log_every, log, compiler_launches
+    STATE.models.add(model)
     read_demotions()
     for record, why in zip(KERNELS, objections(only), strict=True):
         _take(record, why, report)
@@ -112,6 +113,7 @@ def unapply(model: nn.Module) -> int:
     STATE.stepping = False
     COPIES.clear()
     MODELS.clear()
+    STATE.models.discard(model)
     STATE.kernels.clear()
     STATE.fallbacks.clear()
     return count

@@ -145,18 +145,20 @@ def _lies_well(row: Row, device: int) -> bool:
 
 class Table:
     """Where the chunks of many tensors begin, counted from the one of each kind that lies lowest; on the GPU. Made
-    anew only when a tensor lies elsewhere than in the last step."""
+    anew only when a tensor lies elsewhere than in the last step. Keeps none of the tensors: a gradient that a CUDA
+    graph wrote is gone with the graph's next replay, though the next step's lies where it lay."""
 
     def __init__(self, rows: Sequence[Row], kind: torch.dtype) -> None:
         self.addresses = _addresses(rows)
-        self.bases = [min((row[place] for row in rows), key=torch.Tensor.data_ptr) for place in range(4)]
         device = rows[0][0].device
-        copies = [copy.narrow for row in rows if (copy := COPIES.get(row[0])) is not None]
-        empty = torch.empty(16, dtype=kind, device=device)
-        self.bases.append(min(copies, key=torch.Tensor.data_ptr, default=empty))
-        lowest = torch.tensor([x.data_ptr() for x in self.bases])
-        widths = torch.tensor([x.element_size() for x in self.bases])
         begins = torch.tensor(self.addresses).reshape(len(rows), 5)
+        self._lowest = [int(begins[:, place].argmin()) for place in range(4)]
+        copies = [number for number, row in enumerate(rows) if COPIES.get(row[0]) is not None]
+        self._copy = min(copies, key=lambda number: int(begins[number, 4]), default=-1)
+        self._empty = torch.empty(16, dtype=kind, device=device)
+        bases = self.bases(rows)
+        lowest = torch.tensor([x.data_ptr() for x in bases])
+        widths = torch.tensor([x.element_size() for x in bases])
         copied = begins[:, 4] > 0
         begins = (begins - lowest) // widths
         counts = torch.tensor([row[0].numel() for row in rows])
@@ -169,6 +171,11 @@ class Table:
         table[:, 5] = (counts[owner] - inner).clamp(max=CHUNK)
         pinned = table.pin_memory() if device.type == "cuda" else table
         self.table = pinned.to(device, non_blocking=True)
+
+    def bases(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """The tensor of each kind that lies lowest, of this step's."""
+        copy = COPIES.get(rows[self._copy][0]).narrow if self._copy >= 0 else self._empty
+        return [*(rows[number][place] for place, number in enumerate(self._lowest)), copy]
 
 
 def _addresses(rows: Sequence[Row]) -> list[int]:
@@ -190,7 +197,7 @@ def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any
     if table is None or table.addresses != _addresses(rows):
         table = _TABLES[rows[0][0]] = Table(rows, DTYPES[kernel.record["dtype"]])
     kernel.calls += 1
-    kernel.entry(*table.bases, table.table, *numbers, step)
+    kernel.entry(*table.bases(rows), table.table, *numbers, step)
     torch.autograd.graph.increment_version([x for row in rows for x in (row[0], row[2], row[3])])
     for row in rows:
         copy = COPIES.get(row[0])
@@ -247,10 +254,11 @@ def _checked(
     by_torch()
     rest = (*numbers, int(step.item()))
     if kernel.problem == MANY:
-        one = Table([(mine[0], mine[1], mine[2], mine[3])], DTYPES[kernel.record["dtype"]])
+        alone = [(mine[0], mine[1], mine[2], mine[3])]
+        one = Table(alone, DTYPES[kernel.record["dtype"]])
         if len(mine) == 5:
             one.table[:, 4] = one.table[:, 0]
-        kernel.entry(*mine[:4], *(mine[4:] or one.bases[4:]), one.table, *rest)
+        kernel.entry(*mine[:4], *(mine[4:] or one.bases(alone)[4:]), one.table, *rest)
     else:
         kernel.entry(*mine, *rest)
     reference: Callable[..., None] = adamw_cast_reference if len(mine) == 5 else adamw_reference

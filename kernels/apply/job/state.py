@@ -100,6 +100,7 @@ class State:
     fallbacks: reason → calls that torch computed. functions: torch's own, by "module.name", while swapped.
     open: compiled regions see through the operators and launch kernels themselves; opened: problem → name of the
     operator for that. watching: for this one step they do not, so that shadow checks can look.
+    models: what `apply` was given, as long as the job holds it.
     copying: compiled layers may read weights' copies; copied_steps: optimiser steps since there are some;
     wide_products: matrix products give their gradients in float32.
     """
@@ -119,6 +120,7 @@ class State:
     open: bool = False
     opened: dict[str, str] = field(default_factory=dict)
     watching: bool = False
+    models: Any = field(default_factory=weakref.WeakSet)
     copying: bool = False
     copied_steps: int = 0
     wide_products: bool = False
