@@ -184,6 +184,21 @@ TABLES = (
         "why: [scheduling](../concepts/scheduling.md).",
     ),
     Table(
+        "Twenty-five drawn `pai` traces, the shape on which guests go wrong",
+        "scheduling_pai",
+        "python -m benchmarks.scheduling --seeds 25 --only shape_pai --name scheduling_pai",
+        (
+            *(
+                Row(f"load {load}: mean completion time; the worst trace's; worst p99 and longest wait; true "
+                    "durations; true durations and stopping at will; what anybody could reach",
+                    f"results/shape_pai/loads/{load}", _shaped, "≤ 0.6; ≤ 1")
+                for load in _AT
+            ),
+            Row("the rule that these are of (hash of its modules)", "results", _rule),
+        ),
+        note="The first five are those of the table above.",
+    ),
+    Table(
         "A learned order beside the rule, over FIFO with backfill on the same jobs",
         "scheduling_learned",
         "NIGHTSHIFT_DATA=… python -m benchmarks.scheduling_learned",
