@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import IO
 
 from kernels.judge import isolation
 from kernels.judge.buffers import CpuLender, CudaLender, Lender
@@ -21,13 +24,16 @@ from kernels.judge.process import STDERR_KEPT, Limits, Process, Role
 from kernels.judge.reach import paths
 from kernels.judge.verdict import JudgeBroken
 
+_HELD = "held"
+"""In a judge's scratch folder: locked for as long as the judge lives."""
+
 
 class Zygote:
     """Starts confined processes for one judge. Use as a context manager, or call `close`."""
 
     def __init__(self, device: str, interpret: bool = False) -> None:
         self.device = device
-        self._root = _scratch_root()
+        self._root, self._held = _scratch_root()
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
         environment.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
@@ -123,17 +129,33 @@ class Zygote:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._root, ignore_errors=True)
+        self._held.close()
 
 
-def _scratch_root() -> Path:
-    """A new folder for the hosts' scratch folders, which their users can reach."""
+def _scratch_root() -> tuple[Path, IO[bytes]]:
+    """A new folder for the hosts' scratch folders, which their users can reach, and the file whose lock says for as
+    long as this process lives that it is in use. Those of judges that were killed go."""
+    _sweep(Path(tempfile.gettempdir()))
     root = Path(tempfile.mkdtemp(prefix="judge-"))
     root.chmod(0o711)
     shut = next((folder for folder in root.parents if not folder.stat().st_mode & stat.S_IXOTH), None)
     if os.geteuid() == 0 and shut is not None:  # else each good candidate would be refused: it cannot be read
         root.rmdir()
         raise JudgeBroken(f"{shut}: hosts run as other users and cannot enter it; set TMPDIR to a folder they can")
-    return root
+    held = (root / _HELD).open("wb")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    return root, held
+
+
+def _sweep(folder: Path) -> None:
+    """Removes the folders that judges of this user left behind; one that is in use or not ours stays."""
+    for root in folder.glob("judge-*"):
+        with contextlib.suppress(OSError):  # in use, gone meanwhile, or nothing of a judge's
+            found = root.lstat()
+            if found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode):
+                with (root / _HELD).open("rb") as held:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(root, ignore_errors=True)
 
 
 def user_of(judge: int, number: int) -> int:

@@ -6,6 +6,8 @@ import ctypes
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -256,3 +258,27 @@ def test_a_folder_that_the_hosts_cannot_enter_is_the_judges_fault(
     with pytest.raises(JudgeBroken, match=r"set TMPDIR"):
         Zygote("cpu")
     assert not list(closed.iterdir())
+
+
+def test_what_a_killed_judge_left_is_cleared_away_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        source = (
+            "import signal, os, sys, tempfile; from kernels.judge import hosts; tempfile.tempdir = sys.argv[1]\n"
+        )
+        source += "root, held = hosts._scratch_root(); (root / 'host0').mkdir(); print(root, flush=True)\n"
+        source += "sys.stdin.read()"
+        command = [sys.executable, "-c", source, name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            root = Path(other.stdout.readline().strip())
+            (folder / "judge-of-somebody").mkdir()  # no judge's: nothing in it says that it is held
+            (folder / "judge-link").symlink_to(root)
+            mine, held = hosts._scratch_root()
+            assert (root / "host0").is_dir()
+            other.kill()
+        with held:
+            left = {mine.name, hosts._scratch_root()[0].name, "judge-of-somebody", "judge-link"}
+            assert {path.name for path in folder.iterdir()} == left
