@@ -65,7 +65,7 @@ def test_killed_with_signal_9_in_mid_search_no_trial_is_lost_and_none_repeated(
     text = (folder / "ledger.jsonl").read_bytes()
     before = text[: text.rfind(b"\n") + 1]
     assert 2 <= before.count(b"\n") < TRIALS, "none was in mid-search"
-    until = time.monotonic() + 30.0
+    until = time.monotonic() + 180.0  # what a busy machine takes to notice
     while of_session(mark) and time.monotonic() < until:
         time.sleep(0.2)
     assert not of_session(mark), "Ray's processes outlived their driver"
