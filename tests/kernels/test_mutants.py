@@ -130,12 +130,18 @@ SEEN_ON_THE_CPU = {
     "cross_entropy_gradient_skips_zero_rows",
     "max_integer_without_the_least",
     "rmsnorm_knows_epsilon",
+    "dropout_of_nothing_forgets_the_residual",
+    "dropout_seed_of_48_bits",
+    "rmsnorm_gradient_hides_infinities",
+    "softmax_of_a_masked_first_block",
 }
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "piece", [p for p in read_gallery(LATER, "cpu") if p.name in SEEN_ON_THE_CPU], ids=lambda piece: piece.name
+    "piece",
+    [p for folder in (LATER, SIXTH) for p in read_gallery(folder, "cpu") if p.name in SEEN_ON_THE_CPU],
+    ids=lambda piece: piece.name,
 )
 def test_a_later_mutant_that_needs_no_gpu_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
     shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)

@@ -12,7 +12,6 @@ from kernels.candidate import Bound, Candidate, Domain
 from kernels.candidate_file import read_candidate
 from kernels.draw import Draw
 from kernels.judge.correctness import compare
-from kernels.judge.gallery import Piece, read_gallery, show
 from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
 from kernels.judge.judge import Judge, Request
 from kernels.judge.oracle import expected, gradient_seeds
@@ -24,21 +23,6 @@ from tests.kernels.test_judge import library
 SIXTH = Path(__file__).parent / "mutants_sixth"
 SECRETS = [bytes([number]) for number in range(20)]
 UNBOUND = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)
-SEEN_ON_THE_CPU = {
-    "dropout_of_nothing_forgets_the_residual",
-    "dropout_seed_of_48_bits",
-    "rmsnorm_gradient_hides_infinities",
-    "softmax_of_a_masked_first_block",
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "piece", [p for p in read_gallery(SIXTH, "cpu") if p.name in SEEN_ON_THE_CPU], ids=lambda piece: piece.name
-)
-def test_a_mutant_of_the_sixth_ten_that_needs_no_gpu_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
-    shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)
-    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
 
 
 @pytest.mark.parametrize(
