@@ -10,7 +10,7 @@ import pytest
 
 from kernels.candidate_file import read_candidate
 from kernels.judge import static
-from kernels.judge.gallery import Piece, Showing, read_gallery, show
+from kernels.judge.gallery import Piece, Showing, placeless, read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge
 from kernels.judge.process import Limits
@@ -206,3 +206,10 @@ def test_every_file_of_the_gallery_is_read() -> None:
 
 def test_reasons_in_headers_are_the_verdicts_own_words() -> None:
     assert all(isinstance(reason, Reason) for piece in _all("exploits") for reason in piece.refused)
+
+
+def test_a_record_does_not_say_where_it_was_made() -> None:
+    root = HERE.parents[1]
+    text = f'File "{root}/kernels/judge/host.py", line 1\nFile "/tmp/a/judge-x1/host17/candidate.py", line 2'
+    told = 'File "kernels/judge/host.py", line 1\nFile "host17/candidate.py", line 2'
+    assert placeless(text) == told
