@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import connection
@@ -75,54 +75,85 @@ def search_all(
     enough: whether the time is over: works that were not begun then are left, and come back as not certified.
 
     A process that dies takes its search with it (the ledger keeps what was tried) and is not replaced; what no
-    process is left for comes back as not certified.
+    process is left for comes back as not certified. Each process has a pipe of its own, so one that is killed in
+    the middle of a message leaves no lock behind that another would wait for.
     """
     context = multiprocessing.get_context("spawn")
-    asked: Any = context.Queue()
-    told: Any = context.Queue()
-    for number, work in enumerate(works):
-        asked.put((number, work.source, work.task.case, work.origin, work.for_jobs, work.slug))
-    for _ in means.gpus:
-        asked.put(None)
-    running: dict[int, Any] = {}
+    waiting = deque(enumerate(works))
+    workers: dict[int, _Worker] = {}
     found: dict[int, tuple[str, int]] = {}
     over = False
     try:
         while len(found) < len(works):
             for gpu in means.gpus:
-                if gpu not in running and not over and ready(gpu):
-                    running[gpu] = _start(context, gpu, means, asked, told)
+                if gpu not in workers and not over and ready(gpu):
+                    workers[gpu] = _start(context, gpu, means)
             if not over and enough():
                 over = True
-                _leave_the_rest(asked, len(means.gpus), found)
-            alive = any(process.is_alive() for process in running.values()) or (
-                len(running) < len(means.gpus) and not over
-            )
-            try:
-                kind, number, item = told.get(timeout=_LOOK_S)
-            except queue.Empty:
-                if not alive:
-                    break
-                continue
-            if kind == "line":
-                tell(item)
-            else:
-                found[number] = item
+                found |= {number: (NOT_BEGUN, 0) for number, _ in waiting}
+                waiting.clear()
+            alive = [worker for worker in workers.values() if not worker.line.closed]
+            if not alive and (over or len(workers) == len(means.gpus)):
+                break
+            _listen(alive, waiting, found, tell)
     finally:
-        for process in running.values():
-            process.terminate() if len(found) < len(works) else process.join(30.0)
+        for worker in workers.values():
+            worker.end(30.0 if len(found) == len(works) else 0.0)
     return [_done(work, means.folder, found.get(number)) for number, work in enumerate(works)]
 
 
-def _leave_the_rest(asked: Any, processes: int, found: dict[int, tuple[str, int]]) -> None:
-    """Takes the works that no process has begun out of the queue; the processes end with what they have."""
-    with contextlib.suppress(queue.Empty):
-        while True:
-            item = asked.get(timeout=_LOOK_S)
-            if item is not None:
-                found[item[0]] = (NOT_BEGUN, 0)
-    for _ in range(processes):
-        asked.put(None)
+@dataclass(frozen=True)
+class _Worker:
+    """line: closed once the process is gone, and all that it had said was read."""
+
+    process: Any
+    line: Any
+
+    def end(self, patience_s: float) -> None:
+        self.process.join(patience_s)
+        for signal in (self.process.terminate, self.process.kill):
+            if self.process.is_alive():
+                signal()
+                self.process.join(5.0)
+        self.line.close()
+
+
+def _listen(
+    alive: Sequence[_Worker],
+    waiting: deque[tuple[int, Work]],
+    found: dict[int, tuple[str, int]],
+    tell: Callable[[str], None],
+) -> None:
+    """Takes one message of each process that has one, for at most `_LOOK_S`, and deals out the next works."""
+    ends = [end for worker in alive for end in (worker.line, worker.process.sentinel)]
+    heard = connection.wait(ends, _LOOK_S)
+    for worker in alive:
+        if worker.line in heard or worker.process.sentinel in heard:
+            try:
+                if not worker.line.poll():
+                    raise EOFError
+                kind, number, item = worker.line.recv()
+            except (EOFError, OSError):
+                worker.line.close()
+                continue
+            if kind == "line":
+                tell(item)
+                continue
+            if kind == "done":
+                found[number] = item
+            _deal(worker, waiting)
+
+
+def _deal(worker: _Worker, waiting: deque[tuple[int, Work]]) -> None:
+    """Gives the next work to a process, or None: there is no more."""
+    item = None
+    if waiting:
+        number, work = waiting[0]
+        item = (number, work.source, work.task.case, work.origin, work.for_jobs, work.slug)
+    with contextlib.suppress(OSError):  # it died since: the work is another's
+        worker.line.send(item)
+        if waiting:
+            waiting.popleft()
 
 
 def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> Done:
@@ -131,19 +162,21 @@ def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> Done:
     return Done(work, None, path if path.exists() else None, why, trials)
 
 
-def _start(context: Any, gpu: int, means: Means, asked: Any, told: Any) -> Any:
-    process = context.Process(target=_work_off, args=(gpu, means, asked, told))
+def _start(context: Any, gpu: int, means: Means) -> _Worker:
+    mine, its = context.Pipe()
+    process = context.Process(target=_work_off, args=(gpu, means, its))
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     if means.device == "cuda":  # before torch is imported there
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu, before)
     try:
         process.start()
     finally:
+        its.close()  # or its end would not be seen here
         if before is None:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
-    return process
+    return _Worker(process, mine)
 
 
 def visible(gpu: int, allowed: str | None) -> str:
@@ -151,11 +184,18 @@ def visible(gpu: int, allowed: str | None) -> str:
     return allowed.split(",")[gpu].strip() if allowed else str(gpu)
 
 
-def _work_off(gpu: int, means: Means, asked: Any, told: Any) -> None:
+def _work_off(gpu: int, means: Means, line: Any) -> None:
     """A process: searches until there is nothing left. It ends with its parent."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    os.set_inheritable(line.fileno(), False)  # judges' processes must not keep it open
+    one_at_a_time = threading.Lock()
+
+    def say(kind: str, number: int, item: Any) -> None:
+        with one_at_a_time:
+            line.send((kind, number, item))
+
     signer = Signer.from_bytes(means.signer)
     judge = Judge(means.device, means.device == "cpu", compiled=means.compiled, shelf=means.shelf)
     with judge:
@@ -168,17 +208,18 @@ def _work_off(gpu: int, means: Means, asked: Any, told: Any) -> None:
             means.ladder,
             means.peaks,
             means.seed,
-            tell=lambda text: told.put(("line", -1, f"[{gpu}] {text}")),
+            tell=lambda text: say("line", -1, f"[{gpu}] {text}"),
             git=means.git,
         )
-        while (item := asked.get()) is not None:
+        say("idle", -1, None)
+        while (item := line.recv()) is not None:
             number, source, case, origin, for_jobs, slug = item
             try:
                 work = work_again(source, case, origin, means.peaks, means.seed, for_jobs)
                 (done,) = run.search([means.finish(replace(work, slug=slug))])
-                told.put(("done", number, (done.why, done.trials)))
+                say("done", number, (done.why, done.trials))
             except Exception as error:  # noqa: BLE001  one search's fault must not cost the others
-                told.put(("done", number, (f"{type(error).__name__}: {error}"[:500], 0)))
+                say("done", number, (f"{type(error).__name__}: {error}"[:500], 0))
 
 
 def work_again(

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from kernels.candidate import Candidate
@@ -43,12 +46,36 @@ def by_plain(work: Work) -> Work:
     return replace(work, generators=(Plain(),))
 
 
-def main(folder: Path, enough: Callable[[], bool] = lambda: False, processes: int = 0) -> list[Done]:
+def by_dying(work: Work, when: str) -> Work:
+    """The process that has the first work is killed in its next message (it sent half of it), or in its next wait."""
+    if work.task.case.sizes["n"] != COLUMNS[0]:
+        return by_plain(work)
+    whole = Connection._send  # type: ignore[attr-defined]
+
+    def _send(self: Connection, data: bytes, *rest: object) -> None:
+        whole(self, data[: len(data) // 2], *rest)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _recv(self: Connection, *rest: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    dying = {"send": _send, "receive": _recv}[when]
+    setattr(Connection, dying.__name__, dying)
+    return by_plain(work)
+
+
+def main(
+    folder: Path,
+    enough: Callable[[], bool] = lambda: False,
+    processes: int = 0,
+    finish: Callable[[Work], Work] = by_plain,
+    trials: int = TRIALS,
+) -> list[Done]:
     cases = [Case.of("float16", "contiguous", m=6, n=n) for n in COLUMNS]
     works = [work for case in cases for work in from_problem("softmax", case=case)]
     means = Means(
-        folder, bytes(range(32)), "c0ffee", Budget(trials=TRIALS, batch=1), ON_CPU, None, device="cpu",
-        gpus=tuple(range(processes or len(works))), threads=1, compiled=False, finish=by_plain,
+        folder, bytes(range(32)), "c0ffee", Budget(trials=trials, batch=1), ON_CPU, None, device="cpu",
+        gpus=tuple(range(processes or len(works))), threads=1, compiled=False, finish=finish,
     )  # fmt: skip
     return search_all(works, means, lambda text: print(text, flush=True), enough=enough)
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from kernels.fan_out import NOT_BEGUN, visible
 from kernels.ledger import read_run
 from kernels.optimise import tasks_of
-from tests.kernels.fanned import COLUMNS, TRIALS, candidate, main
+from tests.kernels.fanned import COLUMNS, TRIALS, by_dying, candidate, main
 
 ROOT = Path(__file__).parents[2]
 TRIAL = re.compile(r"\[(\d)\] +\d+ revert ")
@@ -63,6 +64,17 @@ def test_when_the_time_is_over_what_was_not_begun_is_left_and_told(tmp_path: Pat
     assert (first.why, first.trials) == ("no candidate stood", TRIALS)
     assert (second.why, second.trials) == (NOT_BEGUN, 0)
     assert len(ledgers(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("when", ["send", "receive"])
+def test_a_process_killed_in_the_middle_of_a_message_holds_up_neither_its_parent_nor_its_sibling(
+    tmp_path: Path, when: str
+) -> None:
+    """Killed half-way through what it says, or as it asks for more: what it had locked would stay locked."""
+    first, second = main(tmp_path, finish=partial(by_dying, when=when), trials=1)
+    assert second.trials == 1
+    assert first.trials == (1 if when == "receive" else 0)
+    assert when == "receive" or first.why.startswith("its process ended")
 
 
 def test_the_nth_gpu_is_that_of_those_it_may_use() -> None:
