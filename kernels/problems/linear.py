@@ -52,8 +52,7 @@ def _problem(name: str, reference: Callable[..., Any]) -> Problem:
     )
 
 
-ALL = (
-    _problem("linear_gelu", gelu_reference),
-    _problem("linear_gelu_tanh", gelu_tanh_reference),
-    _problem("linear_relu", relu_reference),
-)
+LINEAR_GELU = _problem("linear_gelu", gelu_reference)
+LINEAR_GELU_TANH = _problem("linear_gelu_tanh", gelu_tanh_reference)
+LINEAR_RELU = _problem("linear_relu", relu_reference)
+ALL = (LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RELU)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from kernels.profile.bent import UNKNOWN_FORM, UNTRAINED_PATTERNS, gelu_form
 from kernels.profile.operators import Unit
 from kernels.profile.pattern import DTYPES, Bind, Found, Pattern, dims, dtype, layout, rows_of, rowwise
 from kernels.profile.written_out import WRITTEN_OUT
@@ -119,9 +121,17 @@ def _gated(problem: str) -> Bind:
     return bind
 
 
+def _geglu(units: Sequence[Unit]) -> Found | None:
+    """Of the tanh form alone: the exact one's kernel is a gelu, and a product."""
+    form = gelu_form(units[0])
+    found = _gated("geglu")(units) if form != "none" else None
+    return replace(found, note=_TANH_TAKEN) if found is not None and not form else found
+
+
 def _gelu(units: Sequence[Unit]) -> Found | None:
-    concrete = units[0].signature.concrete
-    return None if "tanh" in concrete[1:] else rowwise("gelu", units[0])
+    form = gelu_form(units[0])
+    found = rowwise("gelu", units[0]) if form != "tanh" else None
+    return replace(found, note=UNKNOWN_FORM) if found is not None and not form else found
 
 
 def _fused_mlp(units: Sequence[Unit]) -> Found | None:
@@ -195,7 +205,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(("softmax|_softmax",), _softmax),
     Pattern(("scaled_dot_product_attention",), _attention),
     Pattern(("silu", "mul"), _gated("swiglu")),
-    Pattern(("gelu", "mul"), _gated("geglu")),
+    Pattern(("gelu", "mul"), _geglu),
     Pattern(("gelu",), _gelu),
     Pattern(("dropout|native_dropout", "add"), _dropout_add),
     Pattern(("linear",), _linear),
@@ -206,13 +216,16 @@ PATTERNS: tuple[Pattern, ...] = (
 )
 
 
-LONGEST = max(len(pattern.names) for pattern in PATTERNS)
+LONGEST = max(len(pattern.names) + len(pattern.ahead) for pattern in (*UNTRAINED_PATTERNS, *PATTERNS))
+_TANH_TAKEN = "which form of GELU was not recorded; taken as the tanh one"
 
 
 def segments(units: Sequence[Unit], parameters: int = 0) -> list[tuple[tuple[Unit, ...], Found | None]]:
     """The units in groups: those of a problem together, each other one alone. `parameters`: elements that an
     optimiser step works on."""
     made: list[tuple[tuple[Unit, ...], Found | None]] = []
+    trained = parameters > 0 or any(unit.backward_s > 0 for unit in units)
+    patterns = PATTERNS if trained else (*UNTRAINED_PATTERNS, *PATTERNS)
     at = 0
     while at < len(units):
         same = [u for u in units[at : at + LONGEST] if (u.step, u.track) == (units[at].step, units[at].track)]
@@ -222,7 +235,7 @@ def segments(units: Sequence[Unit], parameters: int = 0) -> list[tuple[tuple[Uni
             )
             at += 1
             continue
-        taken, found = next((hit for p in PATTERNS if (hit := p.match(same)) is not None), (1, None))
+        taken, found = next((hit for p in patterns if (hit := p.match(same)) is not None), (1, None))
         made.append((tuple(units[at : at + taken]), found))
         at += taken
     return made

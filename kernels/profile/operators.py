@@ -38,6 +38,8 @@ class Unit:
     begin_ns: int
     computed: str = ""
     """First dtype of the operator beneath that took most of the time: what autocast made of the inputs."""
+    kernel: str = ""
+    """The GPU kernel that took most of the forward time; empty where none is known."""
 
     @property
     def base(self) -> str:
@@ -78,7 +80,11 @@ def operators_of(trace: Trace, activities: Activities | None = None) -> Operator
     np.add.at(own, owner[mapped], share[mapped])
     if not len(found.row):
         own = _own_cpu_s(trace, found, forest)
-    units, parameters = _units(trace, found, forest, own)
+    longest: dict[int, tuple[float, str]] = {}  # operator's row → its longest GPU activity
+    for at in np.flatnonzero(mapped).tolist():
+        name = trace.names[trace.events.name[found.row[at]]]
+        longest[int(owner[at])] = max(longest.get(int(owner[at]), (0.0, "")), (float(share[at]), name))
+    units, parameters = _units(trace, found, forest, own, longest)
     devices = max(1, len(np.unique(trace.events.device[found.row]))) if len(found.row) else 1
     return Operators(
         tuple(units),
@@ -188,7 +194,9 @@ def _innermost(trace: Trace, forest: _Forest, by_track: Mapping[int, Ints], laun
     return row
 
 
-def _units(trace: Trace, found: Activities, forest: _Forest, own: Floats) -> tuple[list[Unit], int]:
+def _units(
+    trace: Trace, found: Activities, forest: _Forest, own: Floats, longest: Mapping[int, tuple[float, str]]
+) -> tuple[list[Unit], int]:
     events, names = trace.events, trace.names
     total = own.copy()
     for row in forest.order[::-1].tolist():
@@ -211,6 +219,9 @@ def _units(trace: Trace, found: Activities, forest: _Forest, own: Floats) -> tup
         head = int(emitted[row])
         if events.signature[row] >= 0 and own[row] > computed.get(head, (0.0, ""))[0]:
             computed[head] = (float(own[row]), next(iter(trace.signatures[events.signature[row]].dtypes), ""))
+    kernels: dict[int, tuple[float, str]] = {}
+    for row, one in longest.items():
+        kernels[int(emitted[row])] = max(kernels.get(int(emitted[row]), (0.0, "")), one)
     forward_of = _forward_of(trace, forest, emitted)
     backward = np.zeros(len(events))
     loose: list[int] = []
@@ -242,7 +253,8 @@ def _units(trace: Trace, found: Activities, forest: _Forest, own: Floats) -> tup
         signature = trace.signatures[events.signature[row]] if events.signature[row] >= 0 else EMPTY
         name = names[events.name[row]].removeprefix(_BACKWARD)
         kind = computed.get(row, (0.0, ""))[1]
-        unit = Unit(name, signature, float(total[row]), float(backward[row]), step, track, at_ns, kind)
+        kernel = kernels.get(row, (0.0, ""))[1]
+        unit = Unit(name, signature, float(total[row]), float(backward[row]), step, track, at_ns, kind, kernel)
         label = next((w[0] for w in optimiser if w[1] == track and w[2] <= at_ns < w[3]), "")
         if not label:
             units.append(unit)

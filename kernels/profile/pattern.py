@@ -38,25 +38,32 @@ Bind = Callable[[Sequence[Unit]], Found | None]
 
 @dataclass(frozen=True)
 class Pattern:
-    """names: alternatives are separated by `|`, an optional operator ends with `?`."""
+    """names: alternatives are separated by `|`, an optional operator ends with `?`, a name's beginning with `*`.
+
+    ahead: what has to follow; the binding function sees it, but it is not taken."""
 
     names: tuple[str, ...]
     bind: Bind
+    ahead: tuple[str, ...] = ()
 
     def match(self, units: Sequence[Unit]) -> tuple[int, Found] | None:
         """(how many units it takes, what they are) at the beginning of `units`; None where it does not fit."""
-        taken: list[Unit] = []
-        at = 0
-        for name in self.names:
+        seen: list[Unit] = []
+        at = taken = 0
+        for number, name in enumerate((*self.names, *self.ahead)):
             optional = name.endswith("?")
-            wanted = name.rstrip("?").split("|")
-            if at < len(units) and units[at].base in wanted:
-                taken.append(units[at])
+            if at < len(units) and _is_one_of(units[at].base, name.rstrip("?")):
+                seen.append(units[at])
                 at += 1
             elif not optional:
                 return None
-        found = self.bind(taken)
-        return (at, found) if found is not None else None
+            taken = at if number < len(self.names) else taken
+        found = self.bind(seen)
+        return (taken, found) if found is not None else None
+
+
+def _is_one_of(base: str, wanted: str) -> bool:
+    return any(base.startswith(name[:-1]) if name.endswith("*") else base == name for name in wanted.split("|"))
 
 
 def dims(unit: Unit, position: int) -> tuple[int, ...]:

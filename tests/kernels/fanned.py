@@ -47,7 +47,7 @@ def by_plain(work: Work) -> Work:
 
 
 def by_dying(work: Work, when: str) -> Work:
-    """The process that has the first work is killed in its next message (it sent half of it), or in its next wait."""
+    """The process of the first work is killed in its next message (it sent half of it), or in its next wait."""
     if work.task.case.sizes["n"] != COLUMNS[0]:
         return by_plain(work)
     whole = Connection._send  # type: ignore[attr-defined]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from collectors.kineto_reader import read_trace
@@ -18,22 +17,13 @@ from kernels.optimise import from_profile
 from kernels.problem import Case
 from kernels.problems import ALL, BY_NAME
 from kernels.profile.cost import cost
-from kernels.profile.hotspots import Profile, profile, profile_of
+from kernels.profile.hotspots import profile_of
 from kernels.profile.match import PATTERNS, segments
 from kernels.profile.operators import Unit
 from kernels.profile.pattern import Found
+from tests.kernels.traced import GELU, ROW, W, X, traced
+from tests.kernels.traced import unit as _unit
 
-
-def _unit(
-    name: str, *tensors: tuple[int, ...], kind: str = "c10::BFloat16", concrete: tuple[str, ...] = ()
-) -> Unit:
-    strides = tuple(tuple(math.prod(d[i + 1 :]) for i in range(len(d))) for d in tensors)
-    names = tuple(kind if d else "Scalar" for d in tensors)
-    told = concrete + ("",) * (len(tensors) - len(concrete))
-    return Unit(f"aten::{name}", Signature(tensors, strides, names, told), 1e-4, 0.0, 0, 0, 0)
-
-
-X, W, ROW = (4, 32, 64), (64,), (4, 32, 1)
 SEQUENCES: dict[str, list[Unit]] = {
     "rmsnorm": [
         _unit("to", X), _unit("pow", X, (), kind="float"), _unit("mean", X, kind="float"),
@@ -97,7 +87,7 @@ def test_each_familys_operators_are_recognised_with_sizes_that_its_problem_takes
         [_unit("pow", X, ()), _unit("mean", X), _unit("mul", X, W)],
         [_unit("scaled_dot_product_attention", *[(2, 4, 64, 32)] * 3, (), (), (), concrete=("",) * 5 + ("False",))],
         [_unit("scaled_dot_product_attention", (2, 8, 64, 32), (2, 2, 64, 32), (2, 2, 64, 32))],
-        [_unit("gelu", X, (), concrete=("", "tanh"))],
+        [_unit("gelu", X, kernel=GELU.format(1))],
         [_unit("layer_norm", X, (), (), ())],
         [_unit("sum", X, (), concrete=("", "[0]"))],
         [Unit("aten::linear", Signature((), (), (), ()), 1.0, 0.0, 0, 0, 0)],
@@ -139,6 +129,8 @@ SMALL: dict[str, dict[str, int]] = {
     "geglu": {"m": 8, "n": 16},
     "gelu": {"m": 8, "n": 16},
     "layernorm": {"m": 8, "n": 16},
+    "linear_gelu": {"m": 8, "n": 32, "k": 24},
+    "linear_relu": {"m": 8, "n": 32, "k": 24},
     "matmul": {"m": 8, "n": 16, "k": 24},
     "max": {"m": 8, "n": 16},
     "particle_weights": {"m": 64, "k": 3},
@@ -157,25 +149,20 @@ OTHERWISE = {
     "adamw": "a mark that the optimiser leaves", "adamw_many": "searched with adamw where products have 16 bits",
     "adamw_cast": "as adamw_many, for a weight alone",
     "embedding_gradient": "time of its backward pass",
-    **dict.fromkeys(("linear_gelu", "linear_gelu_tanh", "linear_relu"), "a trace has the product and what follows"),
+    "linear_gelu_tanh": "its kernel's name, which a trace without a GPU has not",
     "copy": "a bare copy is no operation of a model", "permute": "a bare copy is no operation of a model",
 }  # fmt: skip
 """Found by other means than a run of forward operators, or not meant to be found."""
 
 
-AS_WRITTEN = {"dropout_add": lambda x, residual, p, seed: F.dropout(x, p) + residual}
-"""Where the reference draws its numbers by itself, so that anyone can check them."""
-
-
-def traced(function: Any, path: Path) -> Profile:
-    """One step of a function under torch's profiler on this machine, read back from its file."""
-    with (
-        torch_profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session,
-        record_function("ProfilerStep#0"),
-    ):
-        function()
-    session.export_chrome_trace(str(path))
-    return profile(path)
+AS_WRITTEN = {
+    "dropout_add": lambda x, residual, p, seed: F.dropout(x, p) + residual,
+    "linear_gelu": lambda x, w, b: F.linear(F.gelu(F.linear(x, w, b)), w.t()),
+    "linear_relu": lambda x, w, b: F.linear(F.relu(F.linear(x, w, b)), w.t()),
+}
+"""Where the reference draws its numbers by itself, so that anyone can check them; blocks around a part."""
+ALSO = {"linear_gelu": ["matmul"], "linear_relu": ["matmul"]}
+"""What else stands in that block."""
 
 
 def test_a_trace_of_every_problem_leads_to_that_problem_by_itself(tmp_path: Path) -> None:
@@ -189,9 +176,12 @@ def test_a_trace_of_every_problem_leads_to_that_problem_by_itself(tmp_path: Path
         written = AS_WRITTEN.get(name, problem.reference)
         found = traced(lambda written=written, values=values: written(*values), tmp_path / f"{name}.json")
         matched = [(h.problem, h.sizes, h.dtype) for h in found.hotspots if h.problem]
-        assert matched == [(name, sizes, dtype)], f"{name}: {matched}, {[h.operators for h in found.hotspots]}"
-        works, decisions = from_profile(found, tmp_path, None, most=1, min_gain=0.0)
-        assert [work.task.problem.name for work in works] == [name], decisions
+        mine = [one for one in matched if one[0] not in ALSO.get(name, ())]
+        assert mine == [(name, sizes, dtype)], f"{name}: {matched}, {[h.operators for h in found.hotspots]}"
+        others = ALSO.get(name, [])
+        assert [one[0] for one in matched if one not in mine] == others
+        works, decisions = from_profile(found, tmp_path, None, most=1 + len(others), min_gain=0.0)
+        assert sorted(work.task.problem.name for work in works) == sorted([name, *others]), decisions
 
 
 def _range_only(
