@@ -33,8 +33,8 @@ CAREFUL = Pace(min_rounds=15, max_rounds=25, round_s=0.003, max_slots=3, check_e
 class Budget:
     """When to stop. trials: proposals judged. patience: that many in a row without a better one.
 
-    wall_s: looked at after every verdict; what is under way then is waited for, and the fastest candidate still
-    gets its whole verdict. roof_share: fast enough at this share of the roofline. target_s: at this time.
+    wall_s: looked at after every verdict, the first batch has twice as much; what is under way then is waited for
+    but not written down, and the fastest candidate still gets its whole verdict. roof_share: fast enough at this share of the roofline. target_s: at this time.
     """
 
     trials: int = 100
@@ -156,10 +156,11 @@ class Search:
         return f"no better one in {since} trials" if since >= budget.patience else ""
 
     def _late(self) -> bool:
-        """Whether the time is over. While nothing stands there is twice as much: the first batch's verdicts under
-        way would be lost to the first one's failure."""
+        """Whether the time is over. There is twice as much for the first batch, whose judges have to start, and
+        while nothing stands: all but the first of the batch's verdicts under way would be lost to that one."""
+        begun = self.trials >= min(self.budget.batch, self.budget.trials)
         stands = any(outcome.timed for outcome in self.history)
-        return self._elapsed_s() >= self.budget.wall_s * (1.0 if stands or not self.history else 2.0)
+        return self._elapsed_s() >= self.budget.wall_s * (1.0 if begun and stands or not self.history else 2.0)
 
     def _elapsed_s(self) -> float:
         return self._before_s + self.clock() - self._start_s

@@ -29,11 +29,16 @@ POLICIES = ("", "evict_first")
 STORES = (*POLICIES, "streaming")
 
 
-def row_bounds(config: Config, case: Case, tensors: int = 1) -> str:
-    """The rows that a configuration is offered for: what it has in flight lies in shared memory."""
-    widest, stages = 32768, int(config["stages"])
-    held = stages * int(config["rows"]) * case.element_bytes * tensors
-    while int(config["waves"]) and stages > 1 and held * widest > SHARED_BYTES:
+_HELD = 128
+"""Values of a row that a thread holds at most: beyond, registers spill, and ptxas takes half a minute for 512."""
+
+
+def row_bounds(config: Config, case: Case, row_bytes: int, widest: int = 32768) -> str:
+    """The rows that a configuration is offered for: what it has in flight lies in shared memory, what a thread holds
+    in registers. row_bytes: of all tensors in flight, for each column."""
+    rows, warps, stages = (int(config[k]) for k in ("rows", "warps", "stages"))
+    flying = stages * rows * row_bytes if int(config["waves"]) and stages > 1 else 0
+    while widest > case["n"] and (flying * widest > SHARED_BYTES or rows * widest > 32 * warps * _HELD):
         widest //= 2
     return f"n 1..{max(widest, case['n'])}"
 

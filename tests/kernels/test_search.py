@@ -178,19 +178,24 @@ class Slow(Told):
             self.closed += 1
 
 
-def test_the_time_is_over_in_the_middle_of_a_batch(tmp_path: Path) -> None:
-    """After ten seconds of three-second verdicts four are judged, not the batch of eight; the best is certified
-    once, and what was not judged is judged when the search is taken up."""
+@pytest.mark.parametrize(("batch", "rungs", "closed"), [(8, [0] * 7, 2), (2, [0, 0, 1, 0], 4)])
+def test_the_time_is_over_in_the_middle_of_a_batch(
+    tmp_path: Path, batch: int, rungs: list[int], closed: int
+) -> None:
+    """Of three-second verdicts a first batch of eight has twenty seconds, since the first brings the judges' start
+    with it; a later batch ends after ten. The best is certified once, and what was not judged is judged when the
+    search is taken up."""
     slow = Slow()
-    budget = Budget(trials=24, wall_s=10.0, batch=8)
+    budget = Budget(trials=24, wall_s=10.0, batch=batch)
     with Ledger(tmp_path) as ledger:
         search = Search(TASK, [Counting()], slow, ledger, NOWHERE, budget, clock=lambda: slow.now_s)
         result = search.run()
     assert "10 s are over" in result.stopped
     assert result.verdict is not None
     _, lines = read_run(tmp_path)
-    assert [line.full for line in lines] == [False] * 4 + [True]
-    assert slow.closed == 2
+    assert [line.rung for line in lines if not line.full] == rungs
+    assert [line.full for line in lines].count(True) == 1
+    assert slow.closed == closed
     with Ledger(tmp_path) as ledger:
         again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=24)).run(certify=False)
     assert again.trials == 24

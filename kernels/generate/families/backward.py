@@ -8,8 +8,7 @@ and a second kernel adds the parts in a fixed order, so the result is the same e
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.bulk import SHARED_BYTES
-from kernels.generate.rows import POLICIES
+from kernels.generate.rows import POLICIES, row_bounds
 from kernels.generate.space import Space
 from kernels.generate.template import HINTS, render
 from kernels.problem import Case
@@ -172,8 +171,5 @@ class Backward:
             return render(problem, LOSS, config, like=case, keys={"bounds": "v 2..1048576"})
         cast, load = problem == "rmsnorm_cast_backward", HINTS[str(config["load"])]
         more = {key: text.replace("{load}", load) if cast else "" for key, text in RESIDUAL.items()}
-        widest, stages = 16384, int(config["stages"])
-        while stages > 1 and stages * int(config["rows"]) * widest * (10 if cast else 8) > SHARED_BYTES:
-            widest //= 2  # rows in flight lie in shared memory
-        bounds = f"m 1..16777216, n 1..{max(widest, case['n'])}"
+        bounds = f"m 1..16777216, {row_bounds(config, case, 10 if cast else 8, 16384)}"
         return render(problem, RMSNORM, {**config, **more}, like=case, keys={"bounds": bounds})

@@ -57,6 +57,6 @@ class LayerNorm:
             problem,
             BODY,
             row_values(config, "w:weight b:bias"),
-            keys={"bounds": row_bounds(config, case)},
+            keys={"bounds": row_bounds(config, case, case.element_bytes)},
             like=case,
         )

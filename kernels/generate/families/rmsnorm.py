@@ -94,5 +94,5 @@ class RmsNorm:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         body, tensors = (PLAIN, 1) if problem == "rmsnorm" else (RESIDUAL, 2)
-        keys = {"bounds": row_bounds(config, case, tensors)}
+        keys = {"bounds": row_bounds(config, case, tensors * case.element_bytes)}
         return render(problem, body, row_values(config, "w:weight"), keys=keys, like=case)

@@ -7,7 +7,7 @@ while it walks its rows, and a second kernel adds the parts in a fixed order, so
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES, row_space, row_values
+from kernels.generate.rows import POLICIES, row_bounds, row_space, row_values
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -142,5 +142,7 @@ class RowBackward:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         if problem == "softmax_backward":
-            return render(problem, SOFTMAX, row_values(config), keys={"bounds": "n 1..16384"}, like=case)
-        return render(problem, LAYERNORM, config, like=case, keys={"bounds": "m 1..1048576, n 1..16384"})
+            bounds = row_bounds(config, case, 2 * case.element_bytes, 16384)
+            return render(problem, SOFTMAX, row_values(config), keys={"bounds": bounds}, like=case)
+        bounds = f"m 1..1048576, {row_bounds(config, case, 2 * case.element_bytes, 16384)}"
+        return render(problem, LAYERNORM, config, like=case, keys={"bounds": bounds})

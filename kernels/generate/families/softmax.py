@@ -51,4 +51,10 @@ class Softmax:
         return row_space(case)
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        return render(problem, BODY, row_values(config), keys={"bounds": row_bounds(config, case)}, like=case)
+        return render(
+            problem,
+            BODY,
+            row_values(config),
+            keys={"bounds": row_bounds(config, case, case.element_bytes)},
+            like=case,
+        )
