@@ -103,6 +103,9 @@ class KernelWatch:
         used = self._gate.used_gpu_hours(now_s - WEEK_S)
         stake = Stake(namespace, name or namespace, gpus * WEEK_S / 3600.0, used)
         decision = decide(found.hotspots, stake, self.settings)
+        if decision.propose and not found.on_gpu:
+            why = f"{job.name}: {path.name} holds no GPU activity: record ProfilerActivity.CUDA as well"
+            decision = Decision(False, decision.hotspot, why)
         self.decisions.append(decision)
         if decision.propose and decision.hotspot is not None:
             policy = self.settings

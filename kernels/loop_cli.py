@@ -77,6 +77,8 @@ def optimize(
         if trace is not None or model:
             path = trace if trace is not None else loop.trace_model(model, run, where)
             found, works, decisions = loop.from_trace(path, run, known, most, min_gain, seed)
+            if where == "cuda" and not found.on_gpu:
+                raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
             if known is None:
                 known = found.peaks
             _write(run / "profile.json", _profile_json(found, decisions))

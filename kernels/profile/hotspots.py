@@ -16,7 +16,7 @@ from typing import Any
 
 from collectors.kineto_reader import read_trace
 from collectors.kineto_steps import activities_of
-from collectors.kineto_trace import Trace
+from collectors.kineto_trace import Trace, TraceError
 from kernels.profile.cost import cost
 from kernels.profile.match import segments
 from kernels.profile.operators import Operators, Unit, operators_of
@@ -31,7 +31,7 @@ REACHABLE = 0.9
 
 @dataclass(frozen=True)
 class Hotspot:
-    """One operation on one shape, over the whole trace. Times are seconds per step.
+    """One operation on one shape, over the whole trace. Times are seconds per step, the mean of its GPUs.
 
     problem: "" where no family matches, and `why` says so. share: of the step's wall time. floor_s: at the roofline
     (NaN: unknown). utilisation: floor over time. gain: the step's expected speed-up less one, at 90 % of it.
@@ -78,7 +78,10 @@ def timed_sizes(hotspot: Hotspot) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where a step's time goes. Seconds per step; `hotspots` by score, then by time."""
+    """Where a step's time goes. Seconds per step; `hotspots` by score, then by time.
+
+    unmapped_s: of no operator. on_gpu: no, where the trace has no GPU: times are the operators' own on the CPU,
+    and say nothing of a GPU."""
 
     source: str
     steps: int
@@ -91,6 +94,7 @@ class Profile:
     peaks: Peaks
     hotspots: tuple[Hotspot, ...]
     has_shapes: bool
+    on_gpu: bool = True
 
 
 def profile(path: Path, peaks: Peaks | None = None) -> Profile:
@@ -106,6 +110,7 @@ def profile(path: Path, peaks: Peaks | None = None) -> Profile:
 
 def profile_of(trace: Trace, peaks: Peaks | None = None) -> Profile:
     activities = activities_of(trace)
+    _check(trace, bool(len(activities.row)))
     found = operators_of(trace, activities)
     known = peaks if peaks is not None else peaks_of(found, _copies(trace))
     steps = max(1, found.steps)
@@ -117,11 +122,28 @@ def profile_of(trace: Trace, peaks: Peaks | None = None) -> Profile:
         found.communication_s / steps,
         found.copy_s / steps,
         found.idle_s / steps,
-        found.unmapped_s / steps,
+        found.unmapped_s / steps / max(1, found.devices),
         known,
         tuple(rank(found, known)),
         trace.has_shapes,
+        found.devices > 0,
     )
+
+
+def _check(trace: Trace, on_gpu: bool) -> None:
+    """Raises TraceError for what would be added up wrongly."""
+    events = trace.events
+    processes = sorted({trace.tracks[number][0] for number in set(events.track[events.rows("cpu_op")].tolist())})
+    if len(processes) > 1:
+        raise TraceError(
+            f"{trace.path}: holds operators of {len(processes)} processes ({', '.join(processes[:4])}): "
+            "profile each one's trace by itself"
+        )
+    launches = sum("Launch" in trace.names[number] for number in events.name[events.rows("cuda_runtime")].tolist())
+    if launches and not on_gpu:
+        raise TraceError(
+            f"{trace.path}: launches {launches} kernels and holds none: record ProfilerActivity.CUDA as well"
+        )
 
 
 def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
@@ -137,8 +159,10 @@ def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
     for key, calls in groups.items():
         of_operation[key[0]] += sum(u.forward_s + u.backward_s for units, _ in calls for u in units)
     steps = max(1, found.steps)
-    wall_s = found.wall_s / steps
-    made = [_hotspot(key, calls, of_operation[key[0]], steps, wall_s, peaks) for key, calls in groups.items()]
+    wall_s, devices = found.wall_s / steps, max(1, found.devices)
+    made = [
+        _hotspot(key, calls, of_operation[key[0]], steps, devices, wall_s, peaks) for key, calls in groups.items()
+    ]
     return sorted(made, key=lambda h: (-h.score if math.isfinite(h.score) else 0.0, -h.total_s))
 
 
@@ -147,19 +171,21 @@ def _hotspot(
     calls: Sequence[tuple[tuple[Unit, ...], Found | None]],
     operation_s: float,
     steps: int,
+    devices: int,
     wall_s: float,
     peaks: Peaks,
 ) -> Hotspot:
     units, match = calls[0]
-    forward_s = sum(u.forward_s for group, _ in calls for u in group) / steps
-    backward_s = sum(u.backward_s for group, _ in calls for u in group) / steps
+    times = steps * devices
+    forward_s = sum(u.forward_s for group, _ in calls for u in group) / times
+    backward_s = sum(u.backward_s for group, _ in calls for u in group) / times
     total_s = forward_s + backward_s
     floor_s, why = math.nan, ""
     if match is not None:
         need = cost(match)
         ahead = peaks.floor_s(need.forward_bytes, need.forward_flops, match.dtype)
         behind = peaks.floor_s(need.backward_bytes, need.backward_flops, match.dtype) if backward_s > 0 else 0.0
-        floor_s = (ahead + behind) * len(calls) / steps
+        floor_s = (ahead + behind) * len(calls) / times
         why = match.note
     elif not units[0].signature.dims:
         why = "its shapes were not recorded (record_shapes=True)"
@@ -169,7 +195,7 @@ def _hotspot(
     utilisation = min(1.0, floor_s / total_s) if known else math.nan
     saved_s = max(0.0, total_s - floor_s / REACHABLE) if math.isfinite(floor_s) else 0.0
     gain = wall_s / (wall_s - saved_s) - 1.0 if 0 < saved_s < wall_s else 0.0
-    frequency = total_s * steps / operation_s if operation_s > 0 else math.nan
+    frequency = total_s * times / operation_s if operation_s > 0 else math.nan
     headroom = 1.0 - utilisation if math.isfinite(utilisation) else 0.0
     return Hotspot(
         " + ".join(unit.name for unit in units),
@@ -204,6 +230,8 @@ def as_text(found: Profile, count: int = 12) -> str:
     steps = f"{found.steps} steps of {found.step_s * ms:.2f} ms: computes {found.compute_s * ms:.2f}, {waits}"
     lines = [
         f"{steps}, idle {found.idle_s * ms:.2f} ms",
+        *(() if found.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
+        *((f"{found.unmapped_s * ms:.3f} ms a step belong to no operator",) if found.unmapped_s > 0 else ()),
         f"peaks ({found.peaks.source}): {found.peaks.bytes_per_s / 1e12:.2f} TB/s; {rates}",
         "",
         f"{'ms/step':>8} {'share':>6} {'roof':>5} {'gain':>6}  operation",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectors.frame import Floats, Ints
-from collectors.kineto_steps import COMMUNICATION, COPY, Activities, activities_of
+from collectors.kineto_steps import COMMUNICATION, Activities, activities_of
 from collectors.kineto_trace import Signature, Trace
 
 _OPERATOR = re.compile(r"(?!autograd::|torch::autograd)\w+::\w+")
@@ -49,7 +49,10 @@ class Unit:
 
 @dataclass(frozen=True, eq=False)
 class Operators:
-    """units: those that cost GPU time, by step, thread and time. Seconds are over all steps together."""
+    """units: those that cost GPU time, by step, thread and time. Seconds are over all steps together; those of
+    units and of what no operator owns are of all GPUs, the others their mean. wall_s: of the steps' windows; where
+    the GPU is behind its launches and works for longer, as long as that. devices: GPUs; 0: none, and seconds are
+    the operators' own on the CPU."""
 
     units: tuple[Unit, ...]
     steps: int
@@ -60,6 +63,7 @@ class Operators:
     unmapped_s: float
     parameters: int
     """Elements of all gradients accumulated in one step: what an optimiser step works on."""
+    devices: int = 1
 
     @property
     def idle_s(self) -> float:
@@ -72,31 +76,34 @@ def operators_of(trace: Trace, activities: Activities | None = None) -> Operator
     found = activities if activities is not None else activities_of(trace)
     forest = _Forest.of(trace)
     inside = found.step >= 0
+    devices = len(np.unique(trace.events.device[found.row]))
     kind, share = found.kind, found.exclusive_ns * 1e-9
     working = inside & (kind != COMMUNICATION)
     owner = _owners(trace, found, forest)
     own = np.zeros(len(trace.events))
     mapped = working & (owner >= 0)
     np.add.at(own, owner[mapped], share[mapped])
-    if not len(found.row):
+    if not devices:
         own = _own_cpu_s(trace, found, forest)
     longest: dict[int, tuple[float, str]] = {}  # operator's row → its longest GPU activity
     for at in np.flatnonzero(mapped).tolist():
         name = trace.names[trace.events.name[found.row[at]]]
         longest[int(owner[at])] = max(longest.get(int(owner[at]), (0.0, "")), (float(share[at]), name))
     units, parameters = _units(trace, found, forest, own, longest)
-    devices = max(1, len(np.unique(trace.events.device[found.row]))) if len(found.row) else 1
+    mean = share[inside] / max(1, devices)
+    compute_s, communication_s, copy_s = (float(mean[kind[inside] == k].sum()) for k in range(3))
+    compute_s = compute_s if devices else float(own.sum())
+    windows_s = sum(step.end_ns - step.begin_ns for step in found.steps) * 1e-9
     return Operators(
         tuple(units),
         len(found.steps),
-        sum(step.end_ns - step.begin_ns for step in found.steps) * 1e-9,
-        float(share[inside & (kind != COMMUNICATION) & (kind != COPY)].sum()) / devices
-        if len(found.row)
-        else float(own.sum()),
-        float(share[inside & (kind == COMMUNICATION)].sum()) / devices,
-        float(share[inside & (kind == COPY)].sum()) / devices,
+        max(windows_s, compute_s + communication_s + copy_s),
+        compute_s,
+        communication_s,
+        copy_s,
         float(share[working & (owner < 0)].sum()),
         parameters,
+        devices,
     )
 
 

@@ -70,7 +70,7 @@ def dims(unit: Unit, position: int) -> tuple[int, ...]:
     """Sizes of an argument; empty where it is no tensor or was not recorded."""
     listed = unit.signature.dims
     value: Any = listed[position] if position < len(listed) else ()
-    return value if isinstance(value, tuple) and all(isinstance(size, int) for size in value) else ()
+    return value if isinstance(value, tuple) and all(isinstance(size, int) and size >= 0 for size in value) else ()
 
 
 def dtype(unit: Unit, position: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from collectors.kineto import KinetoCollector
 from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import ActionKind
 from controllers.actuators.kube_kernel_jobs import arguments
+from kernels.profile.hotspots import Profile, profile
+from kernels.profile.roofline import Peaks
 from kernels.profile.trigger import Settings
 from tests.agent.incidents import ManualClock
 
@@ -103,6 +106,19 @@ def test_the_plan_says_what_the_pod_is_told_and_is_not_asked_for_twice(
     assert "1 days ago, it is rejected: not this month" in again.why
     clock.advance(POLICY.again_days * 86400.0)
     assert watch.consider(RECORDED, job).propose
+
+
+def test_a_trace_without_its_gpu_proposes_nothing(gate: KernelGate, clock: ManualClock) -> None:
+    """Its times are of the CPU that launches, and say nothing of a kernel."""
+
+    def read(path: Path, peaks: Peaks | None) -> Profile:
+        return replace(profile(path, peaks), on_gpu=False)
+
+    watch = KernelWatch(POLICY, gate, Inventory("c"), clock, "c", read=read)
+    decision = watch.consider(RECORDED, Subject(SubjectKind.JOB, "lab/gpt"))
+    assert not decision.propose
+    assert "holds no GPU activity" in decision.why
+    assert gate.proposals() == []
 
 
 def test_nobody_who_did_not_ask_is_bothered(gate: KernelGate, clock: ManualClock, tmp_path: Path) -> None:
