@@ -211,7 +211,8 @@ class TraceReader:
             self._head |= rest
 
     def _bad(self, offset: int, what: str, buffer: bytes, ended: bool) -> TraceError:
-        cut = ended and not buffer.rstrip().endswith((b"}", b"]"))
+        opens = offset > 0 or buffer.lstrip(b" \t\r\n\xef\xbb\xbf")[:1] in (b"{", b"[", b"")
+        cut = ended and opens and not buffer.rstrip().endswith((b"}", b"]"))
         told = "the file is cut off" if cut else what
         at = f"{self.path}: byte {offset} and after: {told}"
         reason = Reason.TRUNCATED if cut else Reason.MALFORMED

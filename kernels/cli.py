@@ -35,11 +35,7 @@ def _fail(text: str) -> typer.Exit:
 
 
 def _device(word: str) -> str:
-    import torch
-
-    if word == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return word
+    return loop_cli.where_of(word)
 
 
 def _signer(path: Path) -> Signer:

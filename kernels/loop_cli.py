@@ -69,8 +69,11 @@ def optimize(
     from kernels.search import Budget, Ladder
     from kernels.suite import from_suite
 
-    where = _where(device)
-    run.mkdir(parents=True, exist_ok=True)
+    where, asked = where_of(device), _case(case)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Permanent(f"--run {run}: {error.strerror}") from error
     signer = _signer(key, run)
     try:
         known = _peaks(run, peaks, where, Peaks, probe)
@@ -87,9 +90,9 @@ def optimize(
             if where == "cpu":
                 works = [_tiny(work) for work in works]
         elif problem:
-            works = loop.from_problem(problem, known, _case(case), seed, for_jobs)
+            works = loop.from_problem(problem, known, asked, seed, for_jobs)
             if backward and f"{problem}_backward" in BY_NAME:
-                works += loop.from_problem(f"{problem}_backward", known, _case(case), seed, for_jobs)
+                works += loop.from_problem(f"{problem}_backward", known, asked, seed, for_jobs)
             if where == "cpu" and not case:
                 works = [_tiny(work) for work in works[:1]]
         else:
@@ -101,6 +104,8 @@ def optimize(
                 typer.echo(f"  not {name}: {why}")
     except (ValueError, PeaksError) as error:
         raise Permanent(str(error)) from error
+    except OSError as error:
+        raise Permanent(f"{error.filename or path}: {error.strerror}") from error
     if not works:
         typer.echo("nothing to search: no operation would gain enough, or none is known")
         write_report(run)
@@ -200,7 +205,7 @@ def probe_peaks(output: Annotated[Path, typer.Argument(help="File to write")], d
     """Measures this GPU's copy bandwidth and arithmetic rates, for rooflines."""
     from kernels.profile.roofline import probe
 
-    where = _where(device)
+    where = where_of(device)
     found = probe(where) if where == "cuda" else probe(where, 1 << 26, 512, 3)
     _write(output, found.to_json())
     rates = ", ".join(f"{k} {v / 1e12:.1f} TFLOP/s" for k, v in found.flops_per_s.items())
@@ -229,11 +234,14 @@ def trace(
 def report(run: RunFolder) -> None:
     """Writes a run's report.md and report.html from its ledgers."""
     from kernels.ledger import LedgerError
+    from kernels.optimise import tasks_of
     from kernels.report import write_report
 
+    if not any(tasks_of(run)) and not (run / "profile.json").exists():
+        raise Permanent(f"{run}: no run's folder: it holds neither searches nor a profile")
     try:
         markdown, page = write_report(run)
-    except LedgerError as error:
+    except (LedgerError, OSError) as error:
         raise Permanent(str(error)) from error
     typer.echo(f"{markdown}\n{page}")
 
@@ -255,7 +263,7 @@ def replay(
     from kernels.search import Ladder
     from kernels.search import replay as judge_again
 
-    where = _where(device)
+    where = where_of(device)
     try:
         folder, number = find_trial(run, trial)
         asked, lines = read_run(folder)
@@ -286,12 +294,14 @@ def replay(
 # Shared --------------------------------------------------------------------------------------------------------
 
 
-def _where(word: str) -> str:
+def where_of(word: str) -> str:
     import torch
 
     where = ("cuda" if torch.cuda.is_available() else "cpu") if word == "auto" else word
     if where not in ("cuda", "cpu"):
         raise typer.BadParameter(f"--device: {word!r} is none of cuda, cpu and auto")
+    if where == "cuda" and not torch.cuda.is_available():
+        raise Permanent("--device cuda: torch sees no GPU here")
     return where
 
 
@@ -310,11 +320,14 @@ def _peaks(run: Path, given: Path | None, where: str, kind: Any, probe: Any) -> 
 def _case(text: str) -> Any:
     from kernels.problem import Case
 
-    if not text:
+    if not text.strip():
         return None
     dtype, *sizes = text.split()
     named = dict(size.partition("=")[::2] for size in sizes)
-    return Case.of(dtype, "contiguous", **{name: int(value) for name, value in named.items()})
+    try:
+        return Case.of(dtype, "contiguous", **{name: int(value) for name, value in named.items()})
+    except ValueError as error:
+        raise Permanent(f"--case {text!r}: {error}; such as 'float16 m=64 n=128'") from error
 
 
 def _tiny(work: Any) -> Any:

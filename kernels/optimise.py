@@ -174,6 +174,8 @@ def from_problem(
 ) -> list[Work]:
     """Each timed case of a reference problem, or of a problem file (`….py`); or one given case."""
     problem = load_problem(Path(name)) if name.endswith(".py") else named(name)
+    if case is not None and (why := problem.outside(case)):
+        raise ProblemError(f"{name}, case {str(case)!r}: {why}")
     cases = (case,) if case is not None else problem.cases
     return [work_of(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed, for_jobs, name) for c in cases]
 
@@ -350,6 +352,8 @@ def find_trial(run: Path, text: str) -> tuple[Path, int]:
     folders = dict(tasks_of(run))
     if not folders and (run / "ledger.jsonl").exists():
         folders = {run.name: run}
+    if not folders:
+        raise OptimiseError(f"{run}: holds no search")
     if not colon and len(folders) != 1:
         raise OptimiseError(
             f"{text}: the run has {len(folders)} searches; say SEARCH:NUMBER, one of {sorted(folders)}"

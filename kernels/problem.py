@@ -148,6 +148,18 @@ class Problem:
     elementwise: bool = False
     forward: tuple[Problem, Callable[[Callable[..., Any]], Callable[..., Any]]] | None = None
 
+    def outside(self, case: Case) -> str:
+        """Why a case is none of this problem's, in words; empty where it is one."""
+        axes = {axis.name for axis in self.axes}
+        fixed = {name: value for name, value in self.cases[0].params if name not in axes}
+        wanted = sorted({*axes, *fixed})
+        if case.dtype not in self.dtypes:
+            return f"the problem has no dtype {case.dtype!r}, but {', '.join(self.dtypes)}"
+        if sorted(case.sizes) != wanted:
+            return f"its sizes are {', '.join(wanted)}, not {', '.join(case.sizes) or 'none'}"
+        inside = case.sizes.items() >= fixed.items() and min(case.sizes.values()) > 0 and self.constraint(case)
+        return "" if inside else "these sizes are outside the problem"
+
     def inputs(self, case: Case, distribution: str, seed: int, device: torch.device | str) -> Inputs:
         """Contiguous inputs; the same bits for the same (case, distribution, seed) on every device."""
         return self.make_inputs(case, Draw(seed, distribution, device))

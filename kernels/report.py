@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.ledger import Line, read_run
-from kernels.optimise import tasks_of
+from kernels.optimise import FIT, tasks_of
 
 _MANY = 40
 
@@ -32,12 +32,14 @@ class Section:
     lines: tuple[Line, ...]
 
     @property
-    def kept(self) -> list[Line]:
-        return [line for line in self.lines if line.decision == "keep"]
-
-    @property
     def best(self) -> Line | None:
-        return self.kept[-1] if self.kept else None
+        """What stands: the line of the whole verdict that let it through, else the last kept that none refused."""
+        stood = [line for line in self.lines if line.full and line.decision != "discard" and line.status in FIT]
+        if stood:
+            return stood[-1]
+        refused = {line.candidate_sha256 for line in self.lines if line.full and line.decision == "discard"}
+        kept = [x for x in self.lines if x.decision == "keep" and x.candidate_sha256 not in refused]
+        return kept[-1] if kept else None
 
     @property
     def verdict(self) -> Line | None:
@@ -97,12 +99,19 @@ def _profile_blocks(run: Path) -> list[Block]:
         return []
     found = json.loads(path.read_text())
     ms = 1e3
+    cpu = "" if found.get("on_gpu", True) else "No GPU in the trace: times are the operators' own on the CPU. "
+    unmapped = found.get("unmapped_s", 0.0)
+    of_none = f"Of no operator: {unmapped * ms:.3f} ms a step. " if unmapped else ""
     parts = (
-        f"{found['steps']} steps of {found['step_s'] * ms:.2f} ms: computes {found['compute_s'] * ms:.2f} ms, "
-        f"exposed communication {found['communication_s'] * ms:.2f} ms, "
-        f"exposed copies {found['copy_s'] * ms:.2f} ms, idle "
-        f"{found['idle_s'] * ms:.2f} ms. Peaks by {found['peaks']['source']}: "
-        f"{found['peaks']['bytes_per_s'] / 1e12:.2f} TB/s."
+        cpu
+        + of_none
+        + (
+            f"{found['steps']} steps of {found['step_s'] * ms:.2f} ms: computes {found['compute_s'] * ms:.2f} ms, "
+            f"exposed communication {found['communication_s'] * ms:.2f} ms, "
+            f"exposed copies {found['copy_s'] * ms:.2f} ms, idle "
+            f"{found['idle_s'] * ms:.2f} ms. Peaks by {found['peaks']['source']}: "
+            f"{found['peaks']['bytes_per_s'] / 1e12:.2f} TB/s."
+        )
     )
     rows = []
     for item in found["hotspots"][:_MANY]:

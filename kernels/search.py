@@ -160,7 +160,7 @@ class Search:
         while nothing stands: all but the first of the batch's verdicts under way would be lost to that one."""
         begun = self.trials >= min(self.budget.batch, self.budget.trials)
         stands = any(outcome.timed for outcome in self.history)
-        return self._elapsed_s() >= self.budget.wall_s * (1.0 if begun and stands or not self.history else 2.0)
+        return self._elapsed_s() >= self.budget.wall_s * (1.0 if (begun and stands) or not self.history else 2.0)
 
     def _elapsed_s(self) -> float:
         return self._before_s + self.clock() - self._start_s

@@ -24,13 +24,9 @@ def case_of(hotspot: Hotspot) -> Case:
     if not hotspot.problem:
         raise ProblemError(f"{hotspot.operators}: {hotspot.why or 'no family of ours computes it'}")
     problem = BY_NAME[hotspot.problem]
-    if hotspot.dtype not in problem.dtypes:
-        raise ProblemError(f"{hotspot.name}: the problem has no dtype {hotspot.dtype!r}")
     case = Case.of(hotspot.dtype, "contiguous", **timed_sizes(hotspot))
-    fixed = {k: v for k, v in problem.cases[0].sizes.items() if k not in {axis.name for axis in problem.axes}}
-    known = {axis.name for axis in problem.axes} | fixed.keys()
-    if set(hotspot.sizes) != known or not hotspot.sizes.items() >= fixed.items() or not problem.constraint(case):
-        raise ProblemError(f"{hotspot.name}: these sizes are outside the problem")
+    if why := problem.outside(case):
+        raise ProblemError(f"{hotspot.name}: {why}")
     return case
 
 
