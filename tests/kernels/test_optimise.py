@@ -206,7 +206,7 @@ def test_a_run_with_nothing_to_do_says_so(tmp_path: Path) -> None:
             catch_exceptions=False,
         )
     assert slug_of("1/2 µs!") == "1-2-s"
-    with pytest.raises(ValueError, match="0 searches"):
+    with pytest.raises(ValueError, match="holds no search"):
         find_trial(tmp_path, "1")
 
 
