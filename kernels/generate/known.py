@@ -22,6 +22,8 @@ from kernels.problem import Case
 
 _FILE = Path(__file__).with_name("known.json")
 _NEAR = 6
+_ALIKE = {"linear": "matmul"}
+"""The same work but for how an operand lies: what was best there is where to begin, while nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def octaves(a: Case, b: Case) -> float:
 
 def neighbours(gpu: str, problem: str, case: Case, family: str = "") -> list[Known]:
     """The nearest cases' best configurations first; those of the same GPU before others."""
-    fitting = [k for k in known() if k.problem == problem and family in ("", k.family)]
+    named = problem if any(k.problem == problem for k in known()) else _ALIKE.get(problem, problem)
+    fitting = [k for k in known() if k.problem == named and family in ("", k.family)]
     return sorted(fitting, key=lambda k: (k.gpu != gpu, octaves(k.case, case), k.seconds))
 
 

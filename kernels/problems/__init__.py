@@ -58,6 +58,8 @@ ALL: tuple[Problem, ...] = (
     layernorm.LAYERNORM,
     *linear.ALL,
     matmul.MATMUL,
+    matmul.LINEAR,
+    matmul.LINEAR_WEIGHT_GRADIENT,
     particle_weights.PARTICLE_WEIGHTS,
     quantise.QUANTISE,
     quantise.DEQUANTISE,

@@ -1,8 +1,16 @@
-"""Matrix product. float32 inputs mean float32 products: TF32 is off in the reference and a downgrade elsewhere."""
+"""Matrix products: a · b, and the two others of a linear layer without bias, each with its operands as they lie.
+
+A layer's weight is (n, k), so its forward pass is x · weightᵀ, its input's gradient the plain product gradient ·
+weight, and its weight's gradient gradientᵀ · x. A compiler's graph has the same three, with strides for the ᵀ.
+float32 inputs mean float32 products: TF32 is off in the reference and a downgrade elsewhere.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 
 from kernels.draw import Draw
 from kernels.problem import Axis, Case, Inputs, Problem
@@ -16,6 +24,26 @@ def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     a = draw.values((case["m"], case["k"]), case.torch_dtype)
     return a, draw.normal((case["k"], case["n"]), case.torch_dtype)
+
+
+def linear_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x: (m, k); weight: (n, k) → x · weightᵀ, (m, n)."""
+    return F.linear(x, weight)
+
+
+def make_linear(case: Case, draw: Draw) -> Inputs:
+    x = draw.values((case["m"], case["k"]), case.torch_dtype)
+    return x, draw.normal((case["n"], case["k"]), case.torch_dtype)
+
+
+def weight_gradient_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """gradient: (m, n); x: (m, k) → gradientᵀ · x, (n, k): a sum over the m rows."""
+    return gradient.t() @ x
+
+
+def make_weight_gradient(case: Case, draw: Draw) -> Inputs:
+    gradient = draw.values((case["m"], case["n"]), case.torch_dtype)
+    return gradient, draw.normal((case["m"], case["k"]), case.torch_dtype)
 
 
 MATMUL = Problem(
@@ -35,4 +63,25 @@ MATMUL = Problem(
     flops=lambda case: 2 * case["m"] * case["n"] * case["k"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
     gradients=(0, 1),
+)
+
+LINEAR = replace(
+    MATMUL,
+    name="linear",
+    reference=linear_reference,
+    make_inputs=make_linear,
+    cases=(Case.of("bfloat16", m=8192, n=3072, k=1024),),
+)
+LINEAR_WEIGHT_GRADIENT = replace(
+    MATMUL,
+    name="linear_weight_gradient",
+    reference=weight_gradient_reference,
+    make_inputs=make_weight_gradient,
+    cases=LINEAR.cases,
+    axes=(
+        Axis("m", (1, 17, 64, 127, 1024), 1, 2048),
+        Axis("n", (1, 17, 64, 127, 256), 1, 1024),
+        Axis("k", (1, 17, 64, 127, 256), 1, 1024),
+    ),
+    gradients=(),
 )

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from kernels.apply.job.problems import BENT
+from kernels.apply.job.state import PRODUCTS
 from kernels.generate.families.backward import Backward
 from kernels.generate.families.cross_entropy import CrossEntropy
 from kernels.generate.families.embedding_gradient import EmbeddingGradient
@@ -16,6 +17,7 @@ from kernels.generate.families.gated import Gated
 from kernels.generate.families.gelu import Gelu
 from kernels.generate.families.layernorm import LayerNorm
 from kernels.generate.families.linear import Linear
+from kernels.generate.families.matmul import Matmul
 from kernels.generate.families.rmsnorm import RmsNorm
 from kernels.generate.families.softmax import Softmax
 from kernels.generate.template import Family, candidate
@@ -160,6 +162,7 @@ def every_record() -> list[dict[str, Any]]:
         *(made_of(Gated(), name, rows) for name in ("swiglu", "swiglu_backward", "geglu")),
         made_of(FusedMlp(), "fused_mlp", Case.of("float32", m=6, d=16, f=32)),
         *(made_of(Linear(), name, Case.of("float32", m=6, n=32, k=16)) for name in BENT),
+        *(made_of(Matmul(), name, Case.of("float32", m=6, n=32, k=16)) for name in PRODUCTS),
         made_of(EmbeddingGradient(), "embedding_gradient", Case.of("float32", t=6, d=64, v=48)),
         attention_record(),
         adamw_record(),

@@ -39,6 +39,8 @@ TINY = {
     "layernorm": {"m": 3, "n": 40},
     **{f"linear_{act}": {"m": 17, "n": 24, "k": 40} for act in ("gelu", "gelu_tanh", "relu")},
     "matmul": {"m": 33, "n": 48, "k": 64},
+    "linear": {"m": 33, "n": 48, "k": 64},
+    "linear_weight_gradient": {"m": 64, "n": 40, "k": 48},
     "particle_weights": {"m": 700, "k": 3},
     "quantise": {"m": 3, "n": 40},
     "dequantise": {"m": 3, "n": 40},

@@ -16,6 +16,7 @@ PARTS = (
     "launch",
     "operators",
     "guards",
+    "products",
     "norms",
     "blocks",
     "modules",

@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from kernels.apply.job.checks import capturing
 from kernels.apply.job.guards import interpreted, outside
+from kernels.apply.job.products import times
 from kernels.apply.job.state import DTYPES, MANY, OPERATORS, STATE, ByTensor, Kernel, Report, disable, in_use
 
 COPIED = "adamw_cast"
@@ -142,8 +143,9 @@ class Copied(torch.autograd.Function):
         if STATE.wide_products:
             dw = torch.mm(rows.t(), given, out_dtype=torch.float32)
         else:
-            dw = (rows.t() @ given).to(weight.dtype)
-        return g @ ctx.narrow, dw, None, rows.sum(0) if ctx.biased else None
+            dw = times("linear_weight_gradient", rows, given).to(weight.dtype)
+        dx = times("matmul", rows, ctx.narrow).reshape(x.shape)
+        return dx, dw, None, rows.sum(0) if ctx.biased else None
 
 
 def _linear(parameter: nn.Parameter, copy: Copy) -> Callable[..., Any]:

@@ -12,11 +12,14 @@ from kernels.apply.job.folds import FoldCasts
 from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.state import CAST, DTYPES, NORM, STATE, Report, fell_back, in_use
+from kernels.apply.job.products import linear_of
+from kernels.apply.job.state import CAST, DTYPES, NORM, PRODUCTS, STATE, Report, fell_back, in_use
 
 
 def swap_functions(report: Report) -> None:
     """Puts the guarded functions in the place of torch's; those of `STATE.functions` are torch's own."""
+    if any(kernel.problem in PRODUCTS for kernel in STATE.kernels.values()):
+        swap_function("torch.nn.functional.linear", linear_of)
     for problem, name, wrapper in (
         ("cross_entropy", "cross_entropy", _cross_entropy),
         (CAST, "cross_entropy", _cross_entropy),

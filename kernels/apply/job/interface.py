@@ -8,7 +8,8 @@
 
 What is swapped: modules that compute a certified operation (norms and gated blocks, found by their numbers, not by
 their class), the gradients of nn.Embedding and RMSNorm, torch.nn.functional.cross_entropy, gelu, softmax and (where
-nothing is differentiated) scaled_dot_product_attention, and torch.optim.AdamW's step. Parameters and state_dict
+nothing is differentiated) scaled_dot_product_attention, products of matrices (torch.nn.functional.linear without a
+bias, and what a compiled region multiplies), and torch.optim.AdamW's step. Parameters and state_dict
 stay as they are. Each call is guarded (device, dtype, shape, stride); what a guard refuses is torch's, and counted.
 Kernels are custom operators with fake implementations and gradients, so torch.compile and CUDA graphs take them.
 All ranks use the same kernels or none. At a step boundary the counts are logged, and a kernel that was demoted is
@@ -32,8 +33,9 @@ from kernels.apply.job.launch import load_entry
 from kernels.apply.job.modules import swap_module
 from kernels.apply.job.operators import open_all
 from kernels.apply.job.optimizer import SMALLEST, swap_optimizer
+from kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
 from kernels.apply.job.start import objections
-from kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line
+from kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line, slot
 
 
 def apply(
@@ -76,6 +78,7 @@ def apply(
         swap_functions(report)
         swap_optimizer(report)
     fold_casts()
+    multiply_by_kernels(report)
     if optimizer is not None and not STATE.stepping and STATE.kernels:
         STATE.stepping = True
         STATE.hooks.append(optimizer.register_step_post_hook(_after_step))
@@ -83,14 +86,15 @@ def apply(
 
 
 def _take(record: dict[str, Any], why: str, report: Report) -> None:
-    problem, label = record["problem"], f"{record['problem']} {record['certificate'][:16]}"
-    held = STATE.kernels.get(problem)
+    label = f"{record['problem']} {record['certificate'][:16]}"
+    name = slot(record["problem"], record["sizes"], record["dtype"])
+    held = STATE.kernels.get(name)
     if not why and held is not None and held.certificate != record["certificate"]:
         why = "another kernel for this operation is in use: one shape of each at a time"
     if not why and held is None:
         try:
             kernel = Kernel(record, *load_entry(record))
-            STATE.kernels[problem] = kernel
+            STATE.kernels[name] = kernel
         except Exception as error:  # noqa: BLE001  a kernel that does not load must not stop the job
             why = f"does not load: {type(error).__name__}: {error}"
     if why:
@@ -109,6 +113,7 @@ def unapply(model: nn.Module) -> int:
     for hook in STATE.hooks:
         hook.remove()
     unfold_casts()
+    multiply_by_torch()
     STATE.hooks.clear()
     STATE.stepping = False
     COPIES.clear()
@@ -124,6 +129,7 @@ def step_boundary(step: int | None = None) -> str:
     STATE.step = STATE.step + 1 if step is None else step
     STATE.watching = STATE.open and STATE.shadow_every > 0 and STATE.step % STATE.shadow_every == 0
     read_demotions()
+    compile_anew()
     if STATE.log_every and STATE.step % STATE.log_every == 0:
         text = log_line()
         STATE.log(text)

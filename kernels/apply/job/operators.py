@@ -11,7 +11,7 @@ from torch import nn
 
 from kernels.apply.job.checks import due, shadowed
 from kernels.apply.job.problems import SPECS, loss_backward_reference, original_of, rms_backward_reference
-from kernels.apply.job.state import CAST, DTYPES, NORM, OPERATORS, STATE, fell_back, in_use
+from kernels.apply.job.state import CAST, DTYPES, NORM, OPERATORS, PRODUCTS, STATE, fell_back, in_use, slot
 
 
 def operator_of(problem: str) -> Any:
@@ -74,6 +74,8 @@ def open_all() -> None:
     for problem in SPECS if STATE.kernels else ():
         operator_of(problem)
     for problem, kernel in STATE.kernels.items():
+        if kernel.problem in PRODUCTS:
+            continue  # a pass puts them in, closed
         if kernel.traceable is not None and not SPECS[problem].mutates:  # an optimiser's step is in no region
             open_operator_of(problem)
 
@@ -93,8 +95,14 @@ def _backward_of(problem: str) -> Callable[..., Any]:
 
 def run_once(problem: str, inputs: Sequence[Any]) -> Any:
     """One call: the kernel's result, torch's where it was demoted, held against torch's now and then."""
-    spec, kernel = SPECS[problem], in_use(problem)
+    spec, name = SPECS[problem], problem
+    if problem in PRODUCTS:
+        name = slot(problem, spec.sizes(*inputs), str(inputs[0].dtype).removeprefix("torch."))
+    kernel = in_use(name)
     if kernel is None:
+        return spec.reference(*inputs)
+    if problem in PRODUCTS and not all(x.is_contiguous() for x in inputs):
+        fell_back(problem, "stride")  # a compiler laid an operand out otherwise than its graph said
         return spec.reference(*inputs)
     narrow = inputs[0] if problem == NORM else inputs[-2] if problem.startswith(CAST) else None
     if narrow is not None and narrow.dtype != DTYPES[kernel.record["dtype"]]:

@@ -75,6 +75,11 @@ def _gelu_product(gate: torch.Tensor, up: torch.Tensor) -> Any:
     return original_of("gelu")(gate, approximate="tanh") * up
 
 
+def _mlp_reference(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> Any:
+    linear = original_of("linear")
+    return linear(_silu_product(linear(x, gate), linear(x, up)), down)
+
+
 BENT: dict[str, Callable[[torch.Tensor], Any]] = {
     "linear_gelu": _exact_gelu,
     "linear_gelu_tanh": lambda x: original_of("gelu")(x, approximate="tanh"),
@@ -224,19 +229,37 @@ SPECS: dict[str, Spec] = {
     "geglu": Spec("(Tensor gate, Tensor up) -> Tensor", _gelu_product, _new, _matrix),
     "fused_mlp": Spec(
         "(Tensor x, Tensor gate, Tensor up, Tensor down) -> Tensor",
-        lambda x, gate, up, down: F.linear(_silu_product(F.linear(x, gate), F.linear(x, up)), down),
+        _mlp_reference,
         _new,
         lambda x, gate, *rest: {"m": x.shape[0], "d": x.shape[1], "f": gate.shape[0]},
     ),
     **{
         name: Spec(
             "(Tensor x, Tensor weight, Tensor bias) -> Tensor",
-            lambda x, weight, bias, act=act: act(F.linear(x, weight, bias)),
+            lambda x, weight, bias, act=act: act(original_of("linear")(x, weight, bias)),
             lambda x, weight, bias: x.new_empty((x.shape[0], weight.shape[0])),
             lambda x, weight, bias: {"m": x.shape[0], "k": x.shape[1], "n": weight.shape[0]},
         )
         for name, act in BENT.items()
     },
+    "matmul": Spec(
+        "(Tensor a, Tensor b) -> Tensor",
+        lambda a, b: a @ b,
+        lambda a, b: a.new_empty((a.shape[0], b.shape[1])),
+        lambda a, b: {"m": a.shape[0], "k": a.shape[1], "n": b.shape[1]},
+    ),
+    "linear": Spec(
+        "(Tensor x, Tensor weight) -> Tensor",
+        lambda x, weight: x @ weight.t(),
+        lambda x, weight: x.new_empty((x.shape[0], weight.shape[0])),
+        lambda x, weight: {"m": x.shape[0], "k": x.shape[1], "n": weight.shape[0]},
+    ),
+    "linear_weight_gradient": Spec(
+        "(Tensor g, Tensor x) -> Tensor",
+        lambda g, x: g.t() @ x,
+        lambda g, x: x.new_empty((g.shape[1], x.shape[1])),
+        lambda g, x: {"m": g.shape[0], "n": g.shape[1], "k": x.shape[1]},
+    ),
     "embedding_gradient": Spec(
         "(Tensor gradient, Tensor index, int rows) -> Tensor",
         _table_gradient,

@@ -27,6 +27,9 @@ NORM = "rmsnorm_cast_backward"
 MANY = "adamw_many"
 """AdamW's step over all tensors in one launch, weights' 16-bit copies with it."""
 
+PRODUCTS = ("matmul", "linear", "linear_weight_gradient")
+"""A step multiplies matrices of many shapes: of each of these a job may hold a kernel for each shape."""
+
 
 class ByTensor:
     """Values by tensor, for as long as each lives. Cheaper to ask than torch's WeakTensorKeyDictionary: an
@@ -95,14 +98,15 @@ class Kernel:
 
 @dataclass
 class State:
-    """stepping: an optimiser's steps mark the step boundaries.
+    """kernels: by `slot`. stepping: an optimiser's steps mark the step boundaries.
 
     fallbacks: reason → calls that torch computed. functions: torch's own, by "module.name", while swapped.
     open: compiled regions see through the operators and launch kernels themselves; opened: problem → name of the
     operator for that. watching: for this one step they do not, so that shadow checks can look.
     models: what `apply` was given, as long as the job holds it.
     copying: compiled layers may read weights' copies; copied_steps: optimiser steps since there are some;
-    wide_products: matrix products give their gradients in float32.
+    wide_products: matrix products give their gradients in float32. outdated: a kernel that a pass put into compiled
+    regions was disabled, and they were not yet compiled anew.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -124,6 +128,8 @@ class State:
     copying: bool = False
     copied_steps: int = 0
     wide_products: bool = False
+    multiply: Any = None
+    outdated: bool = False
 
 
 STATE = State()
@@ -136,8 +142,13 @@ def kernels_sha256() -> str:
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
+def slot(problem: str, sizes: Mapping[str, int], dtype: str) -> str:
+    """Where `STATE.kernels` has a problem's kernel: a product's by what its rows are multiplied with as well."""
+    return f"{problem} n={sizes['n']} k={sizes['k']} {dtype}" if problem in PRODUCTS else problem
+
+
 def in_use(problem: str) -> Kernel | None:
-    """The kernel that computes a problem now: none where there is none, or it was disabled.
+    """The kernel that computes a problem (of a product, a slot) now: none where there is none, or it was disabled.
 
     A compiled region guards on the answer, so it is compiled anew, without the kernel, once that is disabled.
     """
@@ -148,6 +159,7 @@ def in_use(problem: str) -> Kernel | None:
 def disable(kernel: Kernel, why: str) -> None:
     """From the next call on torch computes it; from the next trace on, in compiled regions."""
     kernel.disabled = why
+    STATE.outdated = STATE.outdated or kernel.problem in PRODUCTS
     STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {why}; torch computes it now")
 
 

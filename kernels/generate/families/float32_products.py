@@ -55,7 +55,7 @@ MATMUL = (
     HEAD
     + """
 def entry(a, b):
-    m, k = a.shape
+$turned    m, k = a.shape
     n = b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if m and n:

@@ -2,7 +2,8 @@
 
 Descriptors come from the host: made in the kernel, they cost a small product a microsecond or two. "fixed" ones are
 of one shape: a small product ends before the divisions that place its tiles are forgotten. float32 has kernels of
-its own (`float32_products`).
+its own (`float32_products`). Of a linear layer's products one operand lies transposed: by pointers that is another
+stride, by descriptors its tiles are read as they lie and turned in shared memory.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def matmul(
     j = at_n * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
     left = a + (i % m).to(tl.int64)[:, None] * a_row + depth[None, :] * a_column
-    right = b + depth.to(tl.int64)[:, None] * b_row + (j % n)[None, :] * b_column
+    right = b + depth.to(tl.int64)[:, None] * b_row + (j % n).to(tl.int64)[None, :] * b_column
     total = tl.zeros((BM, BN), tl.float32)
     for start in range(0, k, BK):
         if FULL:
@@ -50,7 +51,7 @@ def matmul(
 
 
 def entry(a, b):
-    m, k = a.shape
+$turned    m, k = a.shape
     n = b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if m and n:
@@ -84,7 +85,7 @@ def matmul(
         j = number % (GROUP * tiles_n) // high * BN
         total = tl.zeros((BM, BN), tl.float32)
         for turn in range(turns):
-            total = tl.dot(left.load([i, turn * BK]), right.load([turn * BK, j]), total)
+            total = tl.dot($left_tile, $right_tile, total)
         if SPLIT == 2:
             halves = tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1))
             low, up = tl.split(halves)
@@ -95,15 +96,15 @@ def matmul(
 
 
 def entry(a, b):
-    m, k = a.shape
-    n = b.shape[1]
+    $rows = a.shape
+    n = b.shape[$columns]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if m and n:
         tiles = triton.cdiv(m, $bm) * triton.cdiv(n, $bn)
         units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 2
         programs = min(tiles, units) if $persistent else tiles
-        left = TensorDescriptor.from_tensor(a, [$bm, $bk])
-        right = TensorDescriptor.from_tensor(b, [$bk, $bn])
+        left = TensorDescriptor.from_tensor(a, $left_block)
+        right = TensorDescriptor.from_tensor(b, $right_block)
         out = TensorDescriptor.from_tensor(c, [$bm, $bn // $split])
         matmul[(programs,)](
             left, right, out, m, n, k, programs, BM=$bm, BN=$bn, BK=$bk, GROUP=$group, SPLIT=$split,
@@ -112,10 +113,29 @@ def entry(a, b):
     return c
 """
 
+TURNED = {"matmul": "", "linear": "    b = b.t()\n", "linear_weight_gradient": "    a = a.t()\n"}
+"""What makes a · b of a problem's inputs."""
+_LEFT = ("left.load([i, turn * BK])", "left.load([turn * BK, i]).T")
+_RIGHT = ("right.load([turn * BK, j])", "right.load([j, turn * BK]).T")
+
+
+def tiled(problem: str, config: Config) -> dict[str, str]:
+    """How descriptors read the operands of a problem."""
+    bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
+    left, right = problem == "linear_weight_gradient", problem == "linear"
+    return {
+        "rows": "k, m" if left else "m, k",
+        "columns": "0" if right else "1",
+        "left_tile": _LEFT[left],
+        "right_tile": _RIGHT[right],
+        "left_block": f"[{bk}, {bm}]" if left else f"[{bm}, {bk}]",
+        "right_block": f"[{bn}, {bk}]" if right else f"[{bk}, {bn}]",
+    }
+
 
 class Matmul:
     name = "matmul"
-    problems = ("matmul",)
+    problems = tuple(TURNED)
 
     def space(self, problem: str, case: Case) -> Space:
         if case.dtype == "float32":
@@ -148,12 +168,13 @@ class Matmul:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         layouts = "contiguous padded transposed offset"
+        turned = {**config, "turned": TURNED[problem]}
         if case.dtype == "float32":
-            return render(problem, float32_products.MATMUL, config, layouts=layouts, like=case)
+            return render(problem, float32_products.MATMUL, turned, layouts=layouts, like=case)
         if config["way"] == "pointers":
-            return render(problem, POINTERS, config, layouts=layouts, like=case)
+            return render(problem, POINTERS, turned, layouts=layouts, like=case)
         fixed = config["way"] == "fixed"
         sizes = ", ".join(f"{name} {case[name]}..{case[name]}" for name in "mnk")
         keys = {"dtypes": "float16 bfloat16", "bounds": sizes if fixed else "m 1.., n 8.. /8, k 8.. /8"}
-        values = {**config, "fixed": ": tl.constexpr" if fixed else ""}
+        values = {**config, **tiled(problem, config), "fixed": ": tl.constexpr" if fixed else ""}
         return render(problem, DESCRIPTORS, values, layouts="contiguous", keys=keys, like=case)

@@ -208,10 +208,10 @@ def launch(a, b, c, out, BM, BN, STAGES, GROUP, ROWS, PAIR, TOGETHER):
 PRODUCT = """
 def entry(a, b):
     m, k = a.shape
-    n = b.shape[1]
+    n = b.shape[$columns]
     out = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if m and n:
-        launch(a, b, b, out, $bm, $bn, $stages, $group, False, False, $together)
+        launch(a, b, b, out, $bm, $bn, $stages, $group, $by_rows, False, $together)
     return out
 """
 GATED = """
@@ -229,7 +229,7 @@ def entry(x, gate, up, down):
 
 class MatmulHopper:
     name = "matmul_hopper"
-    problems = ("matmul", "fused_mlp")
+    problems = ("matmul", "linear", "fused_mlp")
 
     def space(self, problem: str, case: Case) -> Space:
         if case.element_bytes != 2:
@@ -275,5 +275,6 @@ class MatmulHopper:
             values = {**config, "bk": 64, "bn": 256 if first else 128, "cn": 256 if second else 128}
             values |= {"together": first, "alike": second}
             return render(problem, KERNEL + GATED, values, layouts="contiguous", keys=keys, like=case)
-        values = {**config, "together": bool(config["together"])}
+        by_rows = problem == "linear"
+        values = {**config, "together": bool(config["together"]), "by_rows": by_rows, "columns": 1 - by_rows}
         return render(problem, KERNEL + PRODUCT, values, layouts="contiguous", keys=keys, like=case)

@@ -1,0 +1,201 @@
+"""Products of matrices: a linear layer's three in eager code, and whatever a compiled region multiplies.
+
+In a compiled region a pass over what the compiler is left with swaps each `aten.mm` whose sizes, dtype and strides
+are a certified kernel's. That is after the compiler's own passes: what these draw a product into (a sum behind it,
+a bias) stays theirs, and the rest would be calls of a library either way, so that an operator costs no fusion.
+
+In eager code `torch.nn.functional.linear` without a bias asks the guards, and its gradients do. Under autocast the
+operands are cast as autocast casts them. Each product that no kernel computes is torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernels.apply.job.guards import refusal
+from kernels.apply.job.operators import operator_of, run_once
+from kernels.apply.job.problems import SPECS
+from kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
+
+_CASTABLE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def kernel_for(problem: str, *tensors: torch.Tensor) -> tuple[Kernel | None, str]:
+    """(the kernel that may compute a product, ""); (None, the guard that refuses): "" where there is no kernel."""
+    sizes, kind = SPECS[problem].sizes(*tensors), str(tensors[0].dtype).removeprefix("torch.")
+    kernel = in_use(slot(problem, sizes, kind))
+    why = "" if kernel is None else refusal(kernel.record, sizes, tensors)
+    return (None if why else kernel), why
+
+
+def times(problem: str, *tensors: torch.Tensor) -> Any:
+    """One product of plain matrices: the kernel's where one may, else torch's."""
+    if not torch.compiler.is_compiling() and all(type(x) in (torch.Tensor, nn.Parameter) for x in tensors):
+        kernel, why = kernel_for(problem, *tensors)
+        if kernel is not None:
+            return run_once(problem, tensors)
+        if why:
+            fell_back(problem, why)
+    return SPECS[problem].reference(*tensors)
+
+
+class Multiplied(torch.autograd.Function):
+    """x · weightᵀ of rows, (m, k), and its gradients. Where these are differentiated again they are torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        ctx.save_for_backward(x, weight)
+        return times("linear", x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return g @ weight if of_x else None, g.t() @ x if of_weight else None
+        g = g.contiguous()
+        dx = times("matmul", g, weight) if of_x else None
+        return dx, times("linear_weight_gradient", g, x) if of_weight else None
+
+
+def linear_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.nn.functional.linear that asks the guards."""
+
+    def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        if bias is None and not torch.compiler.is_compiling():
+            out = _multiplied(input, weight)
+            if out is not None:
+                return out
+        return original(input, weight, bias)
+
+    return linear
+
+
+def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """The layer's result where a kernel has a part in it; None where it has none, or a guard refuses."""
+    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in (x, weight)) or _transformed():
+        return None
+    if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or x.device != weight.device:
+        return None
+    kind, cast = weight.dtype, torch.is_autocast_enabled(x.device.type)
+    if cast and x.dtype in _CASTABLE and kind in _CASTABLE:
+        kind = torch.get_autocast_dtype(x.device.type)
+    elif cast or x.dtype != kind:
+        return None
+    trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    rows, (n, k) = x.numel() // max(1, x.shape[-1]), weight.shape
+    name = str(kind).removeprefix("torch.")
+    slots = {"linear": slot("linear", {"n": n, "k": k}, name)}
+    if trained:
+        slots["matmul"] = slot("matmul", {"n": k, "k": n}, name)
+        slots["linear_weight_gradient"] = slot("linear_weight_gradient", {"n": n, "k": k}, name)
+    if not any(in_use(each) for each in slots.values()) or not rows:
+        return None
+    if not x.is_contiguous() or not weight.is_contiguous():
+        fell_back("linear", "stride")
+        return None
+    x, weight = x.to(kind), weight.to(kind)
+    lines = x.reshape(rows, k)
+    out = Multiplied.apply(lines, weight) if trained else times("linear", lines, weight)  # type: ignore[no-untyped-call]
+    return out.reshape(*x.shape[:-1], n)
+
+
+def _transformed() -> bool:
+    """Whether torch.func looks (vmap, grad): what it hands over looks like plain tensors."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+class MultiplyByKernels:
+    """A pass for torch._inductor.config.post_grad_custom_post_pass."""
+
+    def __init__(self, earlier: Any = None) -> None:
+        self.earlier = earlier
+
+    def uuid(self) -> Any:
+        """For the compiler's cache: what it made of other kernels must not be found there."""
+        inner = getattr(self.earlier, "uuid", lambda: None)() if self.earlier is not None else ""
+        used = sorted(k.certificate for k in STATE.kernels.values() if k.problem in PRODUCTS and not k.disabled)
+        return None if inner is None else ("nightshift multiply 1", tuple(used), inner)
+
+    def __call__(self, graph: Any) -> None:
+        if self.earlier is not None:
+            self.earlier(graph)
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
+            self._swap(graph, node)
+        graph.eliminate_dead_code()
+
+    def _swap(self, graph: Any, node: Any) -> None:
+        values: list[Any] = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in node.args]
+        if len(values) != 2 or node.kwargs or not all(_known(value) for value in values):
+            return
+        (a, b), (first, second) = node.args, values
+        for problem, turn_a, turn_b in (
+            ("matmul", False, False),
+            ("linear", False, True),
+            ("linear_weight_gradient", True, False),
+        ):
+            given = (first.t() if turn_a else first, second.t() if turn_b else second)
+            if not all(x.is_contiguous() for x in given) or kernel_for(problem, *given)[0] is None:
+                continue
+            with graph.inserting_before(node):
+                turned = [_turned(graph, n) if turn else n for n, turn in ((a, turn_a), (b, turn_b))]
+                made = graph.call_function(operator_of(problem)._opoverload, tuple(turned))
+            # the second says to the compiler that operands must lie as they do here
+            made.meta = {**node.meta, "eager_input_vals": (given, {})}
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+            return
+
+
+def _known(value: Any) -> bool:
+    """Whether this is a matrix whose sizes and strides are numbers: of dynamic shapes nothing is certified."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dim() == 2
+        and all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+    )
+
+
+def _turned(graph: Any, node: Any) -> Any:
+    """The transposed matrix: what was transposed before, where it was."""
+    if (
+        node.op == "call_function"
+        and node.target is torch.ops.aten.permute.default
+        and list(node.args[1]) == [1, 0]
+    ):
+        return node.args[0]
+    made = graph.call_function(torch.ops.aten.permute.default, (node, [1, 0]))
+    made.meta["val"] = node.meta["val"].t()
+    return made
+
+
+def multiply_by_kernels(report: Report) -> None:
+    """Puts the pass behind torch's own over what they leave, once, and tells of the products' kernels."""
+    held = [(name, kernel) for name, kernel in STATE.kernels.items() if kernel.problem in PRODUCTS]
+    report.applied += [("products of matrices", name, kernel.certificate) for name, kernel in held]
+    if not held or STATE.multiply is not None:
+        return
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    CustomGraphPass.register(MultiplyByKernels)  # else the compiler keeps nothing on disk
+    STATE.multiply = config.post_grad_custom_post_pass = MultiplyByKernels(config.post_grad_custom_post_pass)
+
+
+def multiply_by_torch() -> None:
+    if STATE.multiply is not None:
+        from torch._inductor import config
+
+        STATE.multiply, config.post_grad_custom_post_pass = None, STATE.multiply.earlier
+
+
+def compile_anew() -> None:
+    """Between two steps: has regions compiled anew, if a pass put a kernel into them that is disabled since. Until
+    then its operator is torch's product; what a CUDA graph replays is not."""
+    if STATE.outdated and STATE.multiply is not None:
+        torch._dynamo.reset()
+    STATE.outdated = False

@@ -1,0 +1,163 @@
+"""A job's products of matrices, in a process of its own with Triton's interpreter, as JSON.
+
+TRITON_INTERPRET=1 python applied_products.py FILE WHAT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from applied import load
+
+M, N, K = 12, 32, 16
+
+
+class Job(nn.Module):
+    """A layer of the certified sizes, one with a bias, one of other sizes, and a product of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer, self.biased = nn.Linear(K, N, bias=False), nn.Linear(N, K)
+        self.other, self.table = nn.Linear(K, 24, bias=False), nn.Parameter(torch.randn(N, K))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.tanh(self.layer(x))
+        second = torch.relu(self.biased(first)) + torch.sigmoid(first.reshape(-1, N) @ self.table).reshape(x.shape)
+        out: torch.Tensor = self.other(torch.tanh(second))
+        return out
+
+
+def step(model: nn.Module, call: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    given = x.clone().requires_grad_(True)
+    out = call(given)
+    out.float().square().sum().backward()
+    grads = [p.grad for p in (given, *model.parameters())]
+    return [out.detach(), *(g.clone() for g in grads if g is not None)]
+
+
+def alike(mine: list[torch.Tensor], theirs: list[torch.Tensor], rough: float = 1.0) -> bool:
+    return len(mine) == len(theirs) and all(
+        a.dtype == b.dtype
+        and a.stride() == b.stride()
+        and torch.allclose(a, b, rtol=1e-4 * rough, atol=1e-5 * rough)
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def second_derivative(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor]:
+    (once,) = torch.autograd.grad(layer(x).pow(3).sum(), layer.weight, create_graph=True)
+    return list(torch.autograd.grad(once.square().sum(), layer.weight))
+
+
+def calls(kernels: Any) -> dict[str, int]:
+    return {k.problem: k.calls for k in kernels.STATE.kernels.values()}
+
+
+def eager(kernels: Any) -> dict[str, Any]:
+    """A step, inference, other dtypes and strides, transforms, second derivatives, autocast."""
+    x = torch.randn(3, 4, K)
+    model = Job()
+    want, keys = step(model, model, x), list(model.state_dict())
+    second = second_derivative(model.layer, x)
+    report = kernels.apply(model, log=lambda _: None, shadow_every=1)
+    again = kernels.apply(model, log=lambda _: None, shadow_every=1)
+    seen: dict[str, Any] = {"applied": report.applied, "again": again.applied == report.applied}
+    seen["equal"] = [alike(step(model, model, x), want)]
+    seen["calls"] = [calls(kernels)]
+    with torch.no_grad():
+        seen["equal"].append(alike([model(x)], want[:1]))
+    seen["calls"].append(calls(kernels))
+    layer = model.layer
+    with torch.no_grad():
+        refused = [
+            layer(x.reshape(M, K).t().contiguous().t()),  # columns, not rows
+            layer(x[0, 0]),
+            layer(torch.randn(49, K)),
+            layer(torch.randn(0, K)),
+            torch.vmap(layer)(x.reshape(M, 1, K)),
+            nn.functional.linear(x.double(), layer.weight.double()),
+        ]
+    seen["shapes"] = [list(out.shape) for out in refused]
+    seen["twice"] = alike(second_derivative(layer, x), second)
+    seen["calls"].append(calls(kernels))
+    seen["fallbacks"] = dict(kernels.fallbacks())
+    seen["checks"] = sorted((k.shadow_checks, k.shadow_mismatches) for k in kernels.STATE.kernels.values())
+    seen["keys"] = list(model.state_dict()) == keys
+    seen["restored"] = kernels.unapply(model)
+    seen["back"] = alike(step(model, model, x), want) and nn.functional.linear.__module__ != "nightshift_kernels"
+    return seen
+
+
+def cast(kernels: Any) -> dict[str, Any]:
+    """Under autocast the operands are cast as autocast does, and gradients come back in the weights' dtype."""
+    x, model = torch.randn(3, 4, K), Job()
+
+    def call(given: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return model(given)
+
+    want = step(model, call, x)
+    kernels.apply(model, log=lambda _: None, shadow_every=1)
+    got = step(model, call, x)
+    counted = calls(kernels)
+    plain = step(model, model, x)  # float32 products are not this kernel's
+    return {"equal": alike(got, want, 100.0), "calls": counted, "plain": calls(kernels) == counted, "n": len(plain)}
+
+
+def compiled(kernels: Any) -> dict[str, Any]:
+    """Inductor's own graphs: what is swapped, a demotion at a step boundary, and what is taken back."""
+    from torch._inductor import config
+
+    config.force_disable_caches = True  # what a cache has no pass looks at
+    x, model = torch.randn(3, 4, K), Job()
+    want = step(model, model, x)
+    told: list[str] = []
+    kernels.apply(model, log=told.append, shadow_every=1, log_every=0)
+    ours = config.post_grad_custom_post_pass
+    graphs: list[list[str]] = []
+
+    class Look(kernels.MultiplyByKernels):  # type: ignore[misc, name-defined]
+        def __call__(self, graph: Any) -> None:
+            super().__call__(graph)
+            graphs.append(
+                sorted(str(n.target) for n in graph.nodes if "mm" in str(n.target) or "night" in str(n.target))
+            )
+
+    config.post_grad_custom_post_pass = Look()
+    run = torch.compile(model, fullgraph=True)
+    seen: dict[str, Any] = {"equal": [alike(step(model, run, x), want)], "calls": [calls(kernels)]}
+    with torch.no_grad():
+        seen["equal"].append(alike([run(x)], want[:1]))
+    seen["calls"].append(calls(kernels))
+    names = [ours.uuid()]
+    folder = Path(os.environ["NIGHTSHIFT_KERNEL_REGISTRY"])
+    gone = next(k.certificate for k in kernels.STATE.kernels.values() if k.problem == "matmul")
+    (folder / "demoted.json").write_text(json.dumps([{"certificate": gone, "why": "x"}]))
+    seen["outdated"] = len(graphs)
+    kernels.step_boundary()
+    seen["equal"].append(alike(step(model, run, x), want))
+    seen["calls"].append(calls(kernels))
+    names.append(ours.uuid())
+    seen["names"] = len({str(name) for name in names})
+    seen["wrong"] = sum(k.shadow_mismatches for k in kernels.STATE.kernels.values())
+    config.post_grad_custom_post_pass = ours
+    kernels.unapply(model)
+    seen["equal"].append(alike(step(model, run, x), want))
+    seen["back"] = config.post_grad_custom_post_pass is None and kernels.STATE.multiply is None
+    return {**seen, "graphs": graphs}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(json.dumps(globals()[sys.argv[2]](load(sys.argv[1]))))

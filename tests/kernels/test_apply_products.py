@@ -1,0 +1,72 @@
+"""Products of matrices in the job's file: eager layers and compiled regions, forward and backward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kernels.generate.families.matmul import Matmul
+from kernels.problem import Case
+from tests.kernels.applied_records import made_of
+from tests.kernels.test_apply import run
+
+SCRIPT = Path(__file__).parent / "applied_products.py"
+
+
+def products(dtype: str) -> list[dict[str, Any]]:
+    """A layer's three products; the layer has 16 inputs and 32 outputs."""
+    layer, back = Case.of(dtype, m=12, n=32, k=16), Case.of(dtype, m=12, n=16, k=32)
+    made = [made_of(Matmul(), name, layer) for name in ("linear", "linear_weight_gradient")]
+    return [*made, made_of(Matmul(), "matmul", back)]
+
+
+def test_a_layer_s_products_are_the_kernels_and_what_a_guard_refuses_is_torch_s(tmp_path: Path) -> None:
+    """The step, its gradients and second derivatives are torch's; one row, columns, other sizes, other dtypes, no
+    rows and torch.func's transforms are left to torch, and so are a layer with a bias and one of other sizes."""
+    seen = run("eager", tmp_path, products("float32"), script=SCRIPT)
+    names = ["linear n=32 k=16 float32", "linear_weight_gradient n=32 k=16 float32", "matmul n=16 k=32 float32"]
+    assert [(where, name) for where, name, _ in seen["applied"]] == [("products of matrices", n) for n in names]
+    assert seen["again"]
+    assert seen["equal"] == [True, True]
+    trained = {"linear": 1, "linear_weight_gradient": 1, "matmul": 1}
+    inferred = {**trained, "linear": 2}
+    # the layer once more for second derivatives: its first derivatives are torch's, the last pass is not
+    again = {**inferred, "linear": 3, "linear_weight_gradient": 2}
+    assert seen["calls"] == [trained, inferred, again]
+    assert seen["twice"]
+    assert seen["shapes"] == [[12, 32], [32], [49, 32], [0, 32], [12, 1, 32], [3, 4, 32]]
+    assert seen["fallbacks"] == {"linear: stride": 1, "linear: shape": 1}
+    assert seen["checks"] == [[1, 0], [2, 0], [3, 0]]
+    assert seen["keys"]
+    assert seen["restored"] == 1
+    assert seen["back"]
+
+
+def test_under_autocast_a_layer_s_products_are_of_the_dtype_that_it_casts_to(tmp_path: Path) -> None:
+    seen = run("cast", tmp_path, products("float16"), script=SCRIPT)
+    assert seen["equal"], "values, or dtypes of outputs and gradients"
+    assert seen["calls"] == {"linear": 1, "linear_weight_gradient": 1, "matmul": 1}
+    assert seen["plain"], "without autocast the layer is of another dtype than the kernels"
+
+
+def test_a_compiled_region_s_products_are_swapped_by_layout_and_compiled_anew_after_a_demotion(
+    tmp_path: Path,
+) -> None:
+    """Of the layer both ways, and of the product of activations; a product with a bias behind it and those of other
+    sizes stay the compiler's. After the demotion of `matmul` the others stay in use."""
+    seen = run("compiled", tmp_path, products("float32"), script=SCRIPT)
+    assert seen["equal"] == [True] * 4, "trained, inferred, after the demotion, after unapply"
+    assert seen["wrong"] == 0
+    forward, backward, inference, *anew = (
+        [name.split(".")[1] for name in graph if name.startswith("nightshift.")] for graph in seen["graphs"]
+    )
+    assert forward == inference == ["linear", "matmul"]
+    assert backward == ["linear", "linear_weight_gradient", "linear_weight_gradient", "matmul"]
+    assert seen["outdated"] == 3, "no compilation before the demotion was known"
+    assert anew == [["linear"], ["linear", "linear_weight_gradient", "linear_weight_gradient"]]
+    assert all("aten.addmm.default" in seen["graphs"][n] for n in (0, 2)), "the layer with a bias"
+    once = {"linear": 2, "linear_weight_gradient": 2, "matmul": 2}
+    twice = {"linear": 3, "linear_weight_gradient": 2, "matmul": 3}
+    assert seen["calls"] == [once, twice, {"linear": 5, "linear_weight_gradient": 4, "matmul": 3}]
+    assert seen["names"] == 2, "a compiler's cache must not give what it made with a demoted kernel"
+    assert seen["back"]
