@@ -48,7 +48,9 @@ from kernels.problems import BY_NAME, named
 from kernels.profile.casts import cast_problems, copies_gain
 from kernels.profile.hotspots import Hotspot, Profile
 from kernels.profile.hotspots import profile as read_profile
+from kernels.profile.pattern import BIASED
 from kernels.profile.problem_file import case_of, load_problem, write_problem
+from kernels.profile.products import expected_gain, gradients_of
 from kernels.profile.roofline import Peaks
 from kernels.search import Budget, Ladder, Progress, Result, Search
 
@@ -202,6 +204,7 @@ def from_profile(
     """(works, decisions) of a profile, what the step would gain most by first: casts that a kernel saves count.
 
     Of a hotspot first what writes or reads its casts too; its kernels for code that casts nothing come last of all.
+    Matrix products come where `expected_gain` puts them, with the products that their gradients are.
     `problems`: only these (those that a job's file has a place for); untrained: of
     them those whose place is only where nothing is differentiated."""
     works: list[Work] = []
@@ -209,12 +212,15 @@ def from_profile(
     decisions: list[tuple[Hotspot, str]] = []
     rate = (peaks or found.peaks).bytes_per_s
     gains = [(hotspot, hotspot.gain + copies_gain(found, hotspot, rate)) for hotspot in found.hotspots]
-    for hotspot, gain in sorted(gains, key=lambda one: -one[1]):
+    for hotspot, gain in sorted(gains, key=lambda one: (-expected_gain(found, *one), -one[1])):
         why = _not_searched(replace(hotspot, gain=gain), min_gain)
         if not why and problems and hotspot.problem not in problems:
             why = "the job's file has no place for it"
         if not why and hotspot.problem in untrained and hotspot.backward_s > 0:
             why = "the job's file has a place for it only where nothing is trained"
+        biased = bool(problems) and BIASED in hotspot.why
+        if not why and biased and not hotspot.backward_s > 0:
+            why = "the job's file has a place for it only without a bias"
         if not why and sum(told.startswith("searched") for _, told in decisions) >= most:
             why = f"after the {most} best"
         if not why:
@@ -224,10 +230,15 @@ def from_profile(
                 path = folder / "problems" / f"{slug}.py"
                 problem = write_problem([hotspot], path, Path(found.source).name)
                 origin = f"trace {found.source}"
-                plain = [work_of(problem, problem.cases[0], origin, peaks, seed, True, str(path))]
+                plain = [] if biased else [work_of(problem, problem.cases[0], origin, peaks, seed, True, str(path))]
                 backward = BY_NAME.get(f"{hotspot.problem}_backward")
                 if backward is not None and hotspot.backward_s > 0:
                     plain.append(work_of(backward, problem.cases[0], f"{origin}, backward", peaks, seed, True))
+                plain += [
+                    work_of(BY_NAME[name], case, f"{origin}, backward", peaks, seed, True)
+                    for name, case in gradients_of(hotspot.problem, problem.cases[0])
+                    if hotspot.backward_s > 0
+                ]
                 casts = cast_problems(found, hotspot)
                 works += [
                     work_of(BY_NAME[name], case, f"{origin}, {told}", peaks, seed, True)
@@ -238,7 +249,7 @@ def from_profile(
             except (ProblemError, OptimiseError) as error:
                 why = str(error)
         decisions.append((hotspot, why))
-    return works + covered, decisions
+    return list({work.slug: work for work in reversed(works + covered)}.values())[::-1], decisions
 
 
 def _not_searched(hotspot: Hotspot, min_gain: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernels.problem import Case
 from kernels.profile.hotspots import Hotspot, Profile, timed_sizes
+from kernels.profile.pattern import PRODUCTS
 
 
 def cast_problems(found: Profile, hotspot: Hotspot) -> list[tuple[str, Case, str]]:
@@ -26,7 +27,7 @@ def narrow_products(found: Profile) -> str:
     """The 16-bit dtype that most of a step's time in matrix products is spent in; empty where it is none."""
     spent: dict[str, float] = {}
     for hotspot in found.hotspots:
-        if hotspot.problem == "matmul":
+        if hotspot.problem in PRODUCTS:
             spent[hotspot.dtype] = spent.get(hotspot.dtype, 0.0) + hotspot.total_s
     most = max(spent, key=lambda name: spent[name], default="")
     return most if most in ("float16", "bfloat16") else ""

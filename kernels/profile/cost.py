@@ -24,7 +24,7 @@ def cost(found: Found) -> Cost:
     outputs' gradients and what was kept, and write the inputs' gradients."""
     s, size = found.sizes, BYTES.get(found.dtype, 4)
     match found.problem:
-        case "matmul":
+        case "matmul" | "linear" | "linear_weight_gradient":
             m, n, k = s["m"], s["n"], s["k"]
             moved = (m * k + k * n + m * n) * size
             return Cost(moved, 2 * m * n * k, 2 * moved, 4 * m * n * k)

@@ -20,7 +20,7 @@ from collectors.kineto_trace import Trace, TraceError
 from kernels.profile.cost import cost
 from kernels.profile.match import segments
 from kernels.profile.operators import Operators, Unit, operators_of
-from kernels.profile.pattern import Found, dims
+from kernels.profile.pattern import BIASED, Found, dims
 from kernels.profile.roofline import Peaks, peaks_of
 
 LARGEST_PARAMETER = 1 << 24
@@ -151,7 +151,9 @@ def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
     groups: dict[tuple[Any, ...], list[tuple[tuple[Unit, ...], Found | None]]] = defaultdict(list)
     for units, match in segments(found.units, found.parameters):
         if match is not None:
-            key: tuple[Any, ...] = (match.problem, tuple(match.sizes.items()), match.dtype, match.layout)
+            key: tuple[Any, ...] = (
+                match.problem, tuple(match.sizes.items()), match.dtype, match.layout, BIASED in match.note,
+            )  # fmt: skip
         else:
             key = (units[0].name, dims(units[0], 0), *units[0].signature.dtypes[:1])
         groups[key].append((units, match))

@@ -14,7 +14,19 @@ from dataclasses import replace
 
 from kernels.profile.bent import UNKNOWN_FORM, UNTRAINED_PATTERNS, gelu_form
 from kernels.profile.operators import Unit
-from kernels.profile.pattern import DTYPES, Bind, Found, Pattern, dims, dtype, layout, rows_of, rowwise
+from kernels.profile.pattern import (
+    BIASED,
+    DTYPES,
+    Bind,
+    Found,
+    Pattern,
+    dims,
+    dtype,
+    layout,
+    rows_of,
+    rowwise,
+    turned,
+)
 from kernels.profile.written_out import WRITTEN_OUT
 
 
@@ -90,7 +102,8 @@ def _attention(units: Sequence[Unit]) -> Found | None:
 
 
 def _linear(units: Sequence[Unit]) -> Found | None:
-    """x (…, k) · weight (n, k)ᵀ. Under autocast the recorded inputs may be wider than what is multiplied."""
+    """x (…, k) · weight (n, k)ᵀ, plus a bias. Under autocast the recorded inputs may be wider than what is
+    multiplied."""
     unit = units[0]
     x, w = dims(unit, 0), dims(unit, 1)
     if len(x) < 1 or len(w) != 2 or x[-1] != w[1]:
@@ -98,8 +111,9 @@ def _linear(units: Sequence[Unit]) -> Found | None:
     kind = DTYPES.get(unit.computed, "") or dtype(unit, 1)
     if not kind:
         return None
-    note = "autocast converts its operands" if kind != dtype(unit, 1) else ""
-    return Found("matmul", {"m": math.prod(x[:-1]), "n": w[0], "k": w[1]}, kind, layout(unit, 0), note)
+    notes = ["autocast converts its operands"] * (kind != dtype(unit, 1)) + [BIASED] * bool(dims(unit, 2))
+    sizes = {"m": math.prod(x[:-1]), "n": w[0], "k": w[1]}
+    return Found("linear", sizes, kind, layout(unit, 0), "; ".join(notes))
 
 
 def _matmul(units: Sequence[Unit]) -> Found | None:
@@ -108,7 +122,11 @@ def _matmul(units: Sequence[Unit]) -> Found | None:
     a, b = dims(unit, shift), dims(unit, shift + 1)
     if len(a) < 2 or len(b) != 2 or a[-1] != b[0] or not dtype(unit, shift):
         return None
-    return Found("matmul", {"m": math.prod(a[:-1]), "n": b[1], "k": b[0]}, dtype(unit, shift), layout(unit, shift))
+    kind, left, right = dtype(unit, shift), turned(unit, shift), turned(unit, shift + 1)
+    if left and not right:
+        return Found("linear_weight_gradient", {"m": a[1], "n": a[0], "k": b[1]}, kind)
+    sizes, note = {"m": math.prod(a[:-1]), "n": b[1], "k": b[0]}, BIASED if shift else ""
+    return Found("linear" if right and not left else "matmul", sizes, kind, layout(unit, shift), note)
 
 
 def _gated(problem: str) -> Bind:

@@ -20,6 +20,10 @@ DTYPES = {
     "signed char": "int8",
 }
 Sizes = Mapping[str, int]
+PRODUCTS = ("matmul", "linear", "linear_weight_gradient")
+"""Matrix products, by which operand lies transposed: none, the right one, the left one."""
+BIASED = "it adds a bias"
+"""The note of a product that is not all of its operator."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,13 @@ def layout(unit: Unit, position: int) -> str:
     if plain:
         return "contiguous"
     return "padded" if strides[-1] == 1 else "transposed"
+
+
+def turned(unit: Unit, position: int) -> bool:
+    """Whether an argument is a matrix whose columns lie one after the other."""
+    sizes, listed = dims(unit, position), unit.signature.strides
+    strides: Any = listed[position] if position < len(listed) else ()
+    return len(sizes) == 2 and min(sizes) > 1 and strides == (1, sizes[0])
 
 
 def rows_of(sizes: tuple[int, ...]) -> dict[str, int]:

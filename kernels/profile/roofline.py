@@ -20,6 +20,7 @@ from typing import Any
 from kernels.profile.cost import cost
 from kernels.profile.match import segments
 from kernels.profile.operators import Operators
+from kernels.profile.pattern import PRODUCTS
 
 PROBED = ("float32", "bfloat16", "float16")
 
@@ -118,7 +119,7 @@ def peaks_of(found: Operators, copies: Sequence[tuple[float, float]] = ()) -> Pe
             continue
         forward_s = sum(unit.forward_s for unit in units)
         need = cost(match)
-        if forward_s > 5e-6 and match.problem == "matmul":
+        if forward_s > 5e-6 and match.problem in PRODUCTS:
             rates[match.dtype] = max(rates.get(match.dtype, 0.0), need.forward_flops / forward_s)
         if forward_s > 5e-6:
             moving.append(need.forward_bytes / forward_s)

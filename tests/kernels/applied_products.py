@@ -59,6 +59,19 @@ def second_derivative(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(once.square().sum(), layer.weight))
 
 
+@torch.no_grad()
+def odd(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor]:
+    """Calls that are not the kernel's: columns instead of rows, no matrix, too many rows, none, and others."""
+    return [
+        layer(x.reshape(M, K).t().contiguous().t()),
+        layer(x[0, 0]),
+        layer(torch.ones(49, K)),
+        layer(torch.ones(0, K)),
+        torch.vmap(layer)(x.reshape(M, 1, K)),
+        nn.functional.linear(x.double(), layer.weight.double()),
+    ]
+
+
 def calls(kernels: Any) -> dict[str, int]:
     return {k.problem: k.calls for k in kernels.STATE.kernels.values()}
 
@@ -68,7 +81,7 @@ def eager(kernels: Any) -> dict[str, Any]:
     x = torch.randn(3, 4, K)
     model = Job()
     want, keys = step(model, model, x), list(model.state_dict())
-    second = second_derivative(model.layer, x)
+    second, left = second_derivative(model.layer, x), odd(model.layer, x)
     report = kernels.apply(model, log=lambda _: None, shadow_every=1)
     again = kernels.apply(model, log=lambda _: None, shadow_every=1)
     seen: dict[str, Any] = {"applied": report.applied, "again": again.applied == report.applied}
@@ -78,16 +91,12 @@ def eager(kernels: Any) -> dict[str, Any]:
         seen["equal"].append(alike([model(x)], want[:1]))
     seen["calls"].append(calls(kernels))
     layer = model.layer
-    with torch.no_grad():
-        refused = [
-            layer(x.reshape(M, K).t().contiguous().t()),  # columns, not rows
-            layer(x[0, 0]),
-            layer(torch.randn(49, K)),
-            layer(torch.randn(0, K)),
-            torch.vmap(layer)(x.reshape(M, 1, K)),
-            nn.functional.linear(x.double(), layer.weight.double()),
-        ]
+    refused = odd(layer, x)
+    seen["refused"] = alike(refused, left)
     seen["shapes"] = [list(out.shape) for out in refused]
+    columns = torch.randn(K, M).t()
+    same = torch.ops.nightshift.linear(columns, layer.weight.detach())  # a compiler that lays out otherwise
+    seen["laid"] = alike([same], [columns @ layer.weight.detach().t()])
     seen["twice"] = alike(second_derivative(layer, x), second)
     seen["calls"].append(calls(kernels))
     seen["fallbacks"] = dict(kernels.fallbacks())
@@ -138,6 +147,12 @@ def compiled(kernels: Any) -> dict[str, Any]:
     seen: dict[str, Any] = {"equal": [alike(step(model, run, x), want)], "calls": [calls(kernels)]}
     with torch.no_grad():
         seen["equal"].append(alike([run(x)], want[:1]))
+    seen["calls"].append(calls(kernels))
+    seen["fixed"] = len(graphs)
+    dynamic = torch.compile(model.layer, dynamic=True)
+    seen["equal"].append(alike([dynamic(x).detach()], [model.layer(x).detach()]))
+    seen["dynamic"] = [name for graph in graphs[seen["fixed"] :] for name in graph]
+    del graphs[seen["fixed"] :]
     seen["calls"].append(calls(kernels))
     names = [ours.uuid()]
     folder = Path(os.environ["NIGHTSHIFT_KERNEL_REGISTRY"])

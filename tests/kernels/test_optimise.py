@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from collectors.base import Permanent
 from collectors.seal import trusted_keys
+from kernels.apply.job.problems import SPECS, UNTRAINED
 from kernels.bind import bind, call
 from kernels.candidate import Candidate
 from kernels.cli import app
@@ -22,8 +23,11 @@ from kernels.envelope import read
 from kernels.kernelbench import load_task
 from kernels.ledger import Ledger, Line, read_run
 from kernels.optimise import find_trial, from_profile, slug_of, trace_model
+from kernels.problem import Case
 from kernels.problems import named
 from kernels.profile.hotspots import profile
+from kernels.profile.pattern import BIASED
+from kernels.profile.products import gradients_of
 from kernels.profile.roofline import Peaks
 from kernels.report import write_report
 from kernels.suite import SuiteAuthor, binding_of
@@ -149,7 +153,7 @@ def test_the_recorded_trace_gives_its_norm_loss_and_table_to_search(tmp_path: Pa
     assert all(why for _, why in decisions)
     told = {hotspot.name: why for hotspot, why in decisions}
     assert "no family of ours" in told["aten::unbind"]
-    assert any("would gain" in why for name, why in told.items() if name.startswith("matmul"))
+    assert any("would gain" in why for name, why in told.items() if name.startswith("linear"))
     for work in works:
         assert work.task.floor_s > 0
     backward = [work.task.problem.name for work in works if work.task.problem.name.endswith("_backward")]
@@ -174,11 +178,46 @@ def test_a_step_that_casts_its_weights_has_an_optimiser_searched_that_writes_the
     names = [work.task.problem.name for work in works]
     assert names[0] == "rmsnorm_cast_backward", "what the step would gain most by, with its casts"
     assert names[-3:] == ["rmsnorm", "rmsnorm_backward", "adamw"], "for code that casts nothing"
-    wide = tuple(replace(h, dtype="float32") if h.problem == "matmul" else h for h in found.hotspots)
+    wide = tuple(replace(h, dtype="float32") if h.problem == "linear" else h for h in found.hotspots)
     works, _ = from_profile(replace(found, hotspots=wide), tmp_path, peaks, most=20)
     names = {work.task.problem.name for work in works}
     assert "rmsnorm_backward" in names
     assert not names & {"adamw_many", "rmsnorm_cast_backward"}
+
+
+def test_a_job_s_products_are_searched_where_ours_can_win_and_never_before_what_gains_more(tmp_path: Path) -> None:
+    """Of the recorded step the products lie near the roofline: they come last, with the products that their
+    gradients are, and those at 90 % are not searched at all. One that is slow is worth as much as it is slow. What
+    adds a bias has a place for its gradients alone."""
+    peaks = Peaks(4.16e12, {"bfloat16": 7.5e14, "float32": 5.3e13}, "probe")
+    found = profile(RECORDED, peaks)
+    asked = {"most": 20, "min_gain": 0.002, "problems": frozenset(SPECS), "untrained": UNTRAINED}
+    works, decisions = from_profile(found, tmp_path, peaks, **asked)
+    order = [hotspot.problem for hotspot, why in decisions if why.startswith("searched")]
+    assert order == ["rmsnorm", "adamw", "cross_entropy_cast", "embedding_gradient", "gelu", "linear", "linear"]
+    products = [work.task.name for work in works if work.task.problem.family == "matmul"]
+    assert products[:3] == [
+        "linear k=1024 m=8192 n=3072 bfloat16",
+        "matmul k=3072 m=8192 n=1024 bfloat16",
+        "linear_weight_gradient k=1024 m=8192 n=3072 bfloat16",
+    ]
+    near = [h for h, why in decisions if h.problem == "linear" and h.utilisation > 0.9]
+    assert near
+    assert all("would gain 0.0" in why for h, why in decisions if h in near)
+    (worst,) = (h for h in found.hotspots if h.sizes == {"m": 8192, "n": 4096, "k": 1024})
+    slow = replace(worst, forward_s=4 * worst.forward_s, backward_s=4 * worst.backward_s, gain=0.2, why=BIASED)
+    changed = replace(found, hotspots=tuple(slow if h is worst else h for h in found.hotspots))
+    works, decisions = from_profile(changed, tmp_path, peaks, **asked)
+    assert decisions[0][0] is slow
+    names = [work.task.name for work in works]
+    assert "matmul k=4096 m=8192 n=1024 bfloat16" in names
+    assert "linear k=1024 m=8192 n=4096 bfloat16" not in names
+    alone = replace(found, hotspots=(replace(slow, backward_s=0.0),))
+    works, ((_, why),) = from_profile(alone, tmp_path, peaks, **asked)
+    assert (works, why) == ([], "the job's file has a place for it only without a bias")
+    ((_, back), (_, weight)) = gradients_of("matmul", Case.of("float16", m=2, n=3, k=5))
+    assert back == weight == Case.of("float16", m=2, n=5, k=3), "g · bᵀ, and aᵀ · g"
+    assert gradients_of("softmax", Case.of("float16", m=2, n=3)) == []
 
 
 def test_a_model_is_traced_on_this_machine(tmp_path: Path) -> None:

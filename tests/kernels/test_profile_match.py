@@ -20,7 +20,7 @@ from kernels.profile.cost import cost
 from kernels.profile.hotspots import profile_of
 from kernels.profile.match import PATTERNS, segments
 from kernels.profile.operators import Unit
-from kernels.profile.pattern import Found
+from kernels.profile.pattern import BIASED, Found
 from tests.kernels.traced import GELU, ROW, W, X, traced
 from tests.kernels.traced import unit as _unit
 
@@ -45,7 +45,12 @@ SEQUENCES: dict[str, list[Unit]] = {
     "flash_attention": [
         _unit("scaled_dot_product_attention", *[(2, 4, 64, 32)] * 3, (), (), (), concrete=("",) * 5 + ("True",))
     ],
-    "matmul": [_unit("linear", X, (256, 64), ())],
+    "linear": [_unit("linear", X, (256, 64), ())],
+    "matmul": [_unit("mm", (128, 64), (64, 256))],
+    "linear_weight_gradient": [
+        Unit("aten::mm", Signature(((256, 128), (128, 64)), ((1, 256), (64, 1)), ("float",) * 2, ("",) * 2),
+             1e-4, 0.0, 0, 0, 0)
+    ],
     "swiglu": [_unit("silu", X), _unit("mul", X, X)],
     "geglu": [_unit("gelu", X), _unit("mul", X, X)],
     "fused_mlp": [
@@ -97,6 +102,31 @@ def test_what_only_looks_like_a_family_is_left_alone(units: list[Unit]) -> None:
     assert all(found is None for _, found in segments(units))
 
 
+def test_a_product_s_operands_are_known_by_how_they_lie_and_a_bias_is_noted() -> None:
+    """What a compiled step records: `mm` with strides."""
+
+    def product(
+        name: str, left: tuple[int, int], right: tuple[int, int], turns: str, *bias: tuple[int, ...]
+    ) -> Any:
+        sizes = (*bias, left, right)
+        strides = (
+            *((1,) for _ in bias),
+            *((1, s[0]) if turn == "T" else (s[1], 1) for s, turn in zip((left, right), turns, strict=True)),
+        )
+        told = Signature(sizes, strides, ("float",) * len(sizes), ("",) * len(sizes))
+        ((_, found),) = segments([Unit(f"aten::{name}", told, 1e-4, 0.0, 0, 0, 0)])
+        return found and (found.problem, dict(found.sizes), BIASED in found.note)
+
+    sizes = {"m": 8, "n": 16, "k": 24}
+    assert product("mm", (8, 24), (24, 16), "NN") == ("matmul", sizes, False)
+    assert product("mm", (8, 24), (24, 16), "NT") == ("linear", sizes, False)
+    assert product("mm", (8, 24), (24, 16), "TN") == ("linear_weight_gradient", {"m": 24, "n": 8, "k": 16}, False)
+    assert product("addmm", (8, 24), (24, 16), "NT", (16,)) == ("linear", sizes, True)
+    ((_, biased),) = segments([_unit("linear", X, (256, 64), (256,))])
+    assert biased is not None
+    assert (biased.problem, biased.note) == ("linear", BIASED)
+
+
 def test_every_pattern_speaks_of_a_problem_that_exists() -> None:
     assert len(PATTERNS) >= 15
     named = {problem.name for problem in ALL}
@@ -116,7 +146,7 @@ def test_a_real_trace_of_torch_on_this_machine_is_matched(tmp_path: Path) -> Non
     assert called
     assert called[0].dtypes[:2] == ("float", "float")
     assert (trace.flows.kind == 1).any()
-    assert "matmul" in {hotspot.problem for hotspot in profile_of(trace).hotspots}
+    assert "linear" in {hotspot.problem for hotspot in profile_of(trace).hotspots}
 
 
 SMALL: dict[str, dict[str, int]] = {
@@ -132,6 +162,8 @@ SMALL: dict[str, dict[str, int]] = {
     "linear_gelu": {"m": 8, "n": 32, "k": 24},
     "linear_relu": {"m": 8, "n": 32, "k": 24},
     "matmul": {"m": 8, "n": 16, "k": 24},
+    "linear": {"m": 8, "n": 16, "k": 24},
+    "linear_weight_gradient": {"m": 24, "n": 16, "k": 8},
     "max": {"m": 8, "n": 16},
     "particle_weights": {"m": 64, "k": 3},
     "quantise": {"m": 8, "n": 16},

@@ -1,0 +1,30 @@
+"""Matrix products of a step: those that a hot one stands for, and what a search of ours can be expected to win."""
+
+from __future__ import annotations
+
+from kernels.problem import Case
+from kernels.profile.hotspots import Hotspot, Profile
+from kernels.profile.pattern import PRODUCTS
+
+GRADIENT = "linear_weight_gradient"
+PROVEN = 0.79
+"""Of the probed peak, what the best of our families' kernels reached for 2048³ in 16 bits on an H200 (28.9 µs in
+`kernels/generate/known.json`). Vendors' libraries are near their peak as well: what is expected to be won beyond
+this is hope, and hope waits for the rest."""
+
+
+def expected_gain(found: Profile, hotspot: Hotspot, gain: float) -> float:
+    """What the step gains by: a product's by what ours have been seen to reach, others' as reckoned (`gain`)."""
+    if hotspot.problem not in PRODUCTS or not found.step_s > 0:
+        return gain
+    saved_s = max(0.0, hotspot.total_s - hotspot.floor_s / PROVEN)
+    return min(gain, saved_s / (found.step_s - saved_s)) if saved_s < found.step_s else gain
+
+
+def gradients_of(problem: str, case: Case) -> list[tuple[str, Case]]:
+    """(problem, case) of the products that a product's gradients are."""
+    if problem not in ("linear", "matmul"):
+        return []
+    m, n, k = (case[name] for name in "mnk")
+    back = case.with_(m=m, n=k, k=n)
+    return [("matmul", back), (GRADIENT, case)] if problem == "linear" else [("linear", back), (GRADIENT, back)]
