@@ -113,7 +113,7 @@ def _linear(units: Sequence[Unit]) -> Found | None:
         return None
     notes = ["autocast converts its operands"] * (kind != dtype(unit, 1)) + [BIASED] * bool(dims(unit, 2))
     sizes = {"m": math.prod(x[:-1]), "n": w[0], "k": w[1]}
-    return Found("linear", sizes, kind, layout(unit, 0), "; ".join(notes))
+    return Found("matmul" if turned(unit, 1) else "linear", sizes, kind, layout(unit, 0), "; ".join(notes))
 
 
 def _matmul(units: Sequence[Unit]) -> Found | None:
