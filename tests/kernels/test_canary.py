@@ -174,6 +174,29 @@ def test_a_table_for_one_launch_keeps_no_gradient_alive(world: Any) -> None:
     assert table.table[:, 4].tolist() == [-1, -1, -1]
 
 
+def test_a_table_is_placed_anew_where_gradients_lie_elsewhere(world: Any) -> None:
+    """As made for them; outside of CUDA graphs they do in every step, and making it whole costs the host too much."""
+    runtime, _ = world(gains={})
+    sizes = (40, 20000, 7)
+    rows = [tuple(torch.zeros(size) for _ in range(4)) for size in sizes]
+    table = runtime.Table(rows, torch.bfloat16)
+    owner = table._owner
+    for count in range(3):
+        room = torch.zeros(sum(sizes) + 64 * count)  # gradients among others, further apart each time
+        starts = [0, 40 + 8 * count, 20040 + 64 * count]
+        later = [(r[0], room[at : at + r[0].numel()], *r[2:]) for at, r in zip(starts, rows, strict=True)]
+        table.place(later, runtime._addresses(later))
+        assert table.table.tolist() == runtime.Table(later, torch.bfloat16).table.tolist()
+        assert [id(x) for x in table.bases(later)[:4]] == [
+            id(x) for x in runtime.Table(later, torch.bfloat16).bases(later)[:4]
+        ]
+        assert table._owner is owner
+        base = min(row[1].data_ptr() for row in later)
+        assert [base + 4 * begin for begin in table.table[:, 1].tolist()] == [
+            room.data_ptr() + 4 * at for at in (0, starts[1], starts[1] + 16384, starts[2])
+        ]
+
+
 def test_a_step_that_torch_alone_does_not_run_is_told(world: Any) -> None:
     runtime, one = world(gains={})
 

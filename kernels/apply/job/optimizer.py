@@ -144,38 +144,55 @@ def _lies_well(row: Row, device: int) -> bool:
 
 
 class Table:
-    """Where the chunks of many tensors begin, counted from the one of each kind that lies lowest; on the GPU. Made
-    anew only when a tensor lies elsewhere than in the last step. Keeps none of the tensors: a gradient that a CUDA
-    graph wrote is gone with the graph's next replay, though the next step's lies where it lay."""
+    """Where the chunks of many tensors begin, counted from the one of each kind that lies lowest; on the GPU.
+
+    Outside of CUDA graphs gradients lie elsewhere in every step: then the addresses alone are sent, and the GPU adds
+    them up; the host would take longer than the step. Keeps none of the tensors: a gradient that a CUDA graph wrote
+    is gone with the graph's next replay, though the next step's lies where it lay.
+    """
 
     def __init__(self, rows: Sequence[Row], kind: torch.dtype) -> None:
-        self.addresses = _addresses(rows)
         device = rows[0][0].device
-        begins = torch.tensor(self.addresses).reshape(len(rows), 5)
-        self._lowest = [int(begins[:, place].argmin()) for place in range(4)]
-        copies = [number for number, row in enumerate(rows) if COPIES.get(row[0]) is not None]
-        self._copy = min(copies, key=lambda number: int(begins[number, 4]), default=-1)
+        self.layout = _layout(rows)
+        self._copied = torch.tensor([copied for _, copied in self.layout])
         self._empty = torch.empty(16, dtype=kind, device=device)
-        bases = self.bases(rows)
-        lowest = torch.tensor([x.data_ptr() for x in bases])
-        widths = torch.tensor([x.element_size() for x in bases])
-        copied = begins[:, 4] > 0
-        begins = (begins - lowest) // widths
-        counts = torch.tensor([row[0].numel() for row in rows])
+        counts = torch.tensor([count for count, _ in self.layout])
         chunks = (counts + CHUNK - 1) // CHUNK
         owner = torch.repeat_interleave(torch.arange(len(rows)), chunks)
         inner = (torch.arange(len(owner)) - (chunks.cumsum(0) - chunks)[owner]) * CHUNK
-        table = torch.empty(len(owner), 6, dtype=torch.int64)
-        table[:, :5] = begins[owner] + inner[:, None]
-        table[:, 4][~copied[owner]] = -1
-        table[:, 5] = (counts[owner] - inner).clamp(max=CHUNK)
-        pinned = table.pin_memory() if device.type == "cuda" else table
-        self.table = pinned.to(device, non_blocking=True)
+        inside = torch.empty(len(owner), 6, dtype=torch.int64)
+        inside[:, :5] = inner[:, None]
+        inside[:, 4][~self._copied[owner]] = 0
+        inside[:, 5] = (counts[owner] - inner).clamp(max=CHUNK)
+        self._owner, self._inside = owner.to(device), inside.to(device)
+        self.place(rows, _addresses(rows))
+
+    def place(self, rows: Sequence[Row], addresses: list[int]) -> None:
+        """For tensors of the same sizes that lie elsewhere; `table`: (chunks, 6), begins of the four tensors and of
+        the copy (−1: none) and elements."""
+        self.addresses = addresses
+        begins = torch.tensor(addresses).reshape(len(rows), 5)
+        self._lowest = [int(place) for place in begins[:, :4].argmin(0)]
+        copies = [number for number, (_, copied) in enumerate(self.layout) if copied]
+        self._copy = min(copies, key=lambda number: addresses[5 * number + 4], default=-1)
+        bases = self.bases(rows)
+        lowest = torch.tensor([x.data_ptr() for x in bases])
+        widths = torch.tensor([x.element_size() for x in bases])
+        known = torch.zeros(len(rows), 6, dtype=torch.int64)
+        known[:, :5] = (begins - lowest) // widths
+        known[:, 4][~self._copied] = -1
+        # not pinned: so few bytes are taken along with the call
+        self.table = known.to(self._owner.device, non_blocking=True)[self._owner].add_(self._inside)
 
     def bases(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """The tensor of each kind that lies lowest, of this step's."""
         copy = COPIES.get(rows[self._copy][0]).narrow if self._copy >= 0 else self._empty
         return [*(rows[number][place] for place, number in enumerate(self._lowest)), copy]
+
+
+def _layout(rows: Sequence[Row]) -> list[tuple[int, bool]]:
+    """Each row's elements, and whether it has a copy."""
+    return [(row[0].numel(), COPIES.get(row[0]) is not None) for row in rows]
 
 
 def _addresses(rows: Sequence[Row]) -> list[int]:
@@ -193,9 +210,11 @@ _TABLES = ByTensor()
 
 
 def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any], step: int) -> None:
-    table = _TABLES.get(rows[0][0])
-    if table is None or table.addresses != _addresses(rows):
+    table, addresses = _TABLES.get(rows[0][0]), _addresses(rows)
+    if table is None or table.layout != _layout(rows):
         table = _TABLES[rows[0][0]] = Table(rows, DTYPES[kernel.record["dtype"]])
+    elif table.addresses != addresses:
+        table.place(rows, addresses)
     kernel.calls += 1
     kernel.entry(*table.bases(rows), table.table, *numbers, step)
     torch.autograd.graph.increment_version([x for row in rows for x in (row[0], row[2], row[3])])
