@@ -59,7 +59,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
             model: torch.nn.Module = module.Model(*init).eval()
             sample = tuple(module.get_inputs())
             made, counted, writes = _looked_at(module, model, sample)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {error}"
         raise ProblemError(f"{path}: Model or its inputs fail: {told}") from error
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -96,10 +96,15 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
 
 def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, Task]:
     """All tasks of a folder, by path below it. Raises ProblemError where there is none."""
+    return {name: load_task(folder / name, dtypes) for name in names_of(folder)}
+
+
+def names_of(folder: Path) -> list[str]:
+    """The tasks' paths below a folder. Raises ProblemError where there is none."""
     paths = [p for p in sorted(folder.rglob("*.py")) if not p.name.startswith("_")]
     if not paths:
         raise ProblemError(f"{folder}: holds no .py files")
-    return {str(path.relative_to(folder)): load_task(path, dtypes) for path in paths}
+    return [str(path.relative_to(folder)) for path in paths]
 
 
 def candidate_of(
@@ -157,7 +162,7 @@ def _module(path: Path) -> ModuleType:
     try:
         # not by the loader: its bytecode is known by time and size, and a file written twice in a second has both
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ProblemError(f"{path}: does not load: {type(error).__name__}: {error}") from error
     return module
 

@@ -211,7 +211,7 @@ def _read(path: Path, cut: bool) -> list[Line]:
     for number, text in enumerate(data[:whole].splitlines(), 1):
         try:
             line = Line.from_json(json.loads(text))
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise LedgerError(f"{path}:{number}: {error}") from error
         if line.trial != number:
             raise LedgerError(f"{path}:{number}: trial {line.trial}")

@@ -62,8 +62,9 @@ def optimize(
     from kernels.fan_out import Means, as_it_is, search_all
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
-    from kernels.ledger import Provenance
+    from kernels.ledger import LedgerError, Provenance
     from kernels.problems import BY_NAME
+    from kernels.profile.problem_file import keep_problem
     from kernels.profile.roofline import Peaks, PeaksError, probe
     from kernels.report import write_report
     from kernels.search import Budget, Ladder
@@ -110,6 +111,12 @@ def optimize(
         typer.echo("nothing to search: no operation would gain enough, or none is known")
         write_report(run)
         raise typer.Exit(1)
+    try:
+        for work in works:
+            if work.source.endswith(".py") and kernelbench is None:
+                keep_problem(Path(work.source), run, work.slug)
+    except (ValueError, OSError) as error:
+        raise Permanent(str(error)) from error
     finish = partial(_with_model, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is
     budget, ladder = Budget(trials=trials, wall_s=minutes * 60.0), Ladder() if where == "cuda" else loop.ON_CPU
     count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" else 1
@@ -130,7 +137,10 @@ def optimize(
                 run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git,
                 stream=typer.echo if stream else _keep_quiet,
             )  # fmt: skip
-            done = loop_run.search([finish(work) for work in works])
+            try:
+                done = loop_run.search([finish(work) for work in works])
+            except LedgerError as error:
+                raise Permanent(str(error)) from error
     trusted = {signer.key_id: signer.public}
     certified = [item for item in done if item.certified is not None]
     records = []
@@ -259,7 +269,7 @@ def replay(
     from kernels.optimise import ON_CPU, OptimiseError, find_trial
     from kernels.problem import Case, ProblemError
     from kernels.problems import named
-    from kernels.profile.problem_file import load_problem
+    from kernels.profile.problem_file import load_problem, problem_path
     from kernels.search import Ladder
     from kernels.search import replay as judge_again
 
@@ -270,7 +280,7 @@ def replay(
         line = next((line for line in lines if line.trial == number), None)
         if line is None:
             raise OptimiseError(f"{trial}: {folder} has {len(lines)} lines")
-        written = run / "problems" / f"{folder.name}.py"
+        written = problem_path(run, folder.name)
         if written.exists():
             problem = load_problem(written)
         elif line.problem.startswith("kernelbench/"):
@@ -373,8 +383,8 @@ def _commit() -> str:
 
 
 def _profile_json(found: Any, decisions: list[Any]) -> dict[str, Any]:
-    why = {hotspot.name: told for hotspot, told in decisions}
-    listed = [{**h.to_json(), "name": h.name, "total_s": h.total_s, "decision": why.get(h.name, h.why)}
+    why = {id(hotspot): told for hotspot, told in decisions}
+    listed = [{**h.to_json(), "name": h.name, "total_s": h.total_s, "decision": why.get(id(h), h.why)}
               for h in found.hotspots]  # fmt: skip
     plain = {k: v for k, v in asdict(found).items() if k not in ("hotspots", "peaks")}
     return {**plain, "peaks": found.peaks.to_json(), "hotspots": listed}

@@ -49,7 +49,7 @@ from kernels.profile.casts import cast_problems, copies_gain
 from kernels.profile.hotspots import Hotspot, Profile
 from kernels.profile.hotspots import profile as read_profile
 from kernels.profile.pattern import BIASED
-from kernels.profile.problem_file import case_of, load_problem, write_problem
+from kernels.profile.problem_file import case_of, load_problem, problem_path, write_problem
 from kernels.profile.products import expected_gain, gradients_of
 from kernels.profile.roofline import Peaks
 from kernels.search import Budget, Ladder, Progress, Result, Search
@@ -210,9 +210,15 @@ def from_profile(
     works: list[Work] = []
     covered: list[Work] = []
     decisions: list[tuple[Hotspot, str]] = []
+    searched = 0
     rate = (peaks or found.peaks).bytes_per_s
-    gains = [(hotspot, hotspot.gain + copies_gain(found, hotspot, rate)) for hotspot in found.hotspots]
-    for hotspot, gain in sorted(gains, key=lambda one: (-expected_gain(found, *one), -one[1])):
+    alike: dict[tuple[str, str], list[Hotspot]] = {}  # one shape in several layouts is one search
+    for hotspot in found.hotspots:
+        key = (hotspot.name, hotspot.why) if hotspot.problem else ("", str(len(alike)))
+        alike.setdefault(key, []).append(hotspot)
+    gains = [(same, _gain_of(same) + copies_gain(found, same[0], rate)) for same in alike.values()]
+    for same, gain in sorted(gains, key=lambda one: (-expected_gain(found, one[0][0], one[1]), -one[1])):
+        hotspot = same[0]
         why = _not_searched(replace(hotspot, gain=gain), min_gain)
         if not why and problems and hotspot.problem not in problems:
             why = "the job's file has no place for it"
@@ -221,14 +227,12 @@ def from_profile(
         biased = bool(problems) and BIASED in hotspot.why
         if not why and biased and not hotspot.backward_s > 0:
             why = "the job's file has a place for it only without a bias"
-        if not why and sum(told.startswith("searched") for _, told in decisions) >= most:
+        if not why and searched >= most:
             why = f"after the {most} best"
         if not why:
             try:
-                case_of(hotspot)
-                slug = slug_of(hotspot.name)
-                path = folder / "problems" / f"{slug}.py"
-                problem = write_problem([hotspot], path, Path(found.source).name)
+                path = problem_path(folder, slug_of(f"{hotspot.problem} {case_of(hotspot)}"))
+                problem = write_problem(same, path, Path(found.source).name)
                 origin = f"trace {found.source}"
                 plain = [] if biased else [work_of(problem, problem.cases[0], origin, peaks, seed, True, str(path))]
                 backward = BY_NAME.get(f"{hotspot.problem}_backward")
@@ -245,11 +249,19 @@ def from_profile(
                     for name, case, told in casts
                 ]
                 (covered if casts else works).extend(plain)
-                why = f"searched: the step would gain {gain:.1%}"
+                layouts = f", in {len(same)} layouts" if len(same) > 1 else ""
+                searched += 1
+                why = f"searched: the step would gain {gain:.1%}{layouts}"
             except (ProblemError, OptimiseError) as error:
                 why = str(error)
-        decisions.append((hotspot, why))
+        decisions += [(one, why) for one in same]
     return list({work.slug: work for work in reversed(works + covered)}.values())[::-1], decisions
+
+
+def _gain_of(hotspots: Sequence[Hotspot]) -> float:
+    """What the step gains if each of these does."""
+    left = 1.0 - sum(h.gain / (1.0 + h.gain) for h in hotspots)
+    return 1.0 / left - 1.0 if 0.0 < left <= 1.0 else 0.0
 
 
 def _not_searched(hotspot: Hotspot, min_gain: float) -> str:
@@ -314,7 +326,7 @@ def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
         builder: Any = getattr(module, name or "Model")
         model = builder(*getattr(module, "get_init_inputs", list)()).to(device)
         inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in module.get_inputs()]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OptimiseError(f"{spec}: cannot be built: {type(error).__name__}: {error}") from error
 
     def step() -> None:

@@ -9,6 +9,7 @@ and goes on.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,9 @@ from kernels.ledger import Decision, Ledger, LedgerError, Line, Provenance, read
 from kernels.problem import Case
 
 CAREFUL = Pace(min_rounds=15, max_rounds=25, round_s=0.003, max_slots=3, check_every=3)
+
+PAUSE_S = 120.0
+"""Longer than authors think between two trials: what is longer was not a search."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,7 @@ class Search:
                     made, line.generator, dict(line.config), line.hypothesis, line.tokens
                 )
             self.history.append(_outcome(line, known[line.candidate_sha256]))
-        spent = [line.at_s for line in self.ledger.lines]
-        self._before_s = (max(spent) - min(spent)) if spent else 0.0
+        self._before_s = _worked_s(self.ledger.lines)
 
     @property
     def best(self) -> Outcome | None:
@@ -302,6 +305,13 @@ class Search:
             if outcome.timed:
                 latest[outcome.proposal.candidate.sha256] = outcome
         return sorted(latest.values(), key=lambda o: (-o.rung, o.seconds))
+
+
+def _worked_s(lines: Sequence[Line]) -> float:
+    """How long a search has gone on already (s): from line to line, but not while it was stopped. A line is written
+    as soon as its verdict is there: within the judge's time and a pause for its author after what was before."""
+    gaps = [(max(0.0, after.at_s - before.at_s), after) for before, after in itertools.pairwise(lines)]
+    return sum(min(gap, (line.took_s if line.took_s > 0 else 0.0) + PAUSE_S) for gap, line in gaps)
 
 
 def _outcome(line: Line, proposal: Proposal) -> Outcome:

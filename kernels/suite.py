@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from collectors.seal import sha256_hex
 from kernels.bind import Binding, bind
 from kernels.candidate import Candidate
 from kernels.generate.base import Outcome, Proposal, Spent, Task
@@ -15,24 +16,33 @@ from kernels.generate.families import families_of
 from kernels.generate.known import templates
 from kernels.generate.template import Family
 from kernels.kernelbench import Task as SuiteTask
-from kernels.kernelbench import load_suite, load_task
+from kernels.kernelbench import load_task, names_of
 from kernels.optimise import OptimiseError, Work, slug_of
+from kernels.problem import ProblemError
 from kernels.problems import named
 
 
 def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[list[Work], dict[str, str]]:
-    """(works, why not others) of a folder in KernelBench's format."""
-    works, missed = [], {}
-    for name, task in load_suite(folder, dtypes).items():
-        binding = binding_of(task)
+    """(works, why not others) of a folder in KernelBench's format. A file that is no task is one of the others."""
+    works: dict[str, Work] = {}
+    missed: dict[str, str] = {}
+    for name in names_of(folder):
+        try:
+            task = load_task(folder / name, dtypes)
+            binding = binding_of(task)
+        except ProblemError as error:
+            missed[name] = str(error)
+            continue
         if binding is None:
             missed[name] = "computes nothing that a family of ours does"
         elif not python_families(binding.problem):
             missed[name] = f"no family writes {binding.problem}"
         else:
             made = _suite_work(task, binding, f"suite {folder.name}/{name}", str(folder / name))
-            works.append(replace(made, slug=slug_of(name)))
-    return works, missed
+            slug = slug_of(name)
+            slug = f"{slug[:70]}-{sha256_hex(name.encode())[:8]}" if slug in works else slug
+            works[slug] = replace(made, slug=slug)
+    return list(works.values()), missed
 
 
 def task_again(path: Path, dtype: str, origin: str) -> Work:

@@ -41,7 +41,7 @@ def write_problem(hotspots: Sequence[Hotspot], path: Path, source: str = "") -> 
         raise ProblemError(f"{base.name}: its source cannot be read")
     text = inspect.getsource(module)
     constant = next(name for name, value in vars(module).items() if value is base)
-    cases = [case_of(hotspot) for hotspot in hotspots]
+    cases = list(dict.fromkeys(case_of(hotspot) for hotspot in hotspots))
     layouts = [name for name in base.layouts if name == "contiguous" or name in {h.layout for h in hotspots}]
     lines = [
         "",
@@ -71,6 +71,23 @@ def write_problem(hotspots: Sequence[Hotspot], path: Path, source: str = "") -> 
     return load_problem(path)
 
 
+def problem_path(run: Path, slug: str) -> Path:
+    """Where a search's problem file lies in a run's folder: `replay` reads it there."""
+    return run / "problems" / f"{slug}.py"
+
+
+def keep_problem(source: Path, run: Path, slug: str) -> None:
+    """Puts the problem file that a search was made of into the run's folder.
+
+    Raises ProblemError where another one lies there: what was searched so far was another problem.
+    """
+    path, text = problem_path(run, slug), source.read_bytes()
+    if path.exists() and path.read_bytes() != text:
+        raise ProblemError(f"{source}: not what this run has searched so far ({path}); take another --run")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+
+
 def load_problem(path: Path) -> Problem:
     """The `PROBLEM` of a problem file. The file is run: load only files that you trust. Raises ProblemError."""
     name = f"nightshift_problem_{sha256_hex(str(path.resolve()).encode())[:16]}"
@@ -82,7 +99,7 @@ def load_problem(path: Path) -> Problem:
     try:
         # not by the loader: its bytecode is known by time and size, and a file written twice in a second has both
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ProblemError(f"{path}: does not load: {type(error).__name__}: {error}") from error
     problem = getattr(module, "PROBLEM", None)
     if not isinstance(problem, Problem):

@@ -1,0 +1,123 @@
+"""Runs of odd things: one shape in two layouts, a problem file of one's own, a folder of broken tasks, a search
+that was stopped overnight."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from collectors.base import Permanent
+from kernels.cli import app
+from kernels.ledger import Ledger, LedgerError, read_run
+from kernels.optimise import from_profile
+from kernels.profile.hotspots import profile
+from kernels.profile.problem_file import load_problem, problem_path, write_problem
+from kernels.profile.roofline import Peaks
+from kernels.search import PAUSE_S, Search
+from kernels.suite import from_suite
+from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
+
+RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
+SUITE = Path(__file__).parent / "kernelbench"
+RUNNER = CliRunner()
+
+
+def test_one_shape_in_two_layouts_is_one_search_of_both(tmp_path: Path) -> None:
+    """Two processes would meet over one ledger, and one kernel stand twice in the job's file."""
+    peaks = Peaks(4.16e12, {"bfloat16": 7.5e14, "float32": 5.3e13}, "probe")
+    found = profile(RECORDED, peaks)
+    norm = found.hotspots[0]
+    turned = replace(norm, layout="transposed")
+    works, decisions = from_profile(
+        replace(found, hotspots=(norm, turned, *found.hotspots[1:])), tmp_path, peaks, most=10
+    )
+    slugs = [work.slug for work in works]
+    assert len(slugs) == len(set(slugs))
+    why = [told for hotspot, told in decisions if hotspot in (norm, turned)]
+    assert len(why) == 2
+    assert all(told.startswith("searched") and "in 2 layouts" in told for told in why)
+    (work,) = (work for work in works if work.task.problem.name == "rmsnorm")
+    assert work.task.problem.layouts[:2] == ("contiguous", "transposed")
+    assert len(work.task.problem.cases) == 1
+
+
+def test_replay_finds_the_problem_file_of_each_search_of_a_trace(tmp_path: Path) -> None:
+    """Its layouts were seen there: the reference problem's own would draw other probes."""
+    works, _ = from_profile(profile(RECORDED), tmp_path, None, most=10)
+    files = [work for work in works if work.source.endswith(".py")]
+    assert len(files) >= 4
+    for work in files:
+        assert Path(work.source) == problem_path(tmp_path, work.slug)
+
+
+def test_a_problem_file_of_ones_own_is_kept_with_its_run(tmp_path: Path) -> None:
+    """Replayed from there even when the file is gone; changed since, it is another run's."""
+    mine = tmp_path / "mine.py"
+    norm = next(h for h in profile(RECORDED).hotspots if h.problem == "rmsnorm")
+    write_problem([replace(norm, sizes={"m": 6, "n": 40}, layout="padded")], mine)
+    run = tmp_path / "run"
+    command = ["optimize", "--problem", str(mine), "--device", "cpu", "--run", str(run), "--trials", "1"]
+    done = RUNNER.invoke(app, command, catch_exceptions=False)
+    (slug,) = (folder.name for folder in (run / "tasks").iterdir())
+    assert problem_path(run, slug).read_bytes() == mine.read_bytes(), done.output
+    text = mine.read_text()
+    mine.write_text(text + "# changed\n")
+    with pytest.raises(Permanent, match="not what this run has searched so far"):
+        RUNNER.invoke(app, command, catch_exceptions=False)
+    mine.write_text(text)
+    (run / "tasks" / slug / "certificate.json").unlink()
+    with pytest.raises(Permanent, match=r"asked something else \(seed\)"):
+        RUNNER.invoke(app, [*command, "--seed", "5"], catch_exceptions=False)
+    mine.unlink()
+    done = RUNNER.invoke(app, ["replay", "1", "--device", "cpu", "--run", str(run)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+BROKEN = {
+    "syntax.py": "class Model(:\n",
+    "leaves.py": "import sys\nsys.exit(0)\n",
+    "leaves_later.py": "class Model:\n    def __init__(self):\n        raise SystemExit(3)\n"
+    "def get_inputs():\n    return []\n",
+    "empty.py": "",
+    "no_inputs.py": "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x\n",
+}
+
+
+def test_a_broken_file_among_a_suites_tasks_costs_the_others_nothing(tmp_path: Path) -> None:
+    for name, text in BROKEN.items():
+        (tmp_path / name).write_text(text)
+    good = (SUITE / "2_softmax.py").read_text()
+    for name in ("a-b.py", "a_b.py"):
+        (tmp_path / name).write_text(good)
+    works, missed = from_suite(tmp_path)
+    assert set(missed) == set(BROKEN)
+    assert all(name in why for name, why in missed.items())
+    assert len({work.slug for work in works}) == 2
+    with pytest.raises(ValueError, match="does not load: SystemExit"):
+        load_problem(tmp_path / "leaves.py")
+
+
+def test_a_night_in_which_nobody_searched_is_no_time_of_the_search(tmp_path: Path) -> None:
+    """However often it was taken up again."""
+    with Ledger(tmp_path) as ledger:
+        Search(TASK, [Counting(8)], Told(), ledger, NOWHERE).run(certify=False)
+    path = tmp_path / "ledger.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["at_s"] = 1000.0 + number + (86400.0 if number > 3 else 0.0)
+        line["took_s"] = 1.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Ledger(tmp_path) as ledger:
+        again = Search(TASK, [Counting(8)], Told(), ledger, NOWHERE, clock=lambda: 90000.0)
+        assert len(lines) - 2 <= again._elapsed_s() <= len(lines) + PAUSE_S + 1.0
+
+
+def test_a_line_that_is_json_and_no_line_is_named(tmp_path: Path) -> None:
+    for text in ("[1]", "3", '{"schema": 1, "decision": "keep", "speedup": [[], 1, 2]}'):
+        (tmp_path / "ledger.jsonl").write_text(text + "\n")
+        with pytest.raises(LedgerError, match=r"ledger.jsonl:1: "):
+            read_run(tmp_path)
