@@ -38,7 +38,8 @@ class Budget:
     """When to stop. trials: proposals judged. patience: that many in a row without a better one.
 
     wall_s: looked at after every verdict, the first batch has twice as much; what is under way then is waited for
-    but not written down, and the fastest candidate still gets its whole verdict. roof_share: fast enough at this share of the roofline. target_s: at this time.
+    but not written down, and the fastest candidate still gets its whole verdict. roof_share: fast enough at this
+    share of the roofline. target_s: at this time.
     """
 
     trials: int = 100

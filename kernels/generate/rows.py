@@ -34,8 +34,8 @@ _HELD = 128
 
 
 def row_bounds(config: Config, case: Case, row_bytes: int, widest: int = 32768) -> str:
-    """The rows that a configuration is offered for: what it has in flight lies in shared memory, what a thread holds
-    in registers. row_bytes: of all tensors in flight, for each column."""
+    """The rows that a configuration is offered for: what it has in flight lies in shared memory, what a thread
+    holds in registers. row_bytes: of all tensors in flight, for each column."""
     rows, warps, stages = (int(config[k]) for k in ("rows", "warps", "stages"))
     flying = stages * rows * row_bytes if int(config["waves"]) and stages > 1 else 0
     while widest > case["n"] and (flying * widest > SHARED_BYTES or rows * widest > 32 * warps * _HELD):
