@@ -10,6 +10,7 @@ PARTS = (
     "state",
     "folds",
     "demotion",
+    "places",
     "problems",
     "checks",
     "cuda_source",

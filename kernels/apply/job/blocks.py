@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from types import MethodType
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import nn
 
 from kernels.apply.job.guards import guarded
 from kernels.apply.job.operators import operator_of
+from kernels.apply.job.places import put, replaced, unseen, watched
 from kernels.apply.job.problems import BENT, SPECS
 from kernels.apply.job.state import STATE, Report
 
@@ -38,18 +38,22 @@ def swap_block(name: str, module: nn.Module, report: Report) -> None:
     used = [p for p in (problem, *((WHOLE,) if problem == "swiglu" else ())) if p in STATE.kernels]
     if not used:
         return
+    if replaced(module):
+        report.skipped.append((name, f"{used[0]}: its forward was replaced"))
+        return
     for each in used:
         operator_of(each)
         report.applied.append((name, each, STATE.kernels[each].certificate))
     forward = _gated_forward(problem, names) if problem in GATED else _bent_forward(problem, names)
     original, trained = type(module).forward, module.training
 
-    def guarded_forward(self: nn.Module, x: torch.Tensor) -> Any:
-        # what a block computes in training was not seen where it was found in evaluation: it may drop values
-        return original(self, x) if self.training and not trained else forward(self, x)
+    def unless_seen(self: nn.Module, x: torch.Tensor) -> Any:
+        # what a block computes in training was not seen where it was found in evaluation: it may drop values; and
+        # what a hook within it hears of is computed there
+        own = (self.training and not trained) or watched(self, names)
+        return original(self, x) if own else forward(self, x)
 
-    module.forward = MethodType(guarded_forward, module)
-    module.__dict__["_nightshift_problem"] = used[0]
+    put(module, used[0], unless_seen)
 
 
 def _layers(module: nn.Module) -> tuple[str, tuple[str, ...]] | None:
@@ -65,12 +69,12 @@ def _layers(module: nn.Module) -> tuple[str, tuple[str, ...]] | None:
         fits = all(tuple(layers[name].weight.shape) == (f, d) for name in first)
         fits = fits and tuple(layers[down].weight.shape) == (d, f)
         for problem in (GATED if len(first) == 2 else BENT) if fits else ():
-            if _computes(module, problem, (*first, down)):
-                return problem, (*first, down)
+            with unseen(module):
+                if _computes(module, problem, (*first, down)):
+                    return problem, (*first, down)
     return None
 
 
-@torch.no_grad()
 def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
     """Whether the module is that block: on small draws of two scales. One whose dropout is at work is not."""
     layers: dict[str, Any] = dict(module.named_children())
@@ -128,7 +132,7 @@ def _gated_forward(problem: str, names: tuple[str, ...]) -> Callable[..., Any]:
             return whole
         a, b = gate(x), up(x)
         out = None
-        if a.dim() >= 2 and a.dtype == b.dtype:
+        if a.dim() >= 2 and a.dtype == b.dtype and a.shape == b.shape:
             out = guarded(problem, (a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])), ())
         return down(reference(a, b) if out is None else out.reshape(a.shape))
 
@@ -144,8 +148,9 @@ def _whole(x: torch.Tensor, *layers: Any) -> Any:
 
 
 def _free(x: torch.Tensor, *layers: Any) -> bool:
-    """Whether nothing is differentiated, hooked or cast."""
+    """Whether nothing is differentiated, hooked, replaced or cast, and x fits the first layer."""
     hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
-    return (
-        x.dim() >= 2 and not torch.is_grad_enabled() and not hooked and not torch.is_autocast_enabled(x.device.type)
-    )
+    if not torch.compiler.is_compiling():
+        hooked = hooked or any(replaced(layer) for layer in layers)
+    fits = x.dim() >= 2 and x.shape[-1] == layers[0].weight.shape[1]
+    return fits and not torch.is_grad_enabled() and not hooked and not torch.is_autocast_enabled(x.device.type)

@@ -18,7 +18,6 @@ import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from kernels.apply.job.checks import capturing
 from kernels.apply.job.guards import interpreted, outside
+from kernels.apply.job.places import problem_of, put, put_whole, replaced
 from kernels.apply.job.products import times
 from kernels.apply.job.state import DTYPES, MANY, OPERATORS, STATE, ByTensor, Kernel, Report, disable, in_use
 
@@ -73,15 +73,15 @@ def copier() -> Kernel | None:
 def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
     """Copies for the weights of nn.Linear modules of `smallest` elements or more, where the kernel takes them."""
     kernel = copier()
-    if kernel is None or model.__dict__.get("_nightshift_problem") == COPIED:
+    if kernel is None or problem_of(model) == COPIED:
         return
-    if "forward" in model.__dict__ or isinstance(model, nn.Linear):
+    if replaced(model) or problem_of(model) or isinstance(model, nn.Linear):
         report.skipped.append(("16-bit copies of weights", "the model's own forward was replaced"))
         return
     mine: dict[int, Copy] = {}
     for name, module in model.named_modules():
         weight = module._parameters.get("weight")
-        if type(module) is not nn.Linear or weight is None or "forward" in module.__dict__:
+        if type(module) is not nn.Linear or weight is None or replaced(module) or problem_of(module):
             continue
         plain = type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.requires_grad
         here = weight.device.type == "cuda" or interpreted()
@@ -94,8 +94,7 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
             torch._dynamo.mark_static_address(narrow, guard=False)  # CUDA graphs read it where it lies
             COPIES[weight] = Copy(weakref.ref(weight), narrow)
         copy = mine[id(weight)] = COPIES.get(weight)
-        module.forward = MethodType(_linear(weight, copy), module)  # type: ignore[method-assign]
-        module.__dict__["_nightshift_problem"] = COPIED
+        put(module, COPIED, _linear(weight, copy))
         report.applied.append((name, kernel.problem, kernel.certificate))
     if not mine:
         report.skipped.append(("16-bit copies of weights", "no nn.Linear has a large float32 weight"))
@@ -103,8 +102,7 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
     fence()  # before any tracing
     STATE.wide_products = _wide_products(next(model.parameters()).device)
     MODELS.append(list(mine.values()))
-    model.forward = MethodType(_gated(type(model).forward, len(MODELS) - 1), model)
-    model.__dict__["_nightshift_problem"] = COPIED
+    put_whole(model, COPIED, _gated(type(model).forward, len(MODELS) - 1))
     if len(MODELS) == 1:
         STATE.copied_steps = 0
         STATE.hooks += [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]

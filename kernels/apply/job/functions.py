@@ -64,7 +64,7 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
         label_smoothing: float = 0.0,
     ) -> Any:
         plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
-        plain = plain and input.dim() == 2 and target.dim() == 1 and target.dtype == torch.int64
+        plain = plain and input.dim() == 2 and target.shape == input.shape[:1] and target.dtype == torch.int64
         if plain and ignore_index == -100 and reduction in ("mean", "sum", "none"):
             # a target of −100 is left out of torch's mean; the kernel gets row 0 of the table for it instead
             kept = target != ignore_index

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kernels.apply.job.operators import invoke
+from kernels.apply.job.places import transformed
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import DTYPES, ON_CPU, ROW_AXES, ROWS_SLACK, fell_back, in_use
 
@@ -56,6 +57,9 @@ def guarded(problem: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any
     """The operator's result, or None where a guard refuses; tensors as the problem takes them."""
     kernel = in_use(problem)
     if kernel is None:
+        return None
+    if transformed():
+        fell_back(problem, "transform")
         return None
     why = refusal(kernel.record, SPECS[problem].sizes(*tensors, *numbers), tensors)
     if why:

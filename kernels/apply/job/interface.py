@@ -33,6 +33,7 @@ from kernels.apply.job.launch import load_entry
 from kernels.apply.job.modules import swap_module
 from kernels.apply.job.operators import open_all
 from kernels.apply.job.optimizer import SMALLEST, swap_optimizer
+from kernels.apply.job.places import take_back
 from kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
 from kernels.apply.job.start import objections
 from kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line, slot
@@ -105,10 +106,7 @@ def unapply(model: nn.Module) -> int:
     """Takes everything back; the number of places that were."""
     count = 0
     for module in model.modules():
-        if "_nightshift_problem" in module.__dict__:
-            del module.__dict__["forward"]
-            del module.__dict__["_nightshift_problem"]
-            count += 1
+        count += take_back(module)
     count += give_functions_back()
     for hook in STATE.hooks:
         hook.remove()

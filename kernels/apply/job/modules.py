@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import MethodType
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from kernels.apply.job.blocks import swap_block
 from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
+from kernels.apply.job.places import problem_of, put, replaced, transformed, unseen
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import NORM, OPERATORS, STATE, Report, fell_back, in_use
 
@@ -22,7 +22,9 @@ EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
 
 def swap_module(name: str, module: nn.Module, report: Report) -> None:
     """Gives one module a forward that asks the guards first; the module's class and parameters stay."""
-    known = module.__dict__.get("_nightshift_problem")
+    if isinstance(module, torch.jit.ScriptModule):
+        return
+    known = problem_of(module)
     if known:
         report.applied.append((name, known, STATE.kernels[known].certificate if known in STATE.kernels else ""))
         return
@@ -44,8 +46,10 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
     operator_of(problem)
     if NORM in STATE.kernels:
         marked()
-    module.forward = MethodType(forward, module)
-    module.__dict__["_nightshift_problem"] = problem
+    if replaced(module):
+        report.skipped.append((name, f"{problem}: its forward was replaced"))
+        return
+    put(module, problem, forward)
     report.applied.append((name, problem, STATE.kernels[problem].certificate))
 
 
@@ -61,14 +65,14 @@ def _norm(module: nn.Module) -> tuple[str, Callable[..., Any]] | None:
     orders = [names] if len(names) == 1 else [names, names[::-1]]
     own = getattr(module, "eps", None) or getattr(module, "variance_epsilon", None)
     epsilons = ([float(own)] if isinstance(own, float) else []) + list(EPSILONS)
-    for order in orders:
-        for eps in epsilons:
-            if _same(module, problem, order, int(n), eps):
-                return problem, _norm_forward(type(module).forward, problem, tuple(order), eps)
+    with unseen(module):
+        for order in orders:
+            for eps in epsilons:
+                if _same(module, problem, order, int(n), eps):
+                    return problem, _norm_forward(type(module).forward, problem, tuple(order), eps)
     return None
 
 
-@torch.no_grad()
 def _same(module: nn.Module, problem: str, names: Sequence[str], n: int, eps: float) -> bool:
     """Whether the module is that normalisation: on draws of two sizes, with weights that are not trivial."""
     for number, scale in enumerate((1.0, 1e-3)):
@@ -93,7 +97,7 @@ def _norm_forward(
 ) -> Callable[..., Any]:
     def forward(self: nn.Module, x: torch.Tensor) -> Any:
         weights = [getattr(self, name) for name in names]
-        if x.dim() >= 2 and all(isinstance(w, torch.Tensor) for w in weights):
+        if x.dim() >= 2 and all(isinstance(w, torch.Tensor) and w.shape == x.shape[-1:] for w in weights):
             rows = x.reshape(-1, x.shape[-1])
             out = None
             if problem == "rmsnorm" and (in_use(problem) is None or _in_a_graph()):
@@ -121,7 +125,7 @@ def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any]] | None:
 
     def forward(self: nn.Embedding, index: torch.Tensor) -> Any:
         kernel = in_use("embedding_gradient")
-        if kernel is not None and self.weight.requires_grad and torch.is_grad_enabled():
+        if kernel is not None and self.weight.requires_grad and torch.is_grad_enabled() and not transformed():
             sizes = {"t": index.numel(), "d": self.weight.shape[1], "v": self.weight.shape[0]}
             why = refusal(kernel.record, sizes, (self.weight,))
             if not why:
@@ -153,6 +157,8 @@ def embed() -> Any:
 
     def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
         (index,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # it is to be differentiated again
+            return torch.ops.aten.embedding_dense_backward(g, index, ctx.rows, -1, False), None
         return invoke("embedding_gradient", g.contiguous(), index, ctx.rows), None
 
     operator.register_autograd(backward, setup_context=setup)

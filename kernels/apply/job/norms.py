@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from kernels.apply.job.folds import VIEWS, casts_after, narrow_source, operator_name, viewed
 from kernels.apply.job.guards import refusal
 from kernels.apply.job.operators import invoke, operator_of
+from kernels.apply.job.places import transformed
 from kernels.apply.job.problems import rms_backward_reference
 from kernels.apply.job.state import NORM, OPERATORS, STATE, fell_back, in_use
 
@@ -64,10 +64,11 @@ class Normed(torch.autograd.Function):
         return (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        if ctx.cast:
+        if torch.is_grad_enabled():  # it is to be differentiated again
+            dx, dw = rms_backward_reference(g, x, weight, ctx.eps)
+        elif ctx.cast:
             dx, dw = marked()(g.contiguous(), x, weight, ctx.eps, ctx.open)
         elif g.dtype == x.dtype and in_use("rmsnorm_backward") is not None:
             dx, dw = invoke("rmsnorm_backward", g.contiguous(), x, weight, ctx.eps)
@@ -78,7 +79,7 @@ class Normed(torch.autograd.Function):
 
 def normed(original: Callable[..., Any], rows: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
     """The norm by torch with a certified gradient; None where there is none, or nothing is differentiated."""
-    if not torch.is_grad_enabled() or not (rows.requires_grad or weight.requires_grad):
+    if not torch.is_grad_enabled() or not (rows.requires_grad or weight.requires_grad) or transformed():
         return None
     compiling = torch.compiler.is_compiling()
     if not compiling and not (type(rows) is torch.Tensor and type(weight) in (torch.Tensor, nn.Parameter)):

@@ -171,11 +171,15 @@ def _chosen(problem: str) -> Any:
     return operator_of(problem)
 
 
-# Gradients: a certified kernel's where there is one, else torch's formula
+# Gradients: a certified kernel's where there is one and nothing is to be differentiated again, else torch's formula
+
+
+def _by_kernel(problem: str) -> bool:
+    return in_use(problem) is not None and not torch.is_grad_enabled()
 
 
 def _rms_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, eps: float) -> Any:
-    if in_use("rmsnorm_backward") is not None:
+    if _by_kernel("rmsnorm_backward"):
         return (*invoke("rmsnorm_backward", g.contiguous(), x, w, eps), None)
     return (*rms_backward_reference(g, x, w, eps), None)
 
@@ -199,7 +203,7 @@ def _softmax_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tu
 
 def _loss_gradient_of(problem: str) -> Callable[..., tuple[Any, ...]]:
     def gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
-        if in_use(f"{problem}_backward") is not None:
+        if _by_kernel(f"{problem}_backward"):
             return invoke(f"{problem}_backward", g.contiguous(), x, target), None
         return loss_backward_reference(g, x, target), None
 
@@ -207,13 +211,13 @@ def _loss_gradient_of(problem: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def _gelu_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
-    if in_use("gelu_backward") is not None:
+    if _by_kernel("gelu_backward"):
         return (invoke("gelu_backward", g.contiguous(), x),)
     return (torch.ops.aten.gelu_backward(g, x),)
 
 
 def _swiglu_gradient(g: torch.Tensor, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[Any, ...]:
-    if in_use("swiglu_backward") is not None:
+    if _by_kernel("swiglu_backward"):
         return tuple(invoke("swiglu_backward", g.contiguous(), gate, up))
     return tuple(SPECS["swiglu_backward"].reference(g, gate, up))
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from kernels.apply.job.guards import refusal
 from kernels.apply.job.operators import operator_of, run_once
+from kernels.apply.job.places import transformed
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
 
@@ -77,7 +78,7 @@ def linear_of(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Any:
     """The layer's result where a kernel has a part in it; None where it has none, or a guard refuses."""
-    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in (x, weight)) or _transformed():
+    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in (x, weight)) or transformed():
         return None
     if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or x.device != weight.device:
         return None
@@ -102,11 +103,6 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Any:
     lines = x.reshape(rows, k)
     out = Multiplied.apply(lines, weight) if trained else times("linear", lines, weight)  # type: ignore[no-untyped-call]
     return out.reshape(*x.shape[:-1], n)
-
-
-def _transformed() -> bool:
-    """Whether torch.func looks (vmap, grad): what it hands over looks like plain tensors."""
-    return bool(torch._C._are_functorch_transforms_active())
 
 
 class MultiplyByKernels:

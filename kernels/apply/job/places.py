@@ -1,0 +1,98 @@
+"""A module's place for a kernel: its forward, replaced on the instance. Modules are asked without a trace of it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def put(module: nn.Module, problem: str, forward: Callable[..., Any]) -> None:
+    """Gives the instance a forward of one tensor; called in any other way, the module's own class computes.
+
+    It is named as the class's: a pickled method is looked up by its name, and a model that is loaded again without
+    this file has torch's.
+    """
+    original = type(module).forward
+    first = ([*inspect.signature(original).parameters, "", ""])[1]
+
+    def guarded_forward(self: nn.Module, *given: Any, **named: Any) -> Any:
+        if len(given) + len(named) == 1:
+            x = given[0] if given else named.get(first)
+            if isinstance(x, torch.Tensor):
+                return forward(self, x)
+        return original(self, *given, **named)
+
+    put_whole(module, problem, guarded_forward)
+
+
+def put_whole(module: nn.Module, problem: str, forward: Callable[..., Any]) -> None:
+    """The same with a forward that takes whatever the class's takes."""
+    forward.__name__ = "forward"
+    forward.nightshift = problem  # type: ignore[attr-defined]
+    module.forward = MethodType(forward, module)
+
+
+def problem_of(module: nn.Module) -> str:
+    """What a module's forward was replaced for, also of a copy of it; empty where it was not."""
+    function = getattr(module.__dict__.get("forward"), "__func__", None)
+    return str(getattr(function, "nightshift", ""))
+
+
+def replaced(module: nn.Module) -> bool:
+    """Whether somebody else replaced its forward. What a pickled module of ours comes back with is its class's."""
+    mine = module.__dict__.get("forward")
+    if getattr(mine, "__func__", None) is type(module).forward:
+        del module.__dict__["forward"]
+        return False
+    return mine is not None and not problem_of(module)
+
+
+def take_back(module: nn.Module) -> bool:
+    """Whether there was something to take back."""
+    found = bool(problem_of(module))
+    if found:
+        del module.__dict__["forward"]
+    return found
+
+
+@contextlib.contextmanager
+def unseen(module: nn.Module) -> Iterator[None]:
+    """While a module is asked what it computes, its hooks do not hear of it, and no random numbers are used up."""
+    kept = [
+        (each, name, each.__dict__[name]) for each in module.modules() for name in _HOOKS if name in each.__dict__
+    ]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            for each, name, _ in kept:
+                each.__dict__[name] = OrderedDict()
+            yield
+        finally:
+            for each, name, hooks in kept:
+                each.__dict__[name] = hooks
+
+
+def watched(module: nn.Module, but: tuple[str, ...] = ()) -> bool:
+    """Whether a hook hears of what lies within a module, children of the names `but` left out."""
+    return any(
+        getattr(part, hooks)
+        for name, child in module.named_children()
+        if name not in but
+        for part in child.modules()
+        for hooks in _HOOKS
+    )
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation looks: what they hand over looks like plain tensors."""
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._are_functorch_transforms_active()) or torch.autograd.forward_ad._current_level >= 0
