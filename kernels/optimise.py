@@ -37,6 +37,7 @@ from kernels.executor import Executor
 from kernels.generate.base import Generator, Task
 from kernels.generate.families import families_of
 from kernels.generate.known import templates
+from kernels.generate.template import Apart
 from kernels.judge.contest import Pace
 from kernels.judge.inputs import INTERPRETER
 from kernels.judge.judge import Request
@@ -296,6 +297,8 @@ def work_of(
     authors = tuple(templates(gpu, problem.name, case, seed))
     if for_jobs:
         authors = tuple(author for author in authors if not author.name.endswith("_cuda"))
+        if not problem.mutates:  # a job may read its tensors again
+            authors = tuple(replace(author, family=Apart(author.family)) for author in authors)
     slug = slug_of(f"{problem.name} {case}")
     return Work(slug, Task(problem, case, floor_s), authors, origin, source or problem.name, for_jobs)
 

@@ -50,6 +50,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "entry": candidate.entry,
         "language": candidate.language,
         "launches": [asdict(launch) for launch in candidate.launches],
+        "mutates": list(candidate.mutates),
         "scratch_bytes": list(candidate.scratch_bytes),
         "layouts": list(candidate.domain.layouts),
         "bounds": [asdict(bound) for bound in candidate.domain.bounds],

@@ -42,6 +42,28 @@ class Family(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Apart:
+    """A family without the configurations that write into their inputs ("in_place")."""
+
+    family: Family
+
+    @property
+    def name(self) -> str:
+        return self.family.name
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self.family.problems
+
+    def space(self, problem: str, case: Case) -> Space:
+        whole = self.family.space(problem, case)
+        return Space(whole.dimensions, lambda config: config.get("place") != "in_place" and whole.admits(config))
+
+    def source(self, problem: str, case: Case, config: Config) -> str:
+        return self.family.source(problem, case, config)
+
+
 HINTS = {
     "": "",
     "evict_first": ', eviction_policy="evict_first"',

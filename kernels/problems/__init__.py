@@ -72,6 +72,8 @@ ALL: tuple[Problem, ...] = (
     rotary.ROTARY_HALF,
     rotary.ROTARY_INTERLEAVED_BACKWARD,
     rotary.ROTARY_HALF_BACKWARD,
+    rotary.ROTARY_HALF_BY_POSITION,
+    rotary.ROTARY_HALF_BY_POSITION_BACKWARD,
     row_backward.SOFTMAX_BACKWARD,
     row_backward.LAYERNORM_BACKWARD,
     softmax.SOFTMAX,

@@ -47,6 +47,20 @@ def half_backward_reference(
     return returned(q_gradient), returned(k_gradient)
 
 
+def half_by_position_reference(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q: (b, s, h, d); k: (b, s, g, d), as a projection leaves them; cos, sin: (s, d) → rotated (q, k)."""
+    return half_reference(q, k, cos[:, None], sin[:, None])
+
+
+def half_by_position_backward_reference(
+    q_gradient: torch.Tensor, k_gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of (q, k) from those of the rotated."""
+    return half_backward_reference(q_gradient, k_gradient, cos[:, None], sin[:, None])
+
+
 def _angles(case: Case, draw: Draw) -> torch.Tensor:
     return draw.uniform((case["s"], case["d"] // 2), torch.float32, -3.1415925, 3.1415925)
 
@@ -66,6 +80,12 @@ def make_half(case: Case, draw: Draw) -> Inputs:
     angle = torch.cat((angle, angle), dim=-1)
     cos, sin = (f.to(case.torch_dtype).to(draw.device) for f in (angle.cos(), angle.sin()))
     return q, k, cos, sin
+
+
+def make_half_by_position(case: Case, draw: Draw) -> Inputs:
+    q = draw.values((case["b"], case["s"], case["h"], case["d"]), case.torch_dtype)
+    k = draw.values((case["b"], case["s"], case["g"], case["d"]), case.torch_dtype)
+    return q, k, *make_half(case.with_(b=1, h=1, g=1), draw)[2:]
 
 
 def _liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
@@ -133,4 +153,19 @@ ROTARY_INTERLEAVED_BACKWARD = replace(
 
 ROTARY_HALF_BACKWARD = replace(
     ROTARY_HALF, name="rotary_half_backward", reference=half_backward_reference, gradients=(), libraries={}
+)
+
+ROTARY_HALF_BY_POSITION = replace(
+    ROTARY_HALF,
+    name="rotary_half_by_position",
+    reference=half_by_position_reference,
+    make_inputs=make_half_by_position,
+    libraries={},
+)
+
+ROTARY_HALF_BY_POSITION_BACKWARD = replace(
+    ROTARY_HALF_BY_POSITION,
+    name="rotary_half_by_position_backward",
+    reference=half_by_position_backward_reference,
+    gradients=(),
 )

@@ -59,7 +59,7 @@ def cost(found: Found) -> Cost:
         case "quantise" | "dequantise":
             values = s["m"] * s["n"]
             return Cost(values * (size + 1), 4 * values, 0, 0)
-        case "rotary_half":
+        case "rotary_half" | "rotary_half_by_position":
             values = s["b"] * (s["h"] + s["g"]) * s["s"] * s["d"]
             return Cost(2 * values * size, 3 * values, 2 * values * size, 3 * values)
         case "reduce_sum" | "max":

@@ -195,10 +195,24 @@ def _rotary_half(units: Sequence[Unit]) -> Found | None:
     """q·cos + rotated(q)·sin, then the same of k."""
     first, second = (next(u for u in part if u.base == "mul") for part in (units, units[len(units) // 2 :]))
     q, k = dims(first, 0), dims(second, 0)
-    if len(q) != 4 or len(k) != 4 or (q[0], q[2], q[3]) != (k[0], k[2], k[3]) or not dtype(first, 0):
+    if len(q) != 4 or len(k) != 4 or not dtype(first, 0):
         return None
-    sizes = {"b": q[0], "h": q[1], "g": k[1], "s": q[2], "d": q[3]}
-    return Found("rotary_half", sizes, dtype(first, 0), layout(first, 0))
+    kind, table, strides = dtype(first, 0), dims(first, 1), first.signature.strides[0]
+    if table[-3:] == (q[1], 1, q[3]) and math.prod(table) == q[1] * q[3] and q[1] > 1:
+        if (q[0], q[1], q[3]) != (k[0], k[1], k[3]):
+            return None
+        sizes = {"b": q[0], "h": q[2], "g": k[2], "s": q[1], "d": q[3]}
+        return Found("rotary_half_by_position", sizes, kind, layout(first, 0))
+    if (q[0], q[2], q[3]) != (k[0], k[2], k[3]):
+        return None
+    if math.prod(table) == q[2] * q[3] and table[-2:] == q[2:]:
+        sizes = {"b": q[0], "h": q[1], "g": k[1], "s": q[2], "d": q[3]}
+        # heads first, of memory that has positions first: a projection's output, turned
+        turned_back = strides == (q[1] * q[2] * q[3], q[3], q[1] * q[3], 1) and q[1] > 1
+        if turned_back:
+            return Found("rotary_half_by_position", sizes, kind)
+        return Found("rotary_half", sizes, kind, layout(first, 0))
+    return None
 
 
 _RMS = ("to?", "_to_copy?", "pow|mul|square", "mean", "add?", "rsqrt", "mul", "to?", "_to_copy?", "mul")

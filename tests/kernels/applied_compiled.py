@@ -194,6 +194,18 @@ def opchecked(kernels: Any) -> dict[str, Any]:
         "matmul": (torch.randn(6, 16), torch.randn(16, 32)),
         "linear": (torch.randn(6, 16), torch.randn(32, 16)),
         "linear_weight_gradient": (torch.randn(6, 32), torch.randn(6, 16)),
+        **{
+            name: (torch.randn(first), torch.randn(second), *torch.randn(2, 6, 8))
+            for how, first, second in (
+                ("", (1, 4, 6, 8), (1, 2, 6, 8)),
+                ("_by_position", (1, 6, 4, 8), (1, 6, 2, 8)),
+            )
+            for name in (f"rotary_half{how}", f"rotary_half{how}_backward")
+        },
+        **{
+            f"rotary_interleaved{back}": (torch.randn(1, 4, 6, 8), *torch.randn(2, 6, 4))
+            for back in ("", "_backward")
+        },
         "embedding_gradient": (rows, index, 48),
         "flash_attention": tuple(x.half() for x in heads),
         "adamw": (*vectors, 1e-3, 0.9, 0.999, 1e-8, 0.1, 3),

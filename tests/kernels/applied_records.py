@@ -19,6 +19,7 @@ from kernels.generate.families.layernorm import LayerNorm
 from kernels.generate.families.linear import Linear
 from kernels.generate.families.matmul import Matmul
 from kernels.generate.families.rmsnorm import RmsNorm
+from kernels.generate.families.rotary import TURNED, TURNED_HALVES, Rotary
 from kernels.generate.families.softmax import Softmax
 from kernels.generate.template import Family, candidate
 from kernels.problem import Case
@@ -163,12 +164,20 @@ def every_record() -> list[dict[str, Any]]:
         made_of(FusedMlp(), "fused_mlp", Case.of("float32", m=6, d=16, f=32)),
         *(made_of(Linear(), name, Case.of("float32", m=6, n=32, k=16)) for name in BENT),
         *(made_of(Matmul(), name, Case.of("float32", m=6, n=32, k=16)) for name in PRODUCTS),
+        *rotary_records(b=1, s=6, h=4, g=2),
         made_of(EmbeddingGradient(), "embedding_gradient", Case.of("float32", t=6, d=64, v=48)),
         attention_record(),
         adamw_record(),
         made_of(Flat(), "adamw_cast", Case.of("bfloat16", n=40)),
         made_of(Flat(), "adamw_many", Case.of("bfloat16", n=40)),
     ]
+
+
+def rotary_records(**sizes: int) -> list[dict[str, Any]]:
+    """Of heads of eight, every rotation and its gradient."""
+    halves, pairs = Case.of("float32", d=8, **sizes), Case.of("float32", d=8, **{n: sizes[n] for n in "bsh"})
+    made = [made_of(Rotary(), name, halves) for name in TURNED_HALVES]
+    return made + [made_of(Rotary(), name, pairs) for name in TURNED]
 
 
 def attention_record() -> dict[str, Any]:

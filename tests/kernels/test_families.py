@@ -57,6 +57,8 @@ TINY = {
     "softmax_backward": {"m": 3, "n": 40},
     "layernorm_backward": {"m": 3, "n": 40},
     "swiglu_backward": {"m": 3, "n": 40},
+    "rotary_half_by_position": {"b": 2, "h": 4, "g": 2, "s": 5, "d": 12},
+    "rotary_half_by_position_backward": {"b": 2, "h": 4, "g": 2, "s": 5, "d": 12},
     "rotary_half_backward": {"b": 2, "h": 4, "g": 2, "s": 5, "d": 12},
     "rotary_interleaved_backward": {"b": 2, "h": 3, "s": 5, "d": 12},
     "stencil_3x3": {"c": 2, "h": 9, "w": 36, "k": 3},

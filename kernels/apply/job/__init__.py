@@ -18,6 +18,8 @@ PARTS = (
     "operators",
     "guards",
     "products",
+    "turns",
+    "rotary",
     "norms",
     "blocks",
     "modules",

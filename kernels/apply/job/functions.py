@@ -13,7 +13,8 @@ from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
 from kernels.apply.job.products import linear_of
-from kernels.apply.job.state import CAST, DTYPES, NORM, PRODUCTS, STATE, Report, fell_back, in_use
+from kernels.apply.job.rotary import TurnHalves
+from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PRODUCTS, STATE, Report, fell_back, in_use
 
 
 def swap_functions(report: Report) -> None:
@@ -96,7 +97,8 @@ def _cast_loss(input: torch.Tensor, target: torch.Tensor) -> Any:
 def fold_casts() -> None:
     """Puts the passes before torch's own over joint graphs, once."""
     kinds = {n: DTYPES[k.record["dtype"]] for n, k in STATE.kernels.items() if n.startswith((CAST, NORM))}
-    if not kinds or STATE.fold is not None:
+    turning = any(kernel.problem in HALVES for kernel in STATE.kernels.values())
+    if not (kinds or turning) or STATE.fold is not None:
         return
     from torch._inductor import config
 
@@ -106,6 +108,8 @@ def fold_casts() -> None:
         made = FoldCasts({CAST: 0, f"{CAST}_backward": 1}, kinds, made)
     if norm is not None:
         made = FoldNorms(norm, made)
+    if turning:
+        made = TurnHalves(made)
     STATE.fold = config.joint_custom_pre_pass = made
 
 
@@ -114,7 +118,7 @@ def unfold_casts() -> None:
         from torch._inductor import config
 
         earlier = STATE.fold
-        while isinstance(earlier, FoldCasts | FoldNorms):
+        while isinstance(earlier, FoldCasts | FoldNorms | TurnHalves):
             earlier = earlier.earlier
         STATE.fold, config.joint_custom_pre_pass = None, earlier
 

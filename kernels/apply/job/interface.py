@@ -5,6 +5,7 @@
     print(report)
     nightshift_kernels.canary(train_step)                            # keeps only what makes this step faster
     nightshift_kernels.unapply(model)                                # takes everything back
+    q, k = nightshift_kernels.rotary(q, k, cos, sin)                 # in a model's own code, see there
 
 What is swapped: modules that compute a certified operation (norms and gated blocks, found by their numbers, not by
 their class), the gradients of nn.Embedding and RMSNorm, torch.nn.functional.cross_entropy, gelu, softmax and (where
@@ -35,6 +36,7 @@ from kernels.apply.job.operators import open_all
 from kernels.apply.job.optimizer import SMALLEST, swap_optimizer
 from kernels.apply.job.places import take_back
 from kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
+from kernels.apply.job.rotary import name_rotary
 from kernels.apply.job.start import objections
 from kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line, slot
 
@@ -80,6 +82,7 @@ def apply(
         swap_optimizer(report)
     fold_casts()
     multiply_by_kernels(report)
+    name_rotary(report)
     if optimizer is not None and not STATE.stepping and STATE.kernels:
         STATE.stepping = True
         STATE.hooks.append(optimizer.register_step_post_hook(_after_step))

@@ -11,7 +11,7 @@ from torch import nn
 
 from kernels.apply.job.checks import due, shadowed
 from kernels.apply.job.problems import SPECS, loss_backward_reference, original_of, rms_backward_reference
-from kernels.apply.job.state import CAST, DTYPES, NORM, OPERATORS, PRODUCTS, STATE, fell_back, in_use, slot
+from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, OPERATORS, PRODUCTS, STATE, fell_back, in_use, slot
 
 
 def operator_of(problem: str) -> Any:
@@ -101,7 +101,7 @@ def run_once(problem: str, inputs: Sequence[Any]) -> Any:
     kernel = in_use(name)
     if kernel is None:
         return spec.reference(*inputs)
-    if problem in PRODUCTS and not all(x.is_contiguous() for x in inputs):
+    if problem in (*PRODUCTS, *HALVES) and not all(x.is_contiguous() for x in inputs):
         fell_back(problem, "stride")  # a compiler laid an operand out otherwise than its graph said
         return spec.reference(*inputs)
     narrow = inputs[0] if problem == NORM else inputs[-2] if problem.startswith(CAST) else None

@@ -92,6 +92,51 @@ def swiglu_backward_reference(g: torch.Tensor, gate: torch.Tensor, up: torch.Ten
     return torch.ops.aten.silu_backward(g * up, gate), g * F.silu(gate)
 
 
+def half_turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of halves (Su et al., arXiv 2104.09864), as in Llama."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+def half_returned(g: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Its gradient: what came to an element from its partner goes back."""
+    low, high = (g * sin).chunk(2, dim=-1)
+    return g * cos + torch.cat((high, -low), dim=-1)
+
+
+def _pairs_turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def _of_halves(turn: Callable[..., torch.Tensor], by_position: bool) -> Spec:
+    """q and k by the same tables; (b, h, s, d), or (b, s, h, d) by position."""
+
+    def reference(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        tables = (cos[:, None], sin[:, None]) if by_position else (cos, sin)
+        return turn(q, *tables), turn(k, *tables)
+
+    def sizes(q: torch.Tensor, k: torch.Tensor, *tables: torch.Tensor) -> dict[str, int]:
+        names = "bshd" if by_position else "bhsd"
+        return {**dict(zip(names, q.shape, strict=True)), "g": k.shape[names.index("h")]}
+
+    return Spec(
+        "(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)",
+        reference,
+        lambda q, k, cos, sin: (q.new_empty(q.shape), k.new_empty(k.shape)),
+        sizes,
+    )
+
+
+def _of_pairs(sign: int) -> Spec:
+    return Spec(
+        "(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+        lambda x, cos, sin: _pairs_turned(x, cos, sign * sin),
+        _new,
+        lambda x, cos, sin: dict(zip("bhsd", x.shape, strict=True)),
+    )
+
+
 def _table_gradient(gradient: torch.Tensor, index: torch.Tensor, rows: int) -> Any:
     return torch.ops.aten.embedding_dense_backward(gradient, index, rows, -1, False)
 
@@ -260,6 +305,13 @@ SPECS: dict[str, Spec] = {
         lambda g, x: x.new_empty((g.shape[1], x.shape[1])),
         lambda g, x: {"m": g.shape[0], "n": g.shape[1], "k": x.shape[1]},
     ),
+    **{
+        f"{name}{back}": _of_halves(turn, by_position)
+        for name, by_position in (("rotary_half", False), ("rotary_half_by_position", True))
+        for back, turn in (("", half_turned), ("_backward", half_returned))
+    },
+    "rotary_interleaved": _of_pairs(1),
+    "rotary_interleaved_backward": _of_pairs(-1),
     "embedding_gradient": Spec(
         "(Tensor gradient, Tensor index, int rows) -> Tensor",
         _table_gradient,

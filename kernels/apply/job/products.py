@@ -192,6 +192,6 @@ def multiply_by_torch() -> None:
 def compile_anew() -> None:
     """Between two steps: has regions compiled anew, if a pass put a kernel into them that is disabled since. Until
     then its operator is torch's product; what a CUDA graph replays is not."""
-    if STATE.outdated and STATE.multiply is not None:
+    if STATE.outdated:
         torch._dynamo.reset()
     STATE.outdated = False

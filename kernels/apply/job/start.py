@@ -18,6 +18,8 @@ def unfit(record: Mapping[str, Any]) -> str:
     """Why a kernel does not fit this machine; empty where it does."""
     if record["problem"] not in SPECS:
         return "no place in a model is known for it"
+    if record.get("mutates") and not SPECS[record["problem"]].mutates:
+        return "it writes into its inputs, which a job may read again"
     if record["certificate"] in demotions():
         return "demoted in the registry"
     for name, mine in (("torch", torch.__version__), ("triton", _triton_version())):

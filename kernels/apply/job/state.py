@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 KERNELS: list[dict[str, Any]] = []
-"""problem, certificate (SHA-256), candidate (SHA-256), source, entry, language, launches and scratch_bytes (of CUDA
-C++), layouts, dtype, sizes, bounds, status, architecture, torch, triton. Written by Nightshift."""
+"""problem, certificate (SHA-256), candidate (SHA-256), source, entry, language, mutates, launches and scratch_bytes
+(of CUDA C++), layouts, dtype, sizes, bounds, status, architecture, torch, triton. Written by Nightshift."""
 ROWS_SLACK = 4
 """A kernel certified for m rows is used for m/4 to 4·m: other sizes were proven right, but not fast."""
 ROW_AXES = ("m", "t", "b")
@@ -29,6 +29,9 @@ MANY = "adamw_many"
 
 PRODUCTS = ("matmul", "linear", "linear_weight_gradient")
 """A step multiplies matrices of many shapes: of each of these a job may hold a kernel for each shape."""
+
+HALVES = tuple(f"rotary_half{how}{back}" for how in ("", "_by_position") for back in ("", "_backward"))
+"""Rotary embeddings whose pairs lie half a width apart: heads first, or positions first."""
 
 
 class ByTensor:
@@ -159,7 +162,7 @@ def in_use(problem: str) -> Kernel | None:
 def disable(kernel: Kernel, why: str) -> None:
     """From the next call on torch computes it; from the next trace on, in compiled regions."""
     kernel.disabled = why
-    STATE.outdated = STATE.outdated or kernel.problem in PRODUCTS
+    STATE.outdated = STATE.outdated or kernel.problem in (*PRODUCTS, *HALVES)
     STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {why}; torch computes it now")
 
 

@@ -58,7 +58,7 @@ import triton.language as tl
 
 @triton.jit
 def rotate(
-    q, k, cos, sin, q_out, k_out, s, half, q_heads, heads,
+    q, k, cos, sin, q_out, k_out, s, half, q_heads, heads$more,
     TILE: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
 ):
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
@@ -72,10 +72,10 @@ def rotate(
     for turn in tl.static_range(HEADS):
         head = tl.program_id(1) * HEADS + turn
         queries = head < q_heads
-        x = q if queries else k
+        x = q if queries else k$of
         out = q_out if queries else k_out
         number = head if queries else head - q_heads
-        at = number.to(tl.int64) * s * (2 * half) + low
+$at
         live = inside & (head + 0 * place < heads)
         a = tl.load(x + at, mask=live, other=0.0$load).to(tl.float32)
         b = tl.load(x + at + half, mask=live, other=0.0$load).to(tl.float32)
@@ -86,13 +86,13 @@ def rotate(
 
 
 def entry(q, k, cos, sin):
-    b, h, s, d = q.shape
-    g = k.shape[1]
+    $shape = q.shape
+    g = k.shape[$heads_at]
     $outputs
     if s:
         grid = (triton.cdiv(s, $tile), triton.cdiv(b * (h + g), $heads))
         rotate[grid](
-            q, k, cos, sin, q_out, k_out, s, d // 2, b * h, b * (h + g),
+            q, k, cos, sin, q_out, k_out, s, d // 2, b * h, b * (h + g)$given,
             TILE=$tile, HALF=triton.next_power_of_2(d // 2), HEADS=$heads, num_warps=$warps,
         )
     $result
@@ -102,9 +102,30 @@ TURNED = {
     "rotary_interleaved_backward": "tl.join(even * c + odd * d, odd * c - even * d)",
 }
 NEW = "q_out, k_out = torch.empty_like(q), torch.empty_like(k)"
+FORWARD = {"first": "a * c0 - b * d0", "second": "b * c1 + a * d1"}
+BACKWARD = {"first": "a * c0 + b * d1", "second": "b * c1 - a * d0"}
+BY_HEAD = {
+    "shape": "b, h, s, d",
+    "heads_at": "1",
+    "more": "",
+    "given": "",
+    "of": "",
+    "at": "        at = number.to(tl.int64) * s * (2 * half) + low",
+}
+BY_POSITION = {
+    "shape": "b, s, h, d",
+    "heads_at": "2",
+    "more": ", h, g",
+    "given": ", h, g",
+    "of": "\n        wide = tl.where(queries, h, g).to(tl.int64)",
+    "at": "        at = ((number // wide * s + place) * wide + number % wide) * (2 * half) + column",
+}
+"""Where a head's values lie: together, or position by position between those of the others."""
 TURNED_HALVES = {
-    "rotary_half": {"first": "a * c0 - b * d0", "second": "b * c1 + a * d1"},
-    "rotary_half_backward": {"first": "a * c0 + b * d1", "second": "b * c1 - a * d0"},
+    "rotary_half": {**FORWARD, **BY_HEAD},
+    "rotary_half_backward": {**BACKWARD, **BY_HEAD},
+    "rotary_half_by_position": {**FORWARD, **BY_POSITION},
+    "rotary_half_by_position_backward": {**BACKWARD, **BY_POSITION},
 }
 
 
@@ -126,7 +147,7 @@ class Rotary:
             warps=(2, 4, 8),
             load=POLICIES,
             store=STORES,
-            place=("new", "in_place"),
+            place=("new",) if "position" in problem else ("new", "in_place"),
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
