@@ -175,7 +175,7 @@ def test_a_table_for_one_launch_keeps_no_gradient_alive(world: Any) -> None:
 
 
 def test_a_table_is_placed_anew_where_gradients_lie_elsewhere(world: Any) -> None:
-    """As made for them; outside of CUDA graphs they do in every step, and making it whole costs the host too much."""
+    """As made for them; outside of CUDA graphs they do in every step, and a whole one costs the host too much."""
     runtime, _ = world(gains={})
     sizes = (40, 20000, 7)
     rows = [tuple(torch.zeros(size) for _ in range(4)) for size in sizes]

@@ -146,7 +146,7 @@ def _lies_well(row: Row, device: int) -> bool:
 class Table:
     """Where the chunks of many tensors begin, counted from the one of each kind that lies lowest; on the GPU.
 
-    Outside of CUDA graphs gradients lie elsewhere in every step: then the addresses alone are sent, and the GPU adds
+    Outside of CUDA graphs gradients lie elsewhere in every step: then addresses alone are sent, and the GPU adds
     them up; the host would take longer than the step. Keeps none of the tensors: a gradient that a CUDA graph wrote
     is gone with the graph's next replay, though the next step's lies where it lay.
     """
