@@ -220,6 +220,34 @@ def recomputed(kernels: Any) -> dict[str, Any]:
     }
 
 
+def written(kernels: Any) -> dict[str, Any]:
+    """What a kernel gives is written to in place, in two and in three dimensions, as torch lets a job do."""
+    net = Net()
+    calls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "rmsnorm": net.norm,
+        "layernorm": net.layer,
+        "gelu": lambda x: F.gelu(x),  # noqa: PLW0108  it is another function later
+    }
+
+    def gradients(call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        found = []
+        for given in (X, X[None], X.reshape(2, 3, N)):
+            x = given.clone().requires_grad_(True)
+            out = call(x)
+            found.append(torch.tensor(float(out._is_view())))
+            out.mul_(2.0).add_(x).square().sum().backward()
+            assert x.grad is not None
+            found.append(x.grad)
+        return found
+
+    want = {name: gradients(call) for name, call in calls.items()}
+    quietly(kernels, net)
+    got = {name: gradients(call) for name, call in calls.items()}
+    used = {name: kernels.STATE.kernels[name].calls for name in calls}
+    equal = {name: all(near(a, b) for a, b in zip(got[name], want[name], strict=True)) for name in calls}
+    return {"equal": equal, "used": used}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)

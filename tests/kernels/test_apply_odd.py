@@ -58,3 +58,9 @@ def test_a_step_that_is_recomputed_inferred_cast_or_resized_is_the_same(tmp_path
     assert seen == {
         "gradients": [True, True], "inferred": True, "sizes": [True] * 5, "half": "torch.float16"
     }  # fmt: skip
+
+
+def test_what_a_kernel_gives_may_be_written_to_in_place(tmp_path: Path) -> None:
+    seen = run("written", tmp_path, every_record(), script=SCRIPT)
+    assert seen["used"] == {"rmsnorm": 3, "layernorm": 3, "gelu": 3}
+    assert seen["equal"] == {"rmsnorm": True, "layernorm": True, "gelu": True}

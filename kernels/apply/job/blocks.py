@@ -19,7 +19,7 @@ from torch import nn
 
 from kernels.apply.job.guards import guarded
 from kernels.apply.job.operators import operator_of
-from kernels.apply.job.places import put, replaced, unseen, watched
+from kernels.apply.job.places import put, replaced, shaped, unseen, watched
 from kernels.apply.job.problems import BENT, SPECS
 from kernels.apply.job.state import STATE, Report
 
@@ -117,7 +117,7 @@ def _bent_forward(problem: str, names: tuple[str, ...]) -> Callable[..., Any]:
         out = None
         if problem in STATE.kernels and up.bias is not None and _free(x, up):
             out = guarded(problem, (x.reshape(-1, x.shape[-1]), up.weight, up.bias), ())
-        return down(act(up(x)) if out is None else out.reshape(*x.shape[:-1], out.shape[-1]))
+        return down(act(up(x)) if out is None else shaped(out, *x.shape[:-1], out.shape[-1]))
 
     return forward
 
@@ -134,7 +134,7 @@ def _gated_forward(problem: str, names: tuple[str, ...]) -> Callable[..., Any]:
         out = None
         if a.dim() >= 2 and a.dtype == b.dtype and a.shape == b.shape:
             out = guarded(problem, (a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])), ())
-        return down(reference(a, b) if out is None else out.reshape(a.shape))
+        return down(reference(a, b) if out is None else shaped(out, *a.shape))
 
     return forward
 
@@ -144,7 +144,7 @@ def _whole(x: torch.Tensor, *layers: Any) -> Any:
     if WHOLE not in STATE.kernels or not _free(x, *layers) or any(layer.bias is not None for layer in layers):
         return None
     out = guarded(WHOLE, (x.reshape(-1, x.shape[-1]), *(layer.weight for layer in layers)), ())
-    return None if out is None else out.reshape(x.shape)
+    return None if out is None else shaped(out, *x.shape)
 
 
 def _free(x: torch.Tensor, *layers: Any) -> bool:

@@ -12,6 +12,7 @@ from kernels.apply.job.folds import FoldCasts
 from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
+from kernels.apply.job.places import shaped
 from kernels.apply.job.products import linear_of
 from kernels.apply.job.rotary import TurnHalves
 from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PRODUCTS, STATE, Report, fell_back, in_use
@@ -128,7 +129,7 @@ def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
         if approximate == "none" and input.dim() >= 2:
             out = guarded("gelu", (input.reshape(-1, input.shape[-1]),), ())
             if out is not None:
-                return out.reshape(input.shape)
+                return shaped(out, *input.shape)
         return original(input, approximate=approximate)
 
     return gelu
@@ -139,7 +140,7 @@ def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
         if dtype is None and dim is not None and input.dim() >= 2 and dim in (-1, input.dim() - 1):
             out = guarded("softmax", (input.reshape(-1, input.shape[-1]),), ())
             if out is not None:
-                return out.reshape(input.shape)
+                return shaped(out, *input.shape)
         return original(input, dim, _stacklevel, dtype)
 
     return softmax

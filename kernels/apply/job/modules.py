@@ -13,7 +13,7 @@ from kernels.apply.job.blocks import swap_block
 from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import problem_of, put, replaced, transformed, unseen
+from kernels.apply.job.places import problem_of, put, replaced, shaped, transformed, unseen
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import NORM, OPERATORS, STATE, Report, fell_back, in_use
 
@@ -105,7 +105,7 @@ def _norm_forward(
             if out is None:
                 out = guarded(problem, (rows, *weights), (eps,))
             if out is not None:
-                return out.reshape(x.shape)
+                return shaped(out, *x.shape)
         return original(self, x)
 
     return forward
@@ -130,7 +130,7 @@ def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any]] | None:
             why = refusal(kernel.record, sizes, (self.weight,))
             if not why:
                 out = embed()(self.weight, index.reshape(-1))
-                return out.reshape(*index.shape, self.weight.shape[1])
+                return shaped(out, *index.shape, self.weight.shape[1])
             fell_back("embedding_gradient", why)
         return original(self, index)
 

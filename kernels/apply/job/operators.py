@@ -26,7 +26,7 @@ def operator_of(problem: str) -> Any:
         )
         operator.register_fake(spec.fake)
         if problem in GRADIENTS:
-            operator.register_autograd(_backward_of(problem), setup_context=_setup)
+            operator.register_autograd(_backward_of(problem), setup_context=_setup_of(problem))
         OPERATORS[problem] = operator
     return OPERATORS[problem]
 
@@ -59,7 +59,7 @@ def open_operator_of(problem: str) -> Any:
 
         operator.register_torch_dispatch(FunctionalTensorMode, opened)
         if problem in GRADIENTS:
-            operator.register_autograd(_backward_of(problem), setup_context=_setup)
+            operator.register_autograd(_backward_of(problem), setup_context=_setup_of(problem))
         OPERATORS[key] = operator
     STATE.opened[problem] = key
     return OPERATORS[key]
@@ -78,6 +78,15 @@ def open_all() -> None:
             continue  # a pass puts them in, closed
         if kernel.traceable is not None and not SPECS[problem].mutates:  # an optimiser's step is in no region
             open_operator_of(problem)
+
+
+def _setup_of(problem: str) -> Callable[..., None]:
+    """Keeps the output only where its gradient is reckoned from it: a job may write to any other in place."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _setup(ctx, inputs, output if problem == "softmax" else None)
+
+    return setup
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -135,7 +144,7 @@ class Eager(torch.autograd.Function):
     def forward(ctx: Any, problem: str, *inputs: Any) -> Any:
         out = run_once(problem, inputs)
         ctx.problem = problem
-        _setup(ctx, inputs, out)
+        _setup_of(problem)(ctx, inputs, out)
         return out
 
     @staticmethod

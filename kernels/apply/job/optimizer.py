@@ -95,6 +95,8 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
                 call = lambda: original(*every, *rest, **named)  # noqa: E731
                 return _checked(kernel, call, _with_copy(problem, rows[which]), steps[which], numbers)
         left = sorted(set(range(len(rows))) - set(ours))
+        if any(type(rows[number][0]) not in (torch.Tensor, torch.nn.Parameter) for number in left):
+            fell_back("adamw", "no plain tensors")
         if left:
             part = [[column[number] for number in left] for column in every]
             original(*part, **{**named, "max_exp_avg_sqs": [], "state_steps": [steps[n] for n in left]})

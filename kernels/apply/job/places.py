@@ -64,6 +64,15 @@ def take_back(module: nn.Module) -> bool:
     return found
 
 
+def shaped(out: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """A kernel's own output in another shape. No view of it, as torch's products give none: writing to a view in
+    place is noticed by autograd and by FSDP, and nobody else holds this one."""
+    if tuple(out.shape) == sizes:
+        return out
+    made: torch.Tensor = torch.ops.aten._unsafe_view(out, sizes)
+    return made
+
+
 @contextlib.contextmanager
 def unseen(module: nn.Module) -> Iterator[None]:
     """While a module is asked what it computes, its hooks do not hear of it, and no random numbers are used up."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from kernels.apply.job.guards import refusal
 from kernels.apply.job.operators import operator_of, run_once
-from kernels.apply.job.places import transformed
+from kernels.apply.job.places import shaped, transformed
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
 
@@ -102,7 +102,7 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Any:
     x, weight = x.to(kind), weight.to(kind)
     lines = x.reshape(rows, k)
     out = Multiplied.apply(lines, weight) if trained else times("linear", lines, weight)  # type: ignore[no-untyped-call]
-    return out.reshape(*x.shape[:-1], n)
+    return shaped(out, *x.shape[:-1], n)
 
 
 class MultiplyByKernels:
