@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._pytree import tree_leaves
 
 from collectors.seal import Signer
 from kernels import told
@@ -339,7 +340,12 @@ def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
             loss.backward()  # type: ignore[no-untyped-call]
             model.zero_grad(set_to_none=True)
 
-    step()
+    try:
+        step()
+    except OptimiseError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise OptimiseError(f"{spec}: a training step fails: {type(error).__name__}: {error}") from error
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=activities, record_shapes=True) as session:
         for number in range(steps):
@@ -354,11 +360,10 @@ def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
 
 
 def _mean(out: Any) -> torch.Tensor:
-    if isinstance(out, torch.Tensor):
-        return out.float().mean()
-    parts = [item.float().mean() for item in out if isinstance(item, torch.Tensor)]
+    """Of all tensors that a model returns, in whatever containers (dicts and dataclasses of libraries too)."""
+    parts = [item.float().mean() for item in tree_leaves(out) if isinstance(item, torch.Tensor)]
     if not parts:
-        raise OptimiseError("the model returns no tensor")
+        raise OptimiseError(f"the model returns no tensor, but {type(out).__name__}")
     return torch.stack(parts).sum()
 
 

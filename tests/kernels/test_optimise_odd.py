@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from collectors.base import Permanent
 from kernels.cli import app
 from kernels.ledger import Ledger, LedgerError, read_run
-from kernels.optimise import from_profile
+from kernels.optimise import from_profile, trace_model
 from kernels.profile.hotspots import profile
 from kernels.profile.problem_file import load_problem, problem_path, write_problem
 from kernels.profile.roofline import Peaks
@@ -99,6 +99,49 @@ def test_a_broken_file_among_a_suites_tasks_costs_the_others_nothing(tmp_path: P
     assert len({work.slug for work in works}) == 2
     with pytest.raises(ValueError, match="does not load: SystemExit"):
         load_problem(tmp_path / "leaves.py")
+
+
+MODELS = """
+import torch
+from torch import nn
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+    def forward(self, x):
+        return {"hidden": (self.norm(x), [x.argmax(-1)]), "cache": None}
+
+class Nothing(nn.Module):
+    def forward(self, x):
+        return None
+
+class Raises(nn.Module):
+    def forward(self, x):
+        raise KeyError("boom")
+
+class Leaves(nn.Module):
+    def forward(self, x):
+        raise SystemExit(0)
+
+def get_inputs():
+    return [torch.randn(4, 32)]
+"""
+
+
+def test_a_model_may_return_what_it_likes_and_its_errors_are_told_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
+    file.write_text(MODELS)
+    found = profile(trace_model(f"{file}:Named", tmp_path, "cpu"))
+    (norm,) = (h for h in found.hotspots if h.problem == "layernorm")
+    assert norm.backward_s > 0
+    for name, why in (
+        ("Nothing", "returns no tensor, but NoneType"),
+        ("Raises", "Raises: a training step fails: KeyError: 'boom'"),
+        ("Leaves", "Leaves: a training step fails: SystemExit"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            trace_model(f"{file}:{name}", tmp_path, "cpu")
 
 
 def test_a_night_in_which_nobody_searched_is_no_time_of_the_search(tmp_path: Path) -> None:
