@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from kernels.apply.job import state
+from kernels.apply.job.products import multiply_by_kernels, multiply_by_torch
+from kernels.apply.job.state import Kernel, Report
 from kernels.generate.families.matmul import Matmul
 from kernels.problem import Case
 from tests.kernels.applied_records import made_of
@@ -41,6 +47,7 @@ def test_a_layer_s_products_are_the_kernels_and_what_a_guard_refuses_is_torch_s(
     assert seen["checks"] == [[1, 0], [2, 0], [3, 0]]
     assert seen["keys"]
     assert seen["restored"] == 1
+    assert seen["written"], "what a kernel gives may be written to in place"
     assert seen["back"]
 
 
@@ -75,3 +82,35 @@ def test_a_compiled_region_s_products_are_swapped_by_layout_and_compiled_anew_af
     assert seen["calls"] == [once, twice, eager, {"linear": 6, "linear_weight_gradient": 4, "matmul": 3}]
     assert seen["names"] == 2, "a compiler's cache must not give what it made with a demoted kernel"
     assert seen["back"]
+
+
+def test_a_job_s_own_passes_stay_and_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One or several, and all are given back; one that has to be told more than a graph is left alone."""
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass
+
+    class Aware(CustomInferenceAwareGraphPass):  # type: ignore[misc]
+        def __call__(self, graph: Any, is_inference: bool) -> None: ...
+
+        def uuid(self) -> str:
+            return "aware"
+
+    kernel = Kernel({"problem": "linear", "certificate": "c"}, lambda x, weight: x @ weight.t())
+    monkeypatch.setattr(state.STATE, "kernels", {"linear n=2 k=2 float32": kernel})
+    seen: list[str] = []
+    own = [lambda graph: seen.append("first"), lambda graph: seen.append("second")]
+    for earlier, order in ((own[0], ["first"]), (own, ["first", "second"]), (None, [])):
+        monkeypatch.setattr(config, "post_grad_custom_post_pass", earlier)
+        report = Report()
+        multiply_by_kernels(report)
+        assert [where for where, *_ in report.applied] == ["products of matrices"]
+        config.post_grad_custom_post_pass(torch.fx.Graph())
+        assert seen == order
+        seen.clear()
+        assert (config.post_grad_custom_post_pass.uuid() is None) == bool(order), "nothing says what these do"
+        multiply_by_torch()
+        assert config.post_grad_custom_post_pass is earlier
+    monkeypatch.setattr(config, "post_grad_custom_post_pass", Aware())
+    multiply_by_kernels(report := Report())
+    assert isinstance(config.post_grad_custom_post_pass, Aware)
+    assert report.skipped == [("products in compiled regions", "a pass of the job's own stands in their place")]

@@ -10,7 +10,7 @@ operands are cast as autocast casts them. Each product that no kernel computes i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,20 +106,25 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Any:
 
 
 class MultiplyByKernels:
-    """A pass for torch._inductor.config.post_grad_custom_post_pass."""
+    """A pass for torch._inductor.config.post_grad_custom_post_pass. earlier: what stood there, one or several."""
 
     def __init__(self, earlier: Any = None) -> None:
         self.earlier = earlier
 
+    def _before(self) -> Sequence[Any]:
+        if self.earlier is None:
+            return ()
+        return self.earlier if isinstance(self.earlier, list | tuple) else (self.earlier,)
+
     def uuid(self) -> Any:
         """For the compiler's cache: what it made of other kernels must not be found there."""
-        inner = getattr(self.earlier, "uuid", lambda: None)() if self.earlier is not None else ""
+        inner = tuple(getattr(one, "uuid", lambda: None)() for one in self._before())
         used = sorted(k.certificate for k in STATE.kernels.values() if k.problem in PRODUCTS and not k.disabled)
-        return None if inner is None else ("nightshift multiply 1", tuple(used), inner)
+        return None if None in inner else ("nightshift multiply 1", tuple(used), inner)
 
     def __call__(self, graph: Any) -> None:
-        if self.earlier is not None:
-            self.earlier(graph)
+        for one in self._before():
+            one(graph)
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
             self._swap(graph, node)
         graph.eliminate_dead_code()
@@ -176,10 +181,14 @@ def multiply_by_kernels(report: Report) -> None:
     if not held or STATE.multiply is not None:
         return
     from torch._inductor import config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.custom_graph_pass import CustomGraphPass, CustomInferenceAwareGraphPass
 
     CustomGraphPass.register(MultiplyByKernels)  # else the compiler keeps nothing on disk
-    STATE.multiply = config.post_grad_custom_post_pass = MultiplyByKernels(config.post_grad_custom_post_pass)
+    made = MultiplyByKernels(config.post_grad_custom_post_pass)
+    if any(isinstance(one, CustomInferenceAwareGraphPass) for one in made._before()):
+        report.skipped.append(("products in compiled regions", "a pass of the job's own stands in their place"))
+        return
+    STATE.multiply = config.post_grad_custom_post_pass = made
 
 
 def multiply_by_torch() -> None:
