@@ -165,6 +165,8 @@ def registry(
             write_layout(held, layout)
     except (RegistryError, CertificateError) as error:
         raise Permanent(str(error)) from error
+    except OSError as error:
+        raise Permanent(f"{error.filename}: {error.strerror}") from error
     if as_json:
         listed = [{"certificate": e.certificate, "problem": e.problem, "state": e.state.value, "verdict": e.summary}
                   for e in entries]  # fmt: skip

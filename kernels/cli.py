@@ -76,10 +76,13 @@ def keygen(private: Path, public: Path) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     signer = Signer.generate()
-    descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(signer.to_bytes().hex() + "\n")
-    public.write_text(signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex() + "\n")
+    try:
+        descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(signer.to_bytes().hex() + "\n")
+        public.write_text(signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex() + "\n")
+    except OSError as error:
+        raise _fail(f"{error.filename}: {error.strerror}") from error
     typer.echo(f"key {signer.key_id}")
 
 
@@ -109,6 +112,8 @@ def judge(
 
     if (certificate is None) != (key is None):
         raise _fail("--certificate and --key go together")
+    if certificate is not None and (certificate.is_dir() or not os.access(certificate.parent, os.W_OK)):
+        raise _fail(f"--certificate {certificate}: cannot be written there")  # before minutes of judging
     try:
         read = read_candidate(file)
         problem = named(read.problem)

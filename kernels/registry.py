@@ -91,7 +91,10 @@ class Registry:
     def __init__(self, folder: Path, trusted: Mapping[str, Ed25519PublicKey]) -> None:
         self.folder = folder
         self._trusted = trusted
-        (folder / "kernels").mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / "kernels").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryError(f"{folder}: cannot hold a registry: {error.strerror}") from error
 
     def propose(self, envelope: Mapping[str, Any], by: str, why: str, at_s: float) -> Entry:
         """Takes a certificate in. The same one again changes nothing. Raises CertificateError."""

@@ -87,3 +87,19 @@ def test_a_report_calls_nothing_the_best_that_a_whole_verdict_refused(tmp_path: 
         text = markdown.read_text()
         assert ("3.00×" in text) == (best is LINE)
         assert ("1.20× [1.10, 1.30]](tasks/softmax/ledger.jsonl#L4)" in text.replace("\\", "")) == (best is stands)
+
+
+def test_a_key_or_a_certificate_that_cannot_be_written_is_told_before_a_judge_begins(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    done = RUNNER.invoke(app, ["keygen", str(taken), str(tmp_path / "p.pub")], catch_exceptions=False)
+    assert (done.exit_code, taken.read_text()) == (2, "mine")
+    assert "taken: File exists" in done.output
+    key = tmp_path / "k"
+    assert RUNNER.invoke(app, ["keygen", str(key), str(tmp_path / "k.pub")]).exit_code == 0
+    candidate = Path(__file__).parent / "good" / "adamw_flat.py"
+    for where in (tmp_path / "nowhere" / "c.json", tmp_path):
+        command = ["judge", str(candidate), "--device", "cpu", "--key", str(key), "--certificate", str(where)]
+        done = RUNNER.invoke(app, command, catch_exceptions=False)
+        assert done.exit_code == 2
+        assert "cannot be written there" in done.output

@@ -203,3 +203,9 @@ def test_the_command_line_promotes_only_what_the_gate_approved(tmp_path: Path, e
     done = run("demote", certificate_sha256(envelope)[:12], *where, "-r", "drill", "-c", str(config))
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "r" / "demoted.json").read_text())[0]["why"] == "drill"
+
+
+def test_a_file_is_no_registry(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RegistryError, match="file: cannot hold a registry: Not a directory"):
+        Registry(tmp_path / "file", {})
