@@ -102,9 +102,9 @@ def eager(kernels: Any) -> dict[str, Any]:
     seen["fallbacks"] = dict(kernels.fallbacks())
     seen["checks"] = sorted((k.shadow_checks, k.shadow_mismatches) for k in kernels.STATE.kernels.values())
     seen["keys"] = list(model.state_dict()) == keys
-    written = step(layer, lambda given: layer(given).relu_().mul_(2.0), x)
+    written = step(layer, lambda given: layer(given).mul_(2.0).relu_(), x)
     seen["restored"] = kernels.unapply(model)
-    seen["written"] = alike(written, step(layer, lambda given: layer(given).relu_().mul_(2.0), x))
+    seen["written"] = alike(written, step(layer, lambda given: layer(given).mul_(2.0).relu_(), x))
     seen["back"] = alike(step(model, model, x), want) and nn.functional.linear.__module__ != "nightshift_kernels"
     return seen
 
