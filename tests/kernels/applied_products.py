@@ -125,6 +125,32 @@ def cast(kernels: Any) -> dict[str, Any]:
     return {"equal": alike(got, want, 100.0), "calls": counted, "plain": calls(kernels) == counted, "n": len(plain)}
 
 
+def copied(kernels: Any) -> dict[str, Any]:
+    """Layers that read the optimiser's 16-bit copies multiply by the same kernels."""
+    kernels.SMALLEST = 64
+    x, runs = torch.randn(3, 4, K), []
+    for ours in (False, True):
+        model = Job()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if ours:
+            report = kernels.apply(model, optimizer, log=lambda _: None, shadow_every=1, weight_copies=True)
+
+        def call(given: torch.Tensor, model: nn.Module = model) -> Any:
+            with torch.autocast("cpu", dtype=torch.float16):
+                return model(given)
+
+        for _ in range(3):
+            made = step(model, call, x)
+            optimizer.step()
+        runs.append(made)
+    return {
+        "equal": alike(*runs, 100.0),
+        "calls": calls(kernels),
+        "places": sum(problem == "adamw_many" for _, problem, _ in report.applied),
+        "wrong": sum(k.shadow_mismatches for k in kernels.STATE.kernels.values()),
+    }
+
+
 def compiled(kernels: Any) -> dict[str, Any]:
     """Inductor's own graphs: what is swapped, a demotion at a step boundary, and what is taken back."""
     from torch._inductor import config

@@ -11,6 +11,7 @@ import torch
 from kernels.apply.job import state
 from kernels.apply.job.products import multiply_by_kernels, multiply_by_torch
 from kernels.apply.job.state import Kernel, Report
+from kernels.generate.families.flat import Flat
 from kernels.generate.families.matmul import Matmul
 from kernels.problem import Case
 from tests.kernels.applied_records import made_of
@@ -56,6 +57,15 @@ def test_under_autocast_a_layer_s_products_are_of_the_dtype_that_it_casts_to(tmp
     assert seen["equal"], "values, or dtypes of outputs and gradients"
     assert seen["calls"] == {"linear": 1, "linear_weight_gradient": 1, "matmul": 1}
     assert seen["plain"], "without autocast the layer is of another dtype than the kernels"
+
+
+def test_layers_that_read_copies_of_their_weights_multiply_by_the_same_kernels(tmp_path: Path) -> None:
+    listed = [*products("float16"), made_of(Flat(), "adamw_many", Case.of("float16", n=40))]
+    seen = run("copied", tmp_path, listed, script=SCRIPT)
+    assert seen["equal"]
+    assert seen["places"] >= 3, "the layers, and the optimiser"
+    assert seen["calls"] == {"linear": 3, "linear_weight_gradient": 3, "matmul": 3, "adamw_many": 3}
+    assert seen["wrong"] == 0
 
 
 def test_a_compiled_region_s_products_are_swapped_by_layout_and_compiled_anew_after_a_demotion(
