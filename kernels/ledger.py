@@ -161,7 +161,7 @@ class Ledger:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.lines.append(line)
-        with (self.folder / "results.tsv").open("a", encoding="utf-8") as table:
+        with (self.folder / "results.tsv").open("a", encoding="utf-8", errors="replace") as table:
             table.write(_row(line))
 
     def _asked(self, run: Mapping[str, Any] | None) -> None:
@@ -236,7 +236,7 @@ def _row(line: Line) -> str:
 def _replace(path: Path, text: str) -> None:
     """Write whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as file:
+    with partial.open("w", encoding="utf-8", errors="replace") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

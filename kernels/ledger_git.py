@@ -8,11 +8,13 @@ whose commit is missing (the process was killed between the two) is written with
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 from kernels.ledger import Ledger, LedgerError, Line, read_candidate_of
 
-_IDENTITY = ("-c", "user.name=nightshift", "-c", "user.email=nightshift@localhost", "-c", "commit.gpgsign=false")
+_IDENTITY = ("-c", "user.name=nightshift", "-c", "user.email=nightshift@localhost", "-c", "commit.gpgsign=false",
+             "-c", "core.hooksPath=/dev/null")  # fmt: skip
 
 
 class GitBook:
@@ -21,9 +23,10 @@ class GitBook:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._folder = ledger.folder / "git"
-        if not (self._folder / ".git").exists():
-            self._folder.mkdir(exist_ok=True)
-            self._git("init", "-q", "-b", "search")
+        self._folder.mkdir(exist_ok=True)
+        self._git("init", "-q", "-b", "search")  # also where one was broken off; the same again changes nothing
+        for lock in (self._folder / ".git").rglob("*.lock"):
+            lock.unlink()  # of a git that was killed: the ledger is open here alone
 
     def write(self) -> None:
         """Commit every trial of the ledger that has no commit yet."""
@@ -39,7 +42,7 @@ class GitBook:
 
     def _written(self) -> int:
         """The last trial with a commit, and its way back where it needed one."""
-        if not (self._folder / "trial.json").exists():
+        if not self._git("for-each-ref"):
             return 0
         told = self._git("log", "-n", "1", "--format=%s")
         number = int(told.split(maxsplit=2)[1].rstrip(":"))
@@ -68,13 +71,16 @@ class GitBook:
 
     def _save(self, subject: str, body: str) -> None:
         self._git("add", "-A")
-        self._git(*_IDENTITY, "commit", "-q", "--allow-empty", "-m", subject, "-m", body or "-")
+        said = f"{subject}\n\n{body or '-'}".replace("\0", "\ufffd")
+        self._git(*_IDENTITY, "commit", "-q", "--allow-empty", "--cleanup=whitespace", "-F", "-", said=said)
 
-    def _git(self, *words: str) -> str:
+    def _git(self, *words: str, said: str = "") -> str:
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of a hook
         try:
             done = subprocess.run(
-                ["git", *words], cwd=self._folder, capture_output=True, text=True, check=True, timeout=60
-            )
+                ["git", *words], cwd=self._folder, env=outer, input=said, capture_output=True, encoding="utf-8",
+                errors="replace", check=True, timeout=60,
+            )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", "") or str(error)
             raise LedgerError(f"{self._folder}: git {words[0]}: {said.strip()[:300]}") from error

@@ -33,7 +33,7 @@ from kernels.judge.quiet import Quiet
 from kernels.judge.timing import Board
 from kernels.judge.track import Pool, Track
 from kernels.judge.trial import Request, Trial
-from kernels.judge.verdict import FIT, STATUS_OF, JudgeBroken, Reason, Refusal, Verdict
+from kernels.judge.verdict import FIT, STATUS_OF, JudgeBroken, Reason, Refusal, Verdict, readable
 from kernels.judge.vram import Vram
 from kernels.problem import Case, Problem
 
@@ -150,7 +150,7 @@ class Judge:
             problem=problem.name,
             status=STATUS_OF[reason],
             reason=reason,
-            detail=detail,
+            detail=readable(detail),
             stage=stage,
             stages=tuple(trial.stages),
             errors=trial.errors,

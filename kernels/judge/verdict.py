@@ -183,6 +183,15 @@ RESULTS = frozenset(
 """What a wrong output can be found to be."""
 
 
+_LONGEST = 4000
+
+
+def readable(text: str) -> str:
+    """What a candidate may have written into an error, fit for files, terminals and prompts: no control characters,
+    half characters or marks that turn a line's direction, and not without end."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text[:_LONGEST])
+
+
 class Refusal(Exception):
     """A candidate is refused: the reason, the stage that found it and a sentence with the figures.
 

@@ -69,3 +69,40 @@ def test_a_repository_that_git_cannot_write_is_told_by_its_folder(tmp_path: Path
         (tmp_path / "git" / ".git" / "index.lock").write_text("")
         with pytest.raises(LedgerError, match=r"git: git add"):
             book.write()
+
+
+def test_what_a_kill_leaves_of_git_does_not_stop_the_next_process(tmp_path: Path) -> None:
+    """A lock, a repository without a commit whose first trial lies there, and one that was not made to its end."""
+    with Ledger(tmp_path) as ledger:
+        add(ledger, "keep")
+        (tmp_path / "git" / ".git").mkdir(parents=True)
+        (tmp_path / "git" / "trial.json").write_text("{}")
+        book = GitBook(ledger)
+        (tmp_path / "git" / ".git" / "index.lock").write_text("")
+        (tmp_path / "git" / ".git" / "refs" / "heads" / "search.lock").write_text("")
+        with pytest.raises(LedgerError, match="lock"):
+            book.write()
+        GitBook(ledger).write()
+    assert log(tmp_path) == ["Trial 1: keep"]
+
+
+def test_what_a_candidate_says_and_what_a_hook_has_set_stay_out_of_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in a message can end the search, and no other repository gets its commits."""
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
+    with Ledger(tmp_path) as ledger:
+        made = candidate(1)
+        ledger.keep(made)
+        said = "a\0b \ud800 " + "z" * 300_000
+        ledger.add(replace(LINE, trial=1, candidate_sha256=made.sha256, detail=said, hypothesis="# not a comment"))
+        GitBook(ledger).write()
+    monkeypatch.delenv("GIT_DIR")
+    assert log(tmp_path) == ["Trial 1: keep"]
+    body = subprocess.run(
+        ["git", "log", "-1", "--format=%b"], cwd=tmp_path / "git", capture_output=True, text=True, check=True
+    ).stdout
+    assert body.startswith("# not a comment\n\na\ufffdb ")
+    assert not (tmp_path / "another").exists()
+    with Ledger(tmp_path) as again:
+        assert again.lines[0].detail == said

@@ -9,7 +9,17 @@ import pytest
 
 from collectors.seal import canonical_json
 from kernels.judge.environment import machine_xid
-from kernels.judge.verdict import SELF_REPORTED, STATUS_OF, Comparison, Interval, Reason, Refusal, Status, Verdict
+from kernels.judge.verdict import (
+    SELF_REPORTED,
+    STATUS_OF,
+    Comparison,
+    Interval,
+    Reason,
+    Refusal,
+    Status,
+    Verdict,
+    readable,
+)
 
 
 def test_every_reason_belongs_to_one_status() -> None:
@@ -48,3 +58,11 @@ def test_nothing_that_is_raised_can_make_a_candidate_fit_or_nobodys_fault() -> N
 )
 def test_an_xid_is_the_machines_fault_only_where_no_program_can_cause_it(code: int, machine: bool) -> None:
     assert (machine_xid(code) is not None) is machine
+
+
+def test_what_a_candidate_wrote_into_an_error_can_be_kept_and_shown() -> None:
+    """Half characters end files, control characters terminals, and marks of direction a reader's trust."""
+    said = readable("a\0\ud800\x1b[31m\u202e é 漢\n\tb" + "z" * 100_000)
+    assert said.startswith("a\ufffd\ufffd\ufffd[31m\ufffd é 漢\n\tb")
+    assert len(said) == 4000
+    said.encode()
