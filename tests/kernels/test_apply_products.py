@@ -105,7 +105,9 @@ def test_a_job_s_own_passes_stay_and_run_first(monkeypatch: pytest.MonkeyPatch) 
         def uuid(self) -> str:
             return "aware"
 
-    kernel = Kernel({"problem": "linear", "certificate": "c"}, lambda x, weight: x @ weight.t())
+    record = {"problem": "linear", "certificate": "c", "sizes": {"m": 2, "n": 2, "k": 2}}
+    kernel = Kernel(record, lambda x, weight: x @ weight.t())
+    monkeypatch.setattr(state.STATE, "widths", set())
     monkeypatch.setattr(state.STATE, "kernels", {"linear n=2 k=2 float32": kernel})
     seen: list[str] = []
     own = [lambda graph: seen.append("first"), lambda graph: seen.append("second")]

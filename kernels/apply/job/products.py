@@ -67,7 +67,7 @@ def linear_of(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.nn.functional.linear that asks the guards."""
 
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        if bias is None and not torch.compiler.is_compiling():
+        if bias is None and not torch.compiler.is_compiling() and weight.shape in STATE.widths:
             out = _multiplied(input, weight)
             if out is not None:
                 return out
@@ -80,7 +80,7 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Any:
     """The layer's result where a kernel has a part in it; None where it has none, or a guard refuses."""
     if not all(type(t) in (torch.Tensor, nn.Parameter) for t in (x, weight)) or transformed():
         return None
-    if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or x.device != weight.device:
+    if x.dim() < 2 or x.shape[-1] != weight.shape[1] or x.device != weight.device:
         return None
     kind, cast = weight.dtype, torch.is_autocast_enabled(x.device.type)
     if cast and x.dtype in _CASTABLE and kind in _CASTABLE:
@@ -178,6 +178,9 @@ def multiply_by_kernels(report: Report) -> None:
     """Puts the pass behind torch's own over what they leave, once, and tells of the products' kernels."""
     held = [(name, kernel) for name, kernel in STATE.kernels.items() if kernel.problem in PRODUCTS]
     report.applied += [("products of matrices", name, kernel.certificate) for name, kernel in held]
+    for _, kernel in held:
+        widths = [kernel.record["sizes"][axis] for axis in ("kn" if kernel.problem == "matmul" else "nk")]
+        STATE.widths.add(torch.Size(widths))
     if not held or STATE.multiply is not None:
         return
     from torch._inductor import config
@@ -192,6 +195,7 @@ def multiply_by_kernels(report: Report) -> None:
 
 
 def multiply_by_torch() -> None:
+    STATE.widths.clear()
     if STATE.multiply is not None:
         from torch._inductor import config
 

@@ -109,7 +109,7 @@ class State:
     models: what `apply` was given, as long as the job holds it.
     copying: compiled layers may read weights' copies; copied_steps: optimiser steps since there are some;
     wide_products: matrix products give their gradients in float32. outdated: a kernel that a pass put into compiled
-    regions was disabled, and they were not yet compiled anew.
+    regions was disabled, and they were not yet compiled anew. widths: of the layers that a kernel multiplies for.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -133,6 +133,7 @@ class State:
     wide_products: bool = False
     multiply: Any = None
     outdated: bool = False
+    widths: set[torch.Size] = field(default_factory=set)
 
 
 STATE = State()
