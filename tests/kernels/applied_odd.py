@@ -100,6 +100,18 @@ def asked(kernels: Any) -> dict[str, Any]:
     }
 
 
+def unready(kernels: Any) -> dict[str, Any]:
+    """A layer whose sizes are not known yet is passed over, and told; the others are not held up by it."""
+    net = nn.Sequential(nn.LazyLinear(N), nn.LayerNorm(N), nn.LazyBatchNorm1d())
+    report = quietly(kernels, net)
+    out = net(torch.randn(6, 5))
+    return {
+        "applied": [where for where, problem, _ in report.applied if problem == "layernorm"],
+        "skipped": [(what, why[:15]) for what, why in report.skipped if what in "02"],
+        "shape": list(out.shape),
+    }
+
+
 def held(kernels: Any) -> dict[str, Any]:
     """A forward that somebody else put there stays, also after unapply; it is told."""
     net = Net()

@@ -19,6 +19,12 @@ def test_a_module_is_asked_without_a_trace_and_hooks_within_a_block_hear_of_its_
     assert seen["heard"] == ["norm", "block.act", "block", "plain.1"]
 
 
+def test_a_module_that_cannot_be_asked_does_not_stop_the_job(tmp_path: Path) -> None:
+    seen = run("unready", tmp_path, every_record(), script=SCRIPT)
+    told = [["0", "cannot be asked"], ["2", "cannot be asked"]]
+    assert seen == {"applied": ["1"], "skipped": told, "shape": [6, 64]}
+
+
 def test_a_forward_that_somebody_else_replaced_stays(tmp_path: Path) -> None:
     seen = run("held", tmp_path, every_record(), script=SCRIPT)
     assert seen == {"skipped": ["rmsnorm: its forward was replaced"], "seen": 1, "kept": True}

@@ -71,7 +71,11 @@ def apply(
         _take(record, why, report)
     open_all()
     for name, module in model.named_modules():
-        swap_module(name or type(model).__name__, module, report)
+        where = name or type(model).__name__
+        try:
+            swap_module(where, module, report)
+        except Exception as error:  # noqa: BLE001  a module that cannot be asked must not stop the job
+            report.skipped.append((where, f"cannot be asked: {type(error).__name__}: {error}"))
     if weight_copies:
         copy_weights(model, report, SMALLEST)
     elif COPIED in STATE.kernels and not len(COPIES):
