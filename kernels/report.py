@@ -103,15 +103,9 @@ def _profile_blocks(run: Path) -> list[Block]:
     unmapped = found.get("unmapped_s", 0.0)
     of_none = f"Of no operator: {unmapped * ms:.3f} ms a step. " if unmapped else ""
     parts = (
-        cpu
-        + of_none
-        + (
-            f"{found['steps']} steps of {found['step_s'] * ms:.2f} ms: computes {found['compute_s'] * ms:.2f} ms, "
-            f"exposed communication {found['communication_s'] * ms:.2f} ms, "
-            f"exposed copies {found['copy_s'] * ms:.2f} ms, idle "
-            f"{found['idle_s'] * ms:.2f} ms. Peaks by {found['peaks']['source']}: "
-            f"{found['peaks']['bytes_per_s'] / 1e12:.2f} TB/s."
-        )
+        f"{cpu}{of_none}{found['steps']} steps of {found['step_s'] * ms:.2f} ms: computes "
+        f"{found['compute_s'] * ms:.2f} ms, exposed communication {found['communication_s'] * ms:.2f} ms, "
+        f"exposed copies {found['copy_s'] * ms:.2f} ms, idle {found['idle_s'] * ms:.2f} ms. {_peaks(found['peaks'])}"
     )
     rows = []
     for item in found["hotspots"][:_MANY]:
@@ -128,6 +122,11 @@ def _profile_blocks(run: Path) -> list[Block]:
         )
     head = ["operation", "per step", "share", "of the roofline", "expected gain", "decision"]
     return [("h2", "Where the step's time goes"), ("p", parts), ("table", (head, rows))]
+
+
+def _peaks(found: dict[str, Any]) -> str:
+    rate = found["bytes_per_s"]
+    return f"Peaks by {found['source']}: {rate / 1e12:.2f} TB/s." if rate else "No peaks are known."
 
 
 def _outcome_row(section: Section) -> list[Cell]:

@@ -224,17 +224,23 @@ def _copies(trace: Trace) -> list[tuple[float, float]]:
     return [(float(events.moved_bytes[r]), float(events.dur_ns[r]) * 1e-9) for r in rows]
 
 
+def peaks_text(peaks: Peaks) -> str:
+    """What is known of a GPU's peaks, in a line."""
+    known = [f"{peaks.bytes_per_s / 1e12:.2f} TB/s"] if math.isfinite(peaks.bytes_per_s) else []
+    known += [f"{name} {rate / 1e12:.0f} TFLOP/s" for name, rate in peaks.flops_per_s.items()]
+    return f"peaks ({peaks.source}): {'; '.join(known) or 'none are known'}"
+
+
 def as_text(found: Profile, count: int = 12) -> str:
     """The profile as a table for a terminal or a report."""
     ms = 1e3
-    rates = ", ".join(f"{k} {v / 1e12:.0f} TFLOP/s" for k, v in found.peaks.flops_per_s.items())
     waits = f"exposed communication {found.communication_s * ms:.2f}, exposed copies {found.copy_s * ms:.2f}"
     steps = f"{found.steps} steps of {found.step_s * ms:.2f} ms: computes {found.compute_s * ms:.2f}, {waits}"
     lines = [
         f"{steps}, idle {found.idle_s * ms:.2f} ms",
         *(() if found.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
         *((f"{found.unmapped_s * ms:.3f} ms a step belong to no operator",) if found.unmapped_s > 0 else ()),
-        f"peaks ({found.peaks.source}): {found.peaks.bytes_per_s / 1e12:.2f} TB/s; {rates}",
+        peaks_text(found.peaks),
         "",
         f"{'ms/step':>8} {'share':>6} {'roof':>5} {'gain':>6}  operation",
     ]

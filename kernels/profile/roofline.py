@@ -50,7 +50,8 @@ class Peaks:
         return max(known) if known else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """`bytes_per_s` is null where it is not known."""
+        return {**asdict(self), "bytes_per_s": self.bytes_per_s if math.isfinite(self.bytes_per_s) else None}
 
     @classmethod
     def read(cls, path: Path) -> Peaks:

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from collectors.kineto_reader import read_trace
 from collectors.kineto_trace import TraceError
+from kernels.cli import app
 from kernels.profile.hotspots import Profile, as_text, profile, profile_of
 from kernels.profile.roofline import Peaks
+from kernels.report import write_report
 
 PEAKS = Peaks(4e12, {"float32": 5e13}, "probe")
 STEP_US = 100.0
@@ -142,3 +145,23 @@ def test_a_recording_without_its_gpu_is_refused_too() -> None:
     trace.events.category[trace.events.rows("kernel", "gpu_memcpy", "gpu_memset")] = 0
     with pytest.raises(TraceError, match=r"launches 13.. kernels and holds none"):
         profile_of(trace)
+
+
+def test_peaks_that_nothing_proves_are_told_as_such_and_written_as_json(tmp_path: Path) -> None:
+    """Nothing in this trace has a family: there is no rate to be seen, and NaN is no JSON."""
+    events = norm(1, 5.0, 10.0, 40.0)
+    events[0]["name"] = "aten::unbind"
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [step(), *events]}))
+    done = CliRunner().invoke(app, ["profile", str(path)], catch_exceptions=False)
+    assert "peaks (trace): none are known" in done.output
+    done = CliRunner().invoke(app, ["profile", str(path), "--json"], catch_exceptions=False)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    found = json.loads(done.output, parse_constant=refuse)
+    assert found["peaks"]["bytes_per_s"] is None
+    (tmp_path / "profile.json").write_text(done.output)
+    markdown, _ = write_report(tmp_path)
+    assert "No peaks are known." in markdown.read_text()
