@@ -105,7 +105,8 @@ def _profile_blocks(run: Path) -> list[Block]:
     parts = (
         f"{cpu}{of_none}{found['steps']} steps of {found['step_s'] * ms:.2f} ms: computes "
         f"{found['compute_s'] * ms:.2f} ms, exposed communication {found['communication_s'] * ms:.2f} ms, "
-        f"exposed copies {found['copy_s'] * ms:.2f} ms, idle {found['idle_s'] * ms:.2f} ms. {_peaks(found['peaks'])}"
+        f"exposed copies {found['copy_s'] * ms:.2f} ms, idle {found['idle_s'] * ms:.2f} ms. "
+        f"{_peaks(found['peaks'])}"
     )
     rows = []
     for item in found["hotspots"][:_MANY]:
