@@ -157,6 +157,13 @@ def carried(kernels: Any) -> dict[str, Any]:
     }
 
 
+class Functions(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.softmax(F.gelu(x), dim=-1)
+        q = x.view(1, 2, 3, N)
+        return F.cross_entropy(x, x) + F.scaled_dot_product_attention(q, q, q, is_causal=True).sum()
+
+
 def transformed(kernels: Any) -> dict[str, Any]:
     """torch.func and forward-mode differentiation get torch's own, and it is counted."""
     net = Net()
@@ -169,10 +176,15 @@ def transformed(kernels: Any) -> dict[str, Any]:
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(X, torch.ones_like(X))
         tangents = [forward_ad.unpack_dual(each(dual)).tangent is not None for each in (F.gelu, net.norm)]
+    scripted = torch.jit.trace(net.norm, (X,))
+    written = torch.fx.symbolic_trace(Functions())
+    other = X.flip(0)
+    alike = [near(scripted(other), net.norm(other)), near(written(other), Functions()(other))]
     refused = sorted(key for key in kernels.fallbacks() if key.endswith("transform"))
     return {
         "equal": all(near(got[k], want[k]) for k in want) and near(again, mapped),
         "tangents": tangents,
+        "alike": alike,
         "refused": refused,
     }
 

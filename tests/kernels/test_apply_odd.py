@@ -43,6 +43,7 @@ def test_torch_func_and_forward_mode_get_torchs_own(tmp_path: Path) -> None:
     seen = run("transformed", tmp_path, every_record(), script=SCRIPT)
     assert seen["equal"]
     assert seen["tangents"] == [True, True]
+    assert seen["alike"] == [True, True], "traced by torch.jit, written down by torch.fx"
     assert {"layernorm: transform", "rmsnorm: transform", "gelu: transform"} <= set(seen["refused"])
 
 

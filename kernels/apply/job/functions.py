@@ -54,6 +54,11 @@ def give_functions_back() -> int:
     return count
 
 
+def _tensors(*given: Any) -> bool:
+    """Not a tracer's stand-ins, which only say what is done with them."""
+    return all(isinstance(x, torch.Tensor) for x in given)
+
+
 def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
     def cross_entropy(
         input: torch.Tensor,
@@ -65,7 +70,13 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Any:
-        plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
+        plain = (
+            _tensors(input, target)
+            and weight is None
+            and size_average is None
+            and reduce is None
+            and label_smoothing == 0.0
+        )
         plain = plain and input.dim() == 2 and target.shape == input.shape[:1] and target.dtype == torch.int64
         if plain and ignore_index == -100 and reduction in ("mean", "sum", "none"):
             # a target of −100 is left out of torch's mean; the kernel gets row 0 of the table for it instead
@@ -126,7 +137,7 @@ def unfold_casts() -> None:
 
 def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
     def gelu(input: torch.Tensor, approximate: str = "none") -> Any:
-        if approximate == "none" and input.dim() >= 2:
+        if _tensors(input) and approximate == "none" and input.dim() >= 2:
             out = guarded("gelu", (input.reshape(-1, input.shape[-1]),), ())
             if out is not None:
                 return shaped(out, *input.shape)
@@ -137,7 +148,13 @@ def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
     def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
-        if dtype is None and dim is not None and input.dim() >= 2 and dim in (-1, input.dim() - 1):
+        if (
+            _tensors(input)
+            and dtype is None
+            and dim is not None
+            and input.dim() >= 2
+            and dim in (-1, input.dim() - 1)
+        ):
             out = guarded("softmax", (input.reshape(-1, input.shape[-1]),), ())
             if out is not None:
                 return shaped(out, *input.shape)
@@ -162,7 +179,14 @@ def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        plain = is_causal and attn_mask is None and dropout_p == 0.0 and scale is None and query.dim() == 4
+        plain = (
+            _tensors(query, key, value)
+            and is_causal
+            and attn_mask is None
+            and dropout_p == 0.0
+            and scale is None
+            and query.dim() == 4
+        )
         if plain and query.shape == key.shape == value.shape:
             if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
                 fell_back("flash_attention", "gradient")

@@ -101,7 +101,10 @@ def watched(module: nn.Module, but: tuple[str, ...] = ()) -> bool:
 
 
 def transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation looks: what they hand over looks like plain tensors."""
+    """Whether torch.func, forward-mode differentiation or torch.jit.trace looks: what they hand over looks like
+    plain tensors, and the last would write a kernel's output down as a constant."""
     if torch.compiler.is_compiling():
         return False
+    if torch._C._get_tracing_state() is not None:
+        return True
     return bool(torch._C._are_functorch_transforms_active()) or torch.autograd.forward_ad._current_level >= 0
