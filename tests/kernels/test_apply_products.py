@@ -112,17 +112,17 @@ def test_a_job_s_own_passes_stay_and_run_first(monkeypatch: pytest.MonkeyPatch) 
     seen: list[str] = []
     own = [lambda graph: seen.append("first"), lambda graph: seen.append("second")]
     for earlier, order in ((own[0], ["first"]), (own, ["first", "second"]), (None, [])):
-        monkeypatch.setattr(config, "post_grad_custom_post_pass", earlier)
-        report = Report()
-        multiply_by_kernels(report)
-        assert [where for where, *_ in report.applied] == ["products of matrices"]
-        config.post_grad_custom_post_pass(torch.fx.Graph())
-        assert seen == order
-        seen.clear()
-        assert (config.post_grad_custom_post_pass.uuid() is None) == bool(order), "nothing says what these do"
-        multiply_by_torch()
-        assert config.post_grad_custom_post_pass is earlier
-    monkeypatch.setattr(config, "post_grad_custom_post_pass", Aware())
-    multiply_by_kernels(report := Report())
-    assert isinstance(config.post_grad_custom_post_pass, Aware)
+        with config.patch(post_grad_custom_post_pass=earlier):
+            report = Report()
+            multiply_by_kernels(report)
+            assert [where for where, *_ in report.applied] == ["products of matrices"]
+            config.post_grad_custom_post_pass(torch.fx.Graph())
+            assert seen == order
+            seen.clear()
+            assert (config.post_grad_custom_post_pass.uuid() is None) == bool(order), "nothing says what these do"
+            multiply_by_torch()
+            assert config.post_grad_custom_post_pass is earlier
+    with config.patch(post_grad_custom_post_pass=Aware()):
+        multiply_by_kernels(report := Report())
+        assert isinstance(config.post_grad_custom_post_pass, Aware)
     assert report.skipped == [("products in compiled regions", "a pass of the job's own stands in their place")]
