@@ -217,6 +217,25 @@ def twice(kernels: Any) -> dict[str, Any]:
     return {name: near(got[name], want[name]) for name in PLACES}
 
 
+def beyond(kernels: Any) -> dict[str, Any]:
+    """Targets that are no class, beside one that is left out."""
+    target = torch.tensor([3, 48, -1, -100, 2**40, 47])
+    known = torch.tensor([3, -100, -100, -100, -100, 47])
+    x = torch.randn(6, 48, generator=torch.Generator().manual_seed(4))
+    want = F.cross_entropy(x, known, reduction="none")
+    quietly(kernels, Net())
+    before = kernels.STATE.kernels["cross_entropy"].calls
+    got = F.cross_entropy(x, target, reduction="none")
+    each = [F.cross_entropy(x, target, reduction=how).isnan().item() for how in ("mean", "sum")]
+    return {
+        "calls": kernels.STATE.kernels["cross_entropy"].calls - before,
+        "nan": got.isnan().tolist(),
+        "others": near(torch.nan_to_num(got), want),
+        "whole": each,
+        "known": near(F.cross_entropy(x, known), want.sum() / 2),
+    }
+
+
 def recomputed(kernels: Any) -> dict[str, Any]:
     """Checkpointing, inference, other dtypes, sizes that change in a compiled region."""
     net = Net()

@@ -71,3 +71,13 @@ def test_what_a_kernel_gives_may_be_written_to_in_place(tmp_path: Path) -> None:
     seen = run("written", tmp_path, every_record(), script=SCRIPT)
     assert seen["used"] == {"rmsnorm": 3, "layernorm": 3, "gelu": 3}
     assert seen["equal"] == {"rmsnorm": True, "layernorm": True, "gelu": True}
+
+
+def test_a_target_that_is_no_class_makes_the_loss_nan_and_nothing_is_read_beyond(tmp_path: Path) -> None:
+    """Torch stops there; the kernel read the logit at that place, whatever lay in it."""
+    seen = run("beyond", tmp_path, every_record(), script=SCRIPT)
+    assert seen["calls"] == 3
+    assert seen["nan"] == [False, True, True, False, True, False]
+    assert seen["others"]
+    assert seen["whole"] == [True, True]
+    assert seen["known"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -79,14 +80,15 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         plain = plain and input.dim() == 2 and target.shape == input.shape[:1] and target.dtype == torch.int64
         if plain and ignore_index == -100 and reduction in ("mean", "sum", "none"):
-            # a target of −100 is left out of torch's mean; the kernel gets row 0 of the table for it instead
-            kept = target != ignore_index
-            filled = torch.where(kept, target, 0)
+            # a target of −100 is left out of torch's mean, the kernel gets class 0 instead; as for one that is no
+            # class: there torch stops with an assertion, here the loss is NaN, and nothing is read beyond
+            kept, known = target != ignore_index, (target >= 0) & (target < input.shape[1])
+            filled = torch.where(known, target, 0)
             losses = guarded("cross_entropy", (input, filled), ())
             if losses is None and torch.compiler.is_compiling():
                 losses = _cast_loss(input, filled)
             if losses is not None:
-                losses = torch.where(kept, losses, 0.0)
+                losses = torch.where(kept, torch.where(known, losses, math.nan), 0.0)
                 if reduction == "none":
                     return losses
                 return losses.sum() / kept.sum() if reduction == "mean" else losses.sum()
