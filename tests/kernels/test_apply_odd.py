@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.kernels.applied_records import every_record
 from tests.kernels.test_apply import run
 
@@ -60,6 +62,7 @@ def test_a_norm_whose_gradient_alone_is_a_kernels_is_differentiated_twice(tmp_pa
     assert all(seen.values()), seen
 
 
+@pytest.mark.full
 def test_a_step_that_is_recomputed_inferred_cast_or_resized_is_the_same(tmp_path: Path) -> None:
     seen = run("recomputed", tmp_path, every_record(), script=SCRIPT)
     assert seen == {

@@ -68,6 +68,7 @@ def test_layers_that_read_copies_of_their_weights_multiply_by_the_same_kernels(t
     assert seen["wrong"] == 0
 
 
+@pytest.mark.full
 def test_a_compiled_region_s_products_are_swapped_by_layout_and_compiled_anew_after_a_demotion(
     tmp_path: Path,
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kernels.apply.job.start import unfit
 from kernels.generate.families.rotary import Rotary
 from kernels.generate.template import Apart, candidate
@@ -17,6 +19,7 @@ SCRIPT = Path(__file__).parent / "applied_rotary.py"
 SIZES = {"b": 2, "s": 6, "h": 4, "g": 2}
 
 
+@pytest.mark.full
 def test_compiled_regions_rotate_by_the_kernels_however_it_is_written_and_nothing_else_does(tmp_path: Path) -> None:
     """Two layers by the same tables, q and k together, forward and backward: as Llama has them (a projection's
     output, turned), with positions first, and of contiguous heads, whose gradients come back positions first. With
@@ -39,6 +42,7 @@ def test_compiled_regions_rotate_by_the_kernels_however_it_is_written_and_nothin
     assert seen["back"]
 
 
+@pytest.mark.full
 def test_a_model_may_call_the_rotations_by_name_before_during_and_after(tmp_path: Path) -> None:
     """Eager and compiled, with gradients and second derivatives; what a guard refuses is torch's, and counted."""
     seen = run("called", tmp_path, rotary_records(**SIZES), script=SCRIPT)

@@ -66,6 +66,7 @@ def test_when_the_time_is_over_what_was_not_begun_is_left_and_told(tmp_path: Pat
     assert len(ledgers(tmp_path)) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["send", "receive"])
 def test_a_process_killed_in_the_middle_of_a_message_holds_up_neither_its_parent_nor_its_sibling(
     tmp_path: Path, when: str

@@ -54,6 +54,7 @@ def test_replay_finds_the_problem_file_of_each_search_of_a_trace(tmp_path: Path)
         assert Path(work.source) == problem_path(tmp_path, work.slug)
 
 
+@pytest.mark.full
 def test_a_problem_file_of_ones_own_is_kept_with_its_run(tmp_path: Path) -> None:
     """Replayed from there even when the file is gone; changed since, it is another run's."""
     mine = tmp_path / "mine.py"
