@@ -96,15 +96,8 @@ def test_a_compiled_region_s_products_are_swapped_by_layout_and_compiled_anew_af
 
 
 def test_a_job_s_own_passes_stay_and_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One or several, and all are given back; one that has to be told more than a graph is left alone."""
+    """One or several, and all are given back."""
     from torch._inductor import config
-    from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass
-
-    class Aware(CustomInferenceAwareGraphPass):  # type: ignore[misc]
-        def __call__(self, graph: Any, is_inference: bool) -> None: ...
-
-        def uuid(self) -> str:
-            return "aware"
 
     record = {"problem": "linear", "certificate": "c", "sizes": {"m": 2, "n": 2, "k": 2}}
     kernel = Kernel(record, lambda x, weight: x @ weight.t())
@@ -123,7 +116,25 @@ def test_a_job_s_own_passes_stay_and_run_first(monkeypatch: pytest.MonkeyPatch) 
             assert (config.post_grad_custom_post_pass.uuid() is None) == bool(order), "nothing says what these do"
             multiply_by_torch()
             assert config.post_grad_custom_post_pass is earlier
-    with config.patch(post_grad_custom_post_pass=Aware()):
+
+
+def test_a_pass_that_has_to_be_told_more_than_a_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 knows none such: there is nothing to leave alone."""
+    from torch._inductor import config, custom_graph_pass
+
+    class Base: ...
+
+    monkeypatch.setattr(custom_graph_pass, "CustomInferenceAwareGraphPass", Base, raising=False)
+    kernel = Kernel({"problem": "linear", "certificate": "c", "sizes": {"m": 2, "n": 2, "k": 2}}, torch.matmul)
+    monkeypatch.setattr(state.STATE, "widths", set())
+    monkeypatch.setattr(state.STATE, "kernels", {"linear n=2 k=2 float32": kernel})
+    aware = Base()
+    with config.patch(post_grad_custom_post_pass=aware):
         multiply_by_kernels(report := Report())
-        assert isinstance(config.post_grad_custom_post_pass, Aware)
+        assert config.post_grad_custom_post_pass is aware
     assert report.skipped == [("products in compiled regions", "a pass of the job's own stands in their place")]
+    monkeypatch.delattr(custom_graph_pass, "CustomInferenceAwareGraphPass")
+    with config.patch(post_grad_custom_post_pass=None):
+        multiply_by_kernels(report := Report())
+        assert not report.skipped
+        multiply_by_torch()
