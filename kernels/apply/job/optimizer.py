@@ -154,8 +154,8 @@ class Table:
     """
 
     def __init__(self, rows: Sequence[Row], kind: torch.dtype) -> None:
-        device = rows[0][0].device
-        self.layout = _layout(rows)
+        device, addresses = rows[0][0].device, _addresses(rows)
+        self.layout = _layout(rows, addresses)
         self._copied = torch.tensor([copied for _, copied in self.layout])
         self._empty = torch.empty(16, dtype=kind, device=device)
         counts = torch.tensor([count for count, _ in self.layout])
@@ -167,14 +167,14 @@ class Table:
         inside[:, 4][~self._copied[owner]] = 0
         inside[:, 5] = (counts[owner] - inner).clamp(max=CHUNK)
         self._owner, self._inside = owner.to(device), inside.to(device)
-        self.place(rows, _addresses(rows))
+        self.place(rows, addresses)
 
     def place(self, rows: Sequence[Row], addresses: list[int]) -> None:
         """For tensors of the same sizes that lie elsewhere; `table`: (chunks, 6), begins of the four tensors and of
         the copy (−1: none) and elements."""
         self.addresses = addresses
         begins = torch.tensor(addresses).reshape(len(rows), 5)
-        self._lowest = [int(place) for place in begins[:, :4].argmin(0)]
+        self._lowest = begins[:, :4].argmin(0).tolist()
         copies = [number for number, (_, copied) in enumerate(self.layout) if copied]
         self._copy = min(copies, key=lambda number: addresses[5 * number + 4], default=-1)
         bases = self.bases(rows)
@@ -192,9 +192,9 @@ class Table:
         return [*(rows[number][place] for place, number in enumerate(self._lowest)), copy]
 
 
-def _layout(rows: Sequence[Row]) -> list[tuple[int, bool]]:
+def _layout(rows: Sequence[Row], addresses: Sequence[int]) -> list[tuple[int, bool]]:
     """Each row's elements, and whether it has a copy."""
-    return [(row[0].numel(), COPIES.get(row[0]) is not None) for row in rows]
+    return [(row[0].numel(), copy > 0) for row, copy in zip(rows, addresses[4::5], strict=True)]
 
 
 def _addresses(rows: Sequence[Row]) -> list[int]:
@@ -213,7 +213,7 @@ _TABLES = ByTensor()
 
 def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any], step: int) -> None:
     table, addresses = _TABLES.get(rows[0][0]), _addresses(rows)
-    if table is None or table.layout != _layout(rows):
+    if table is None or table.layout != _layout(rows, addresses):
         table = _TABLES[rows[0][0]] = Table(rows, DTYPES[kernel.record["dtype"]])
     elif table.addresses != addresses:
         table.place(rows, addresses)
