@@ -34,10 +34,6 @@ def _fail(text: str) -> typer.Exit:
     return typer.Exit(2)
 
 
-def _device(word: str) -> str:
-    return loop_cli.where_of(word)
-
-
 def _signer(path: Path) -> Signer:
     try:
         return Signer.from_file(path)
@@ -119,7 +115,7 @@ def judge(
         problem = named(read.problem)
     except (CandidateError, ProblemError) as error:
         raise _fail(str(error)) from error
-    where = _device(device)
+    where = loop_cli.where_of(device)
     interpret = where == "cpu" and read.candidate.language == "triton"
     scope = FULL_GPU if where == "cuda" else INTERPRETER if interpret else CPU
     request = Request(scope, FULL if timing and where == "cuda" else None, static=static, promote=promote)
@@ -170,7 +166,7 @@ def verify(
         envelope: Any = json.loads(certificate.read_text())
     except (OSError, ValueError) as error:
         raise _fail(f"{certificate}: {error}") from error
-    where = _device("auto")
+    where = loop_cli.where_of("auto")
     here = environment(where) if where == "cuda" else None
     if rerun and here is None:
         raise _fail("--rerun needs the GPU; without it, signature, anchors and drift are checked")
