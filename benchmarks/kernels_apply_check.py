@@ -1,12 +1,13 @@
 """What of the job's file only a GPU can show: launches inside CUDA graphs and compiled regions, and what they cost.
 
-    python -m benchmarks.kernels_apply_check           # one GPU, half a minute; then once more with --cuda
+    python -m benchmarks.kernels_apply_check           # one GPU, two minutes: each job in a process of its own
     python -m benchmarks.kernels_apply_check --tiny    # a CPU, Triton's interpreter: plain calls only
 
 The kernels are the families' first configurations, uncertified: this asks whether launches are right, not how fast
-kernels are. For each operator: plain, recorded in a CUDA graph and replayed on new values, in a compiled region
-closed, open (the compiler launches the kernels) and with mode="reduce-overhead", forward and backward; each against
-torch. Host time of a region's call, without waiting for the GPU. Writes kernels_apply_check.json after every row.
+kernels are. Three jobs: norms and pointwise functions; the same in CUDA C++ and 16 bits; linear layers with rotary
+embeddings in between. Each plain, recorded in a CUDA graph and replayed on new values, in a compiled region closed,
+open (the compiler launches the kernels) and with mode="reduce-overhead", forward and backward; each against torch.
+Host time of a region's call, without waiting for the GPU. Writes kernels_apply_check.json after every row.
 """
 
 from __future__ import annotations
@@ -15,23 +16,30 @@ import argparse
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from kernels.apply.bundle import candidate_record, write_bundle
 from kernels.generate.families import families_of, interprets
+from kernels.generate.families.matmul import Matmul
+from kernels.generate.families.rotary import Rotary
 from kernels.generate.families.rows_cuda import RowsCuda
 from kernels.generate.template import Family, candidate
 from kernels.problem import Case
 
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
+FILE = "kernels_apply_check.json"
+JOBS = ("norms", "cuda", "products")
 SHAPES = {"rmsnorm": ("m", "n"), "rmsnorm_backward": ("m", "n"), "gelu": ("m", "n"), "gelu_backward": ("m", "n"),
           "softmax": ("m", "n"), "layernorm": ("m", "n")}  # fmt: skip
 
@@ -65,18 +73,53 @@ def load(path: Path) -> Any:
     return module
 
 
-class Net(torch.nn.Module):
+class Net(nn.Module):
     """Norm, activation and softmax as functions and a module, in one region."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.second = torch.nn.RMSNorm(width, eps=1e-6), torch.nn.LayerNorm(width)
+        self.first, self.second = nn.RMSNorm(width, eps=1e-6), nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.softmax(self.second(F.gelu(self.first(x))), -1)
 
 
-def gradients(call: Callable[[torch.Tensor], torch.Tensor], net: Net, x: torch.Tensor) -> list[torch.Tensor]:
+class Block(nn.Module):
+    """Two linear layers, rotary embeddings of half a head between them as Llama has it: every product is of one
+    operator or another, every rotation is of heads that a projection's output was turned to."""
+
+    B, S, H, G, D = 2, 256, 4, 2, 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = self.H * self.D
+        self.q, self.k = (nn.Linear(width, heads * self.D, bias=False) for heads in (self.H, self.G))
+        angle = torch.rand(self.S, self.D // 2) * 6 - 3
+        self.register_buffer("angle", torch.cat((angle, angle), -1))
+
+    @classmethod
+    def records(cls, architecture: str, dtype: str) -> list[dict[str, Any]]:
+        """Of both layers' three products, and of the rotations by position."""
+        m, width, made = cls.B * cls.S, cls.H * cls.D, []
+        for n in (cls.H * cls.D, cls.G * cls.D):
+            layer, back = Case.of(dtype, m=m, n=n, k=width), Case.of(dtype, m=m, n=width, k=n)
+            made += [(Matmul(), name, layer) for name in ("linear", "linear_weight_gradient")]
+            made.append((Matmul(), "matmul", back))
+        heads = Case.of(dtype, b=cls.B, s=cls.S, h=cls.H, g=cls.G, d=cls.D)
+        names = ("rotary_half_by_position", "rotary_half_by_position_backward")
+        return [record_of(f, p, c, architecture) for f, p, c in (*made, *((Rotary(), n, heads) for n in names))]
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = x.chunk(2, -1)
+        cos, sin = (t.to(x.dtype) for t in (self.angle.cos(), self.angle.sin()))
+        return x * cos + torch.cat((-high, low), -1) * sin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = (self.turned(part(x).view(self.B, self.S, -1, self.D).transpose(1, 2)) for part in (self.q, self.k))
+        return torch.tanh(q) * k.repeat_interleave(self.H // self.G, 1)
+
+
+def gradients(call: Callable[[torch.Tensor], torch.Tensor], net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     """The output, and the gradients of the input and of every parameter."""
     net.zero_grad()
     given = x.clone().requires_grad_(True)
@@ -95,7 +138,7 @@ def agree(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     )
 
 
-def recorded(net: Net, x: torch.Tensor) -> list[torch.Tensor]:
+def recorded(net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     """The forward pass recorded once, replayed on other values."""
     static = torch.zeros_like(x)
     with torch.no_grad():
@@ -125,30 +168,45 @@ def host_us(call: Callable[[], Any], count: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--cuda", action="store_true", help="kernels in CUDA C++; rows are added to the file")
+    parser.add_argument("--job", choices=JOBS, help="one of the jobs, in this process; its rows join the file's")
     given = parser.parse_args()
+    if given.job is None:
+        (OUT / FILE).unlink(missing_ok=True)
+        more = ["--tiny"] if given.tiny else []
+        ended = [
+            subprocess.run([sys.executable, "-m", __spec__.name, "--job", job, *more], check=False).returncode
+            for job in JOBS
+        ]
+        sys.exit(max(ended))
     device, rows, width = ("cpu", 6, 64) if given.tiny else ("cuda", 512, 1024)
     if given.tiny:
         os.environ["TRITON_INTERPRET"] = "1"
     architecture = "none" if given.tiny else ".".join(map(str, torch.cuda.get_device_capability()))
-    file = OUT / "kernels_apply_check.json"
     name = torch.cuda.get_device_name() if device == "cuda" else "none"
     environment = {"gpu": name, "torch": torch.__version__, "device": device}
     result: dict[str, Any] = {"environment": environment, "rows": {}}
-    if given.cuda and file.exists():
-        result = json.loads(file.read_text())
+    if (OUT / FILE).exists():
+        result["rows"] = json.loads((OUT / FILE).read_text())["rows"]
     torch.manual_seed(1)
+    if given.job == "products":
+        dtype = "float32" if given.tiny else "bfloat16"
+        if given.tiny:
+            Block.B, Block.S, Block.H, Block.G, Block.D = 1, 6, 4, 2, 8
+        block = Block().to(device, getattr(torch, dtype))
+        x = torch.randn(Block.B, Block.S, Block.H * Block.D, device=device).to(getattr(torch, dtype))
+        checked(result, "products, ", block, x, Block.records(architecture, dtype), 1e-4 if given.tiny else 5e-2)
+        return
     net, x = Net(width).to(device), torch.randn(rows, width, device=device)
-    if not given.cuda:
+    if given.job == "norms":
         checked(result, "", net, x, records(rows, width, architecture), 1e-4)
-    else:  # for 16 bits, and in a process of its own, as a job has one file
+    elif not given.tiny:  # CUDA C++ has no interpreter
         case = Case.of("bfloat16", m=rows, n=width)
         made = [record_of(RowsCuda(), name, case, architecture) for name in RowsCuda.problems]
         checked(result, "CUDA C++, ", net.bfloat16(), x.bfloat16(), made, 5e-2)
 
 
 def checked(
-    result: dict[str, Any], what: str, net: Net, x: torch.Tensor, made: list[dict[str, Any]], most: float
+    result: dict[str, Any], what: str, net: nn.Module, x: torch.Tensor, made: list[dict[str, Any]], most: float
 ) -> None:
     """One row for each way to run the net with these kernels. most: the largest difference that is right."""
     want = gradients(net, net, x)
@@ -174,8 +232,10 @@ def checked(
             try:
                 mine = way()
                 row["difference"] = agree(mine, want[: len(mine)] if name == "recorded" else want)
-                row["right"] = row["difference"] < most
-                row["calls"] = {k.problem: k.calls for k in kernels.STATE.kernels.values()}
+                calls = Counter({k.problem: 0 for k in kernels.STATE.kernels.values()})
+                for kernel in kernels.STATE.kernels.values():
+                    calls[kernel.problem] += kernel.calls
+                row |= {"calls": dict(calls), "right": row["difference"] < most and calls.total() > 0}
                 if name in ("closed", "open"):
                     region = torch.compile(net)
                     with torch.no_grad():
@@ -185,7 +245,7 @@ def checked(
             kernels.unapply(net)
             result["rows"][what + name] = row
             OUT.mkdir(parents=True, exist_ok=True)
-            (OUT / "kernels_apply_check.json").write_text(json.dumps(result, indent=1) + "\n")
+            (OUT / FILE).write_text(json.dumps(result, indent=1) + "\n")
             print(what + name, {k: v for k, v in row.items() if k != "skipped"}, flush=True)
 
 

@@ -92,7 +92,7 @@ TABLES = (
     Table(
         "The job's file on an H200: the ways in which its kernels are launched",
         "kernels_apply_check",
-        "python -m benchmarks.kernels_apply_check; python -m benchmarks.kernels_apply_check --cuda",
+        "python -m benchmarks.kernels_apply_check",
         (
             Row("ways that compute what torch does", "rows", _ways, "all"),
             Row("host, a compiled region of four Triton kernels, closed", "rows/closed/host_us",
