@@ -21,12 +21,13 @@ Sources: NVIDIA/mig-parted (nvidia-mig-manager, `paused-for-mig-change`), the GP
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from collectors.base import Permanent
 from collectors.subject import Subject, SubjectKind
@@ -35,46 +36,21 @@ from controllers.actuators import kube_nodes, kube_rights
 from controllers.actuators import kube_repair_jobs as jobs
 from controllers.actuators.kube_client import KubeClient, Object
 from controllers.actuators.kube_marks import MARKER
-from controllers.actuators.kube_probe import ProbeJob, Probes
+from controllers.actuators.kube_probe import ProbeJob
 from controllers.actuators.kube_repair_jobs import job_name
+from controllers.actuators.kube_repair_settings import RepairSettings
 from controllers.actuators.kube_workloads import POLL_S
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from controllers.cordon import CORDON_OF, TAKES_OUT
 
+__all__ = ["KubernetesRepairActuator", "RepairSettings"]
 _A, _O = ActionKind, OutcomeStatus
 Labels = dict[str, str | None]
 PAUSED = "paused-for-gpu-reset"
+RELEASING = "releasing"
+"""The phase from which on components are paused, until the repair ends."""
 AGENT_PAUSED = "nightshift.dev/node-agent-paused"
 """Label of a node from which our node agent keeps away; the chart's DaemonSet honours it."""
-
-
-class RepairSettings(KubernetesSettings):
-    """Resets GPUs and reboots nodes with privileged Jobs."""
-
-    image: str = Field(min_length=1, description="Image with nvidia-smi, nsenter and a shell, from your registry")
-    namespace: str = Field(min_length=1, description="Where the Jobs run; it has to admit privileged pods")
-    pull_secrets: tuple[str, ...] = Field(default=(), description="Secrets with the registry's credentials")
-    runtime_class: str = Field(default="", description="Runtime class that gives a container NVML; empty: none")
-    components: dict[str, str] = Field(
-        default={
-            "nvidia.com/gpu.deploy.device-plugin": "nvidia-device-plugin-daemonset",
-            "nvidia.com/gpu.deploy.gpu-feature-discovery": "gpu-feature-discovery",
-            "nvidia.com/gpu.deploy.dcgm-exporter": "nvidia-dcgm-exporter",
-            "nvidia.com/gpu.deploy.dcgm": "nvidia-dcgm",
-        },
-        description="The GPU operator's components that hold NVML handles: label of the node → `app` of its pods",
-    )
-    check_image: str = Field(default="", description="Image of the check, such as NVIDIA's dcgm; empty: `image`")
-    check_command: tuple[str, ...] = Field(
-        default=("nvidia-smi",),
-        min_length=1,
-        description="Has to succeed before the node takes work again, such as dcgmi, diag, -r, 2",
-    )
-    probes: Probes = Field(
-        default_factory=Probes,
-        description="Probes of what failed, run in place of the check where their image is set",
-    )
-    job_timeout_s: int = Field(default=900, gt=0, description="A Job is given up after this (s)")
 
 
 class KubernetesRepairActuator:
@@ -148,10 +124,17 @@ class KubernetesRepairActuator:
         if action.kind is _A.RETURN_NODE:
             return self._return(action, node_name)
         mark = self._begin(action, node_name, mark)
-        self._empty(action, node_name)
-        if action.kind is _A.RESET_GPU:
-            mark = self._release(action, node_name, mark)
-        failure = self._repair(action, node_name, mark) or self._check(action, node_name)
+        try:
+            self._empty(action, node_name)
+            if action.kind is _A.RESET_GPU:
+                mark = self._release(action, node_name, mark)
+            failure = self._repair(action, node_name, mark) or self._check(action, node_name)
+        except Permanent as error:
+            # read again: what was paused has to come back, whatever stands in the way of the rest
+            mark = self._mark(self._kube.get(kube_nodes.path(node_name)), action)
+            if mark.get("phase") != RELEASING:
+                raise
+            failure = str(error)
         return self._bring_back(action, node_name, mark, failure)
 
     def _return(self, action: Action, node_name: str) -> Outcome:
@@ -229,15 +212,19 @@ class KubernetesRepairActuator:
             raise Permanent(f"{step.kind} of {step.target}: {outcome.detail}")
 
     def _release(self, action: Action, node_name: str, mark: dict[str, Any]) -> dict[str, Any]:
-        """Pauses the components that hold handles on the GPU; UnderWay until their pods have gone."""
+        """Pauses the components that hold handles on the GPU; UnderWay until their pods have gone, Permanent where
+        they stay."""
         node = self._kube.get(kube_nodes.path(node_name))
         labels = node["metadata"].get("labels") or {}
         running = {name: labels[name] for name in self._settings.components if labels.get(name) == "true"}
         if running or AGENT_PAUSED not in labels:
-            mark = {**mark, "labels": {**mark["labels"], **running}, "phase": "releasing"}
+            mark = {**mark, "labels": {**mark["labels"], **running}, "phase": RELEASING}
+            mark.setdefault("released_s", self._now_s())
             changes: Labels = {**dict.fromkeys(running, PAUSED), AGENT_PAUSED: "true"}
             self._write(action, node, mark, changes)
         left = sorted(kube_nodes.pod_name(pod) for pod in self._holders(node_name))
+        if left and self._now_s() - float(mark.get("released_s", math.inf)) > self._settings.job_timeout_s:
+            raise Permanent(f"{', '.join(left)} did not leave within {self._settings.job_timeout_s} s")
         if left:
             raise UnderWay(f"{', '.join(left)} hold handles on the GPU and leave", retry_after_s=POLL_S)
         return mark
@@ -324,10 +311,12 @@ class KubernetesRepairActuator:
         raise UnderWay(f"Job {name} works on {node_name}", retry_after_s=POLL_S)
 
     def _bring_back(self, action: Action, node_name: str, mark: dict[str, Any], failure: str | None) -> Outcome:
-        """Everything that was paused runs again. A node that was not repaired stays out of use."""
+        """Everything that was paused runs again. A node that was not repaired stays out of use, and so does one
+        whose cordon somebody else has come to have a part in."""
         node = self._kube.get(kube_nodes.path(node_name))
         labels: Labels = {**mark["labels"], AGENT_PAUSED: None}
-        return self._end(action, node, mark, labels, failure, keep=failure is not None or mark["theirs"])
+        theirs = not self._nodes.owns_cordon(node)
+        return self._end(action, node, mark, labels, failure, keep=failure is not None or mark["theirs"] or theirs)
 
     def _end(
         self, action: Action, node: Object, mark: dict[str, Any], labels: Labels, failure: str | None, *, keep: bool
@@ -336,9 +325,10 @@ class KubernetesRepairActuator:
         name = str(node["metadata"]["name"])
         ended = {**mark, "phase": "failed" if failure else "done", "why": failure or ""}
         self._write(action, node, ended, labels, uncordon=not keep)
+        stays = f"; {name} stays cordoned" if keep and kube_nodes.is_cordoned(node) else ""
         if failure is not None:
-            return self._outcome(_O.FAILED, f"{action.kind} of {action.target}: {failure}; {name} stays cordoned")
-        back = f"; {name} stays cordoned, as somebody else had it" if keep else ""
+            return self._outcome(_O.FAILED, f"{action.kind} of {action.target}: {failure}{stays}")
+        back = f"{stays}, as somebody else has it" if stays else ""
         return self._outcome(_O.DONE, f"{action.kind} of {action.target} done; {self._checked_by(action)}{back}")
 
     # reading back

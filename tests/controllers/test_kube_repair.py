@@ -6,12 +6,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import kubernetes_validate
 import pytest
 from kubernetes import client
 
 from collectors.base import Permanent
+from collectors.kube_api import Object, Refused
 from collectors.subject import Subject, SubjectKind
 from controllers.action import (
     Action,
@@ -287,6 +289,80 @@ def test_the_cordon_of_a_person_outlives_the_repair_and_ours_does_not(
     assert bool(cluster.core.read_node(node).spec.unschedulable) is (by == "a person")
 
 
+@pytest.mark.parametrize("kind", [ActionKind.RESET_GPU, ActionKind.REBOOT_NODE])
+def test_a_node_that_another_tool_claims_during_the_repair_stays_out_of_use(
+    cluster: Cluster, actuator: KubernetesRepairActuator, kind: ActionKind
+) -> None:
+    """NVSentinel only annotates a node that is cordoned already, and counts on the cordon."""
+    node = cluster.node()
+    boots(cluster, node, "boot-1")
+    action = reset(node) if kind is ActionKind.RESET_GPU else reboot(node)
+    waits(actuator, action, "works on" if kind is ActionKind.RESET_GPU else "not come back")
+    cluster.core.patch_node(node, {"metadata": {"annotations": {"quarantineHealthEvent": "GPU 3 fell off"}}})
+    if kind is ActionKind.RESET_GPU:
+        repair_job_ends(cluster)
+    else:
+        boots(cluster, node, "boot-2")
+    waits(actuator, action, "-check")
+    repair_job_ends(cluster, suffix="-check")
+    outcome = actuator.execute(action)
+    assert (outcome.status, cluster.core.read_node(node).spec.unschedulable) == (S.DONE, True)
+    assert "stays cordoned" in outcome.detail
+    assert AGENT_PAUSED not in cluster.core.read_node(node).metadata.labels, "the rest is brought back"
+
+
+class Forbids(KubeClient):
+    """An admission webhook that denies privileged Jobs."""
+
+    def request(self, method: str, path: str, **how: Any) -> Object:
+        if method == "POST" and path.endswith("/jobs"):
+            raise Refused("admission webhook denied the request: privileged", 403)
+        return super().request(method, path, **how)
+
+
+def test_what_was_paused_comes_back_where_the_repair_may_not_run(cluster: Cluster, clock: Clock) -> None:
+    """Else the node has no device plugin, no telemetry and no node agent any more, for want of an admission."""
+    node = cluster.node(labels={PLUGIN: "true"})
+    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, evict_unmanaged=True)
+    repairer = PatientRepair(settings, Forbids(cluster.api), now_s=clock)
+    outcome = repairer.execute(reset(node))
+    assert (outcome.status, "webhook denied" in outcome.detail) == (S.FAILED, True)
+    found = cluster.core.read_node(node)
+    assert (found.metadata.labels[PLUGIN], AGENT_PAUSED in found.metadata.labels) == ("true", False)
+    assert found.spec.unschedulable, "not repaired, so not given back"
+
+
+def test_what_was_paused_comes_back_where_a_person_uncordons_during_the_repair(
+    cluster: Cluster, actuator: KubernetesRepairActuator
+) -> None:
+    node = cluster.node(labels={PLUGIN: "true"})
+    action = reset(node)
+    waits(actuator, action, "works on")
+    cluster.core.patch_node(node, {"spec": {"unschedulable": None}})
+    outcome = actuator.execute(action)
+    assert (outcome.status, "uncordoned it since" in outcome.detail) == (S.FAILED, True)
+    assert "stays cordoned" not in outcome.detail
+    labels = cluster.core.read_node(node).metadata.labels
+    assert (labels[PLUGIN], AGENT_PAUSED in labels) == ("true", False)
+    assert not cluster.core.read_node(node).spec.unschedulable
+
+
+def test_holders_that_do_not_leave_are_named_and_everything_comes_back(
+    cluster: Cluster, actuator: KubernetesRepairActuator, clock: Clock
+) -> None:
+    node = cluster.node(labels={PLUGIN: "true"})
+    cluster.pod("plugin-x", node, labels={"app": "nvidia-device-plugin-daemonset"})
+    action = reset(node)
+    waits(actuator, action, "plugin-x hold handles")
+    clock.now_s += 599
+    waits(actuator, action, "plugin-x hold handles")
+    clock.now_s += 2
+    outcome = actuator.execute(action)
+    assert (outcome.status, "plugin-x" in outcome.detail) == (S.FAILED, True)
+    labels = cluster.core.read_node(node).metadata.labels
+    assert (labels[PLUGIN], AGENT_PAUSED in labels) == ("true", False)
+
+
 def test_a_job_of_that_name_that_is_not_ours_is_left_alone(
     cluster: Cluster, actuator: KubernetesRepairActuator
 ) -> None:
@@ -297,8 +373,9 @@ def test_a_job_of_that_name_that_is_not_ours_is_left_alone(
     (name,) = repair_jobs(cluster)
     notes = {"metadata": {"annotations": {"nightshift.dev/action-id": "other"}}}
     client.BatchV1Api(cluster.api).patch_namespaced_job(name, cluster.namespace, notes)
-    with pytest.raises(Permanent, match="is not ours"):
-        actuator.execute(action)
+    outcome = actuator.execute(action)
+    assert (outcome.status, "is not ours" in outcome.detail) == (S.FAILED, True)
+    assert AGENT_PAUSED not in cluster.core.read_node(node).metadata.labels
 
 
 def test_the_jobs_are_valid_and_pinned(cluster: Cluster, actuator: KubernetesRepairActuator) -> None:

@@ -1,0 +1,37 @@
+"""What resets and reboots of a Kubernetes cluster's nodes need to be told."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from controllers.actuators.kube_probe import Probes
+from controllers.actuators.kubernetes import KubernetesSettings
+
+
+class RepairSettings(KubernetesSettings):
+    """Resets GPUs and reboots nodes with privileged Jobs."""
+
+    image: str = Field(min_length=1, description="Image with nvidia-smi, nsenter and a shell, from your registry")
+    namespace: str = Field(min_length=1, description="Where the Jobs run; it has to admit privileged pods")
+    pull_secrets: tuple[str, ...] = Field(default=(), description="Secrets with the registry's credentials")
+    runtime_class: str = Field(default="", description="Runtime class that gives a container NVML; empty: none")
+    components: dict[str, str] = Field(
+        default={
+            "nvidia.com/gpu.deploy.device-plugin": "nvidia-device-plugin-daemonset",
+            "nvidia.com/gpu.deploy.gpu-feature-discovery": "gpu-feature-discovery",
+            "nvidia.com/gpu.deploy.dcgm-exporter": "nvidia-dcgm-exporter",
+            "nvidia.com/gpu.deploy.dcgm": "nvidia-dcgm",
+        },
+        description="The GPU operator's components that hold NVML handles: label of the node → `app` of its pods",
+    )
+    check_image: str = Field(default="", description="Image of the check, such as NVIDIA's dcgm; empty: `image`")
+    check_command: tuple[str, ...] = Field(
+        default=("nvidia-smi",),
+        min_length=1,
+        description="Has to succeed before the node takes work again, such as dcgmi, diag, -r, 2",
+    )
+    probes: Probes = Field(
+        default_factory=Probes,
+        description="Probes of what failed, run in place of the check where their image is set",
+    )
+    job_timeout_s: int = Field(default=900, gt=0, description="A Job is given up after this (s)")
