@@ -86,7 +86,7 @@ def search(
     gpu_hours: float,
     priority_class: str,
     now_s: float,
-    order: Mapping[str, str | bool] | None = None,
+    order: Mapping[str, str | bool | int] | None = None,
 ) -> Action:
     """The plan of a kernel search on the cluster: one GPU, exclusive, preemptible, for a bounded time. `order`:
     what the pod is told (`controllers.actuators.kube_kernel_jobs.arguments`)."""

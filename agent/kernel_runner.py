@@ -41,6 +41,7 @@ from controllers.action import Action, ActionKind, Outcome
 from controllers.actuators.kube_kernel_jobs import Seen, job_name
 from kernels import told
 from kernels.envelope import CertificateError, certificate_sha256, read
+from kernels.profile.gradients import searches_of
 from kernels.profile.trigger import Settings
 
 EVERY_S = 30.0
@@ -255,10 +256,10 @@ class KernelRunner:
         before people. Raises CertificateError or SealError."""
         predicate, _ = read(envelope, trusted_keys(self._settings.trusted_keys))
         problem, verdict = str(predicate["problem"].get("name")), predicate["verdict"]
-        kernel, case = str(action.params["kernel"]), str(action.params["case"])
-        if problem not in (kernel, f"{kernel}_backward"):
+        kernel, asked = str(action.params["kernel"]), _asked(action)
+        if problem not in asked:
             raise CertificateError(f"{problem}: the plan was for {kernel}")
-        timed = [_case_text(found) for found in verdict.get("domain", {}).get("timed") or []]
+        timed, case = [_case_text(found) for found in verdict.get("domain", {}).get("timed") or []], asked[problem]
         if verdict.get("status") == "faster" and sorted(case.split()) not in [sorted(one.split()) for one in timed]:
             raise CertificateError(f"{problem}: raced on {', '.join(timed)}; the plan was for {case}")
         sha256 = certificate_sha256(envelope)
@@ -275,6 +276,14 @@ def ledger_of(store: Store, search: KernelSearch) -> dict[tuple[str, int], Mappi
     kept = store.recall(_LEDGER + search.name)
     rows = [] if kept is None else json.loads(zlib.decompress(kept[1]))
     return {(name, number): line for name, number, line in rows}
+
+
+def _asked(action: Action) -> dict[str, str]:
+    """Problem → case of all that a plan's search is for: gradients too, where it says so."""
+    kernel, (kind, *sizes) = str(action.params["kernel"]), str(action.params["case"]).split()
+    named = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
+    listed = searches_of(kernel, named, bool(action.params.get("backward")))
+    return {problem: _case_text({"dtype": kind, "params": found}) for problem, found in listed}
 
 
 def _case_text(case: Mapping[str, Any]) -> str:

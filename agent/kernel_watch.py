@@ -22,6 +22,7 @@ from collectors.frame import LogRecord
 from collectors.kernel_use import KernelUse, read_use
 from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import Action
+from kernels.profile.gradients import searches_of
 from kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes
 from kernels.profile.roofline import Peaks
 from kernels.profile.trigger import Decision, Settings, Stake, decide
@@ -149,7 +150,10 @@ class KernelWatch:
                 self._log.warning("trace not profiled", trace=str(path), error=str(error))
 
 
-def order(hotspot: Hotspot) -> dict[str, str | bool]:
-    """What the search's pod is told: which kernel, on which case, and whether the step needs its gradient."""
-    case = [hotspot.dtype, *(f"{name}={value}" for name, value in timed_sizes(hotspot).items())]
-    return {"kernel": hotspot.problem, "case": " ".join(case), "backward": hotspot.backward_s > 0.0}
+def order(hotspot: Hotspot) -> dict[str, str | bool | int]:
+    """What the search's pod is told: which kernel, on which case, whether the step needs its gradient, and among
+    how many searches the time is divided: a product's gradients are two products."""
+    sizes, backward = timed_sizes(hotspot), hotspot.backward_s > 0.0
+    case = " ".join([hotspot.dtype, *(f"{name}={value}" for name, value in sizes.items())])
+    count = len(searches_of(hotspot.problem, sizes, backward))
+    return {"kernel": hotspot.problem, "case": case, "backward": backward, "searches": count}

@@ -38,7 +38,7 @@ def optimize(
     gpus: Annotated[int, typer.Option(min=0, help="Most GPUs of this machine; 0: all that are visible")] = 0,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster whose GPUs judge, or 'local'")] = "",
     backward: Annotated[
-        bool, typer.Option("--backward", help="Of --problem: its gradient too, if it has one")
+        bool, typer.Option("--backward", help="Of --problem: its gradients too, if it has any")
     ] = False,
     for_jobs: Annotated[
         bool, typer.Option("--for-jobs", help="Of --problem: only what a job's file can hold")
@@ -63,7 +63,6 @@ def optimize(
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
     from kernels.ledger import LedgerError, Provenance
-    from kernels.problems import BY_NAME
     from kernels.profile.problem_file import keep_problem
     from kernels.profile.roofline import Peaks, PeaksError, probe
     from kernels.report import write_report
@@ -91,9 +90,7 @@ def optimize(
             if where == "cpu":
                 works = [_tiny(work) for work in works]
         elif problem:
-            works = loop.from_problem(problem, known, asked, seed, for_jobs)
-            if backward and f"{problem}_backward" in BY_NAME:
-                works += loop.from_problem(f"{problem}_backward", known, asked, seed, for_jobs)
+            works = loop.from_problem(problem, known, asked, seed, for_jobs, backward)
             if where == "cpu" and not case:
                 works = [_tiny(work) for work in works[:1]]
         else:

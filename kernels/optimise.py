@@ -52,7 +52,7 @@ from kernels.profile.hotspots import Hotspot, Profile
 from kernels.profile.hotspots import profile as read_profile
 from kernels.profile.pattern import BIASED
 from kernels.profile.problem_file import case_of, load_problem, problem_path, write_problem
-from kernels.profile.products import expected_gain, gradients_of
+from kernels.profile.products import backward_of, expected_gain
 from kernels.profile.roofline import Peaks
 from kernels.search import Budget, Ladder, Progress, Result, Search
 
@@ -174,14 +174,25 @@ def speedup_text(verdict: Verdict) -> str:
 
 
 def from_problem(
-    name: str, peaks: Peaks | None = None, case: Case | None = None, seed: int = 0, for_jobs: bool = False
+    name: str,
+    peaks: Peaks | None = None,
+    case: Case | None = None,
+    seed: int = 0,
+    for_jobs: bool = False,
+    backward: bool = False,
 ) -> list[Work]:
-    """Each timed case of a reference problem, or of a problem file (`….py`); or one given case."""
+    """Each timed case of a reference problem, or of a problem file (`….py`); or one given case. backward: each
+    with its gradients behind it: a product's are two products."""
     problem = load_problem(Path(name)) if name.endswith(".py") else named(name)
     if case is not None and (why := problem.outside(case)):
         raise ProblemError(f"{name}, case {str(case)!r}: {why}")
     cases = (case,) if case is not None else problem.cases
-    return [work_of(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed, for_jobs, name) for c in cases]
+    works: list[Work] = []
+    for c in cases:
+        gradients = [(replace(one, cases=(of,)), of) for one, of in backward_of(problem.name, c) if backward]
+        works.append(work_of(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed, for_jobs, name))
+        works += [work_of(one, of, f"problem {name}, backward", peaks, seed, for_jobs) for one, of in gradients]
+    return works
 
 
 def from_trace(
@@ -237,12 +248,9 @@ def from_profile(
                 problem = write_problem(same, path, Path(found.source).name)
                 origin = f"trace {found.source}"
                 plain = [] if biased else [work_of(problem, problem.cases[0], origin, peaks, seed, True, str(path))]
-                backward = BY_NAME.get(f"{hotspot.problem}_backward")
-                if backward is not None and hotspot.backward_s > 0:
-                    plain.append(work_of(backward, problem.cases[0], f"{origin}, backward", peaks, seed, True))
                 plain += [
-                    work_of(BY_NAME[name], case, f"{origin}, backward", peaks, seed, True)
-                    for name, case in gradients_of(hotspot.problem, problem.cases[0])
+                    work_of(gradient, case, f"{origin}, backward", peaks, seed, True)
+                    for gradient, case in backward_of(hotspot.problem, problem.cases[0])
                     if hotspot.backward_s > 0
                 ]
                 casts = cast_problems(found, hotspot)

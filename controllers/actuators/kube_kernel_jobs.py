@@ -35,6 +35,7 @@ LOG_BYTES = 16 << 20
 COMPONENT = "kernel-search"
 """`app.kubernetes.io/component` of the pods; the chart's network policy lets them reach nothing."""
 ACTION, PLAN, RELEASED = "nightshift.dev/action-id", "nightshift.dev/plan-sha256", "nightshift.dev/released"
+_MOST = 8
 _KERNEL = re.compile(r"[a-z0-9_]{1,60}")
 _CASE = re.compile(r"[a-z0-9_]{1,20}( [a-z_0-9]{1,20}=[0-9]{1,12}){1,12}")
 
@@ -261,7 +262,10 @@ def arguments(action: Action) -> list[str]:
     if not _KERNEL.fullmatch(kernel) or not _CASE.fullmatch(case):
         raise Permanent(f"action {action.id}: {kernel!r} on {case!r} is no order for a search")
     backward = bool(action.params.get("backward"))
-    minutes = 0.85 * 60.0 * _hours(action) / (2 if backward else 1)
+    among = action.params.get("searches", 2 if backward else 1)  # a plan that was made before they were counted
+    if not isinstance(among, int) or isinstance(among, bool) or not 1 <= among <= _MOST:
+        raise Permanent(f"action {action.id}: {among!r} searches are no order")
+    minutes = 0.85 * 60.0 * _hours(action) / among
     return [
         *("kernels", "optimize", "--device", "cuda", "--problem", kernel, "--case", case, "--for-jobs"),
         *("--run", f"/work/{fingerprint([kernel, case, backward])[:12]}", "--key", "/keys/signer.key", "--stream"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from kernels.problem import Case
+from kernels.problem import Case, Problem
+from kernels.problems import BY_NAME
+from kernels.profile.gradients import products_of
 from kernels.profile.hotspots import Hotspot, Profile
 from kernels.profile.pattern import PRODUCTS
 
-GRADIENT = "linear_weight_gradient"
 PROVEN = 0.79
 """Of the probed peak, what the best of our families' kernels reached for 2048³ in 16 bits on an H200 (28.9 µs in
 `kernels/generate/known.json`). Vendors' libraries are near their peak as well: what is expected to be won beyond
@@ -23,8 +24,10 @@ def expected_gain(found: Profile, hotspot: Hotspot, gain: float) -> float:
 
 def gradients_of(problem: str, case: Case) -> list[tuple[str, Case]]:
     """(problem, case) of the products that a product's gradients are."""
-    if problem not in ("linear", "matmul"):
-        return []
-    m, n, k = (case[name] for name in "mnk")
-    back = case.with_(m=m, n=k, k=n)
-    return [("matmul", back), (GRADIENT, case)] if problem == "linear" else [("linear", back), (GRADIENT, back)]
+    return [(name, Case.of(case.dtype, case.layout, **sizes)) for name, sizes in products_of(problem, case.sizes)]
+
+
+def backward_of(problem: str, case: Case) -> list[tuple[Problem, Case]]:
+    """(problem, case) of all that an operation is differentiated by: its gradient as one problem, or products."""
+    listed = [(f"{problem}_backward", case), *gradients_of(problem, case)]
+    return [(BY_NAME[name], of) for name, of in listed if name in BY_NAME]

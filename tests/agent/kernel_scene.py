@@ -32,11 +32,13 @@ ORDER = {"kernel": "softmax", "case": "float16 m=4096 n=4096", "backward": True}
 HOURS = 2.0
 
 
-def envelope(signer: Signer = SIGNER, problem: str = "softmax", status: str = "faster", m: int = 4096) -> Object:
+def envelope(
+    signer: Signer = SIGNER, problem: str = "softmax", status: str = "faster", m: int = 4096, **sizes: int
+) -> Object:
     """A certificate as a judge would sign it; its verdict is written here, as no GPU is at hand."""
     candidate = Candidate("def entry(x): return x\n", "entry", "python", "library", "none")
     digests = {"candidate": candidate.sha256, "source": candidate.source_sha256}
-    timed = [{"dtype": "float16", "layout": "contiguous", "params": {"n": 4096, "m": m}}]
+    timed = [{"dtype": "float16", "layout": "contiguous", "params": {"n": 4096, "m": m, **sizes}}]
     verdict = {"status": status, "reason": "clears_best", "detail": "", "stages": ["timing"], "comparisons": []}
     verdict |= {"errors": {}, "environment": {"gpu": "NVIDIA H200"}, "domain": {"timed": timed}}
     predicate = {"issued_at": "2026-11-22T00:00:00+00:00", "commit": "c0ffee", "candidate": candidate.to_json()}

@@ -100,6 +100,33 @@ def test_nothing_counts_that_no_configured_key_signed_for_this_plan(scene: Scene
     assert not [p for p in scene.gate.proposals() if p.action.kind is ActionKind.PROMOTE_KERNEL]
 
 
+def test_a_product_s_certificates_are_those_of_its_gradients_too(scene: Scene) -> None:
+    """The input's gradient is a product with its depth and width exchanged; of the plan's own sizes it answers
+    nothing that was asked. A plan without gradients asks for the product alone."""
+    sizes = {"kernel": "linear", "case": "float16 m=64 n=32 k=16"}
+    given = [
+        envelope(problem="linear", m=64, n=32, k=16),
+        envelope(problem="matmul", m=64, n=16, k=32),
+        envelope(problem="linear_weight_gradient", m=64, n=32, k=16),
+    ]
+    refused = [envelope(problem="matmul", m=64, n=32, k=16), envelope(problem="linear_backward", m=64, n=32, k=16)]
+    for job, backward, wanted in (("lab/gpt", True, given), ("lab/alone", False, given[:1])):
+        action = scene.approved(job, **sizes, backward=backward)
+        scene.runner.turn()
+        scene.runner.turn()
+        name = scene.runs(action)
+        scene.clock.advance(60.0)
+        scene.prints(name, *(told.certificate("x", one) for one in (*given, *refused)))
+        scene.ends(action, name)
+        scene.runner.turn()
+        (ended,) = (one for one in scene.gate.searches() if one.action.id == action.id)
+        assert [one.sha256 for one in ended.certificates] == [certificate_sha256(one) for one in wanted]
+        assert any("linear_backward: the plan was for linear" in why for why in ended.refused)
+        assert any("matmul: raced on float16 k=16 m=64 n=32" in why for why in ended.refused) == backward
+    promoted = {p.id for p in scene.gate.proposals() if p.action.kind is ActionKind.PROMOTE_KERNEL}
+    assert promoted == {f"kernel/{certificate_sha256(one)[:16]}/canary" for one in given}
+
+
 class Killed(BaseException):
     """kill -9: nothing behind it is done."""
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from agent.gate import Gate
-from agent.kernel_gate import KernelGate
-from agent.kernel_watch import KernelWatch
+from agent.kernel_gate import KernelGate, search
+from agent.kernel_watch import KernelWatch, order
 from agent.policy import ApprovalSettings, Person, Role
 from agent.store import Store
+from collectors.base import Permanent
 from collectors.frame import Instant, LogRecord
 from collectors.kineto import KinetoCollector
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -106,6 +107,26 @@ def test_the_plan_says_what_the_pod_is_told_and_is_not_asked_for_twice(
     assert "1 days ago, it is rejected: not this month" in again.why
     clock.advance(POLICY.again_days * 86400.0)
     assert watch.consider(RECORDED, job).propose
+
+
+def test_a_product_s_search_takes_its_gradients_up_within_the_same_hours(
+    gate: KernelGate, clock: ManualClock
+) -> None:
+    """Three products divide the time that one alone would have; the pod ends at the plan's hours either way."""
+    found = profile(RECORDED)
+    product = max((h for h in found.hotspots if h.problem == "linear"), key=lambda h: h.total_s)
+    for hotspot, count in ((product, 3), (replace(product, backward_s=0.0), 1)):
+        told = order(hotspot)
+        assert (told["kernel"], told["backward"], told["searches"]) == ("linear", count > 1, count)
+        plan = search("c", "lab/gpt", hotspot.name, "hot", 3.0, "low", clock.now_s(), told)
+        asked = arguments(plan)
+        assert ("--backward" in asked) == (count > 1)
+        minutes = float(asked[asked.index("--minutes") + 1])
+        assert count * minutes == pytest.approx(0.85 * 180, abs=0.2)
+    for odd in (0, 9, "many", True):
+        wrong = search("c", "lab/gpt", product.name, "hot", 3.0, "low", clock.now_s(), {**told, "searches": odd})
+        with pytest.raises(Permanent, match="are no order"):
+            arguments(wrong)
 
 
 def test_a_trace_without_its_gpu_proposes_nothing(gate: KernelGate, clock: ManualClock) -> None:

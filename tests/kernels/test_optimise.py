@@ -22,7 +22,7 @@ from kernels.cli import app
 from kernels.envelope import read
 from kernels.kernelbench import load_task
 from kernels.ledger import Ledger, Line, read_run
-from kernels.optimise import find_trial, from_profile, slug_of, trace_model
+from kernels.optimise import find_trial, from_problem, from_profile, slug_of, trace_model
 from kernels.problem import Case
 from kernels.problems import named
 from kernels.profile.hotspots import profile
@@ -218,6 +218,29 @@ def test_a_job_s_products_are_searched_where_ours_can_win_and_never_before_what_
     ((_, back), (_, weight)) = gradients_of("matmul", Case.of("float16", m=2, n=3, k=5))
     assert back == weight == Case.of("float16", m=2, n=5, k=3), "g · bᵀ, and aᵀ · g"
     assert gradients_of("softmax", Case.of("float16", m=2, n=3)) == []
+
+
+def test_a_pod_is_told_enough_to_search_what_a_trace_would_have_it_search(tmp_path: Path) -> None:
+    """`--problem … --case … --backward --for-jobs`, as the cluster's Job has it: the same tasks and authors."""
+    case = Case.of("bfloat16", m=8192, n=3072, k=1024)
+    works = from_problem("linear", case=case, for_jobs=True, backward=True)
+    assert [(work.task.name, work.task.problem.cases) for work in works] == [
+        ("linear k=1024 m=8192 n=3072 bfloat16", (case,)),
+        ("matmul k=3072 m=8192 n=1024 bfloat16", (case.with_(n=1024, k=3072),)),
+        ("linear_weight_gradient k=1024 m=8192 n=3072 bfloat16", (case,)),
+    ]
+    found = profile(RECORDED)
+    (hotspot,) = (h for h in found.hotspots if h.problem == "linear" and h.sizes == case.sizes)
+    alone = replace(found, hotspots=(replace(hotspot, gain=0.2),))
+    traced, _ = from_profile(alone, tmp_path, None, untrained=UNTRAINED, problems=frozenset(SPECS))
+    assert [(w.slug, [a.name for a in w.generators]) for w in works] == [
+        (w.slug, [a.name for a in w.generators]) for w in traced
+    ]
+    assert [w.task.problem.name for w in from_problem("linear", case=case)] == ["linear"]
+    both = from_problem("rmsnorm", case=Case.of("float16", m=4, n=8), backward=True)
+    assert [w.task.problem.name for w in both] == ["rmsnorm", "rmsnorm_backward"]
+    every = from_problem("softmax", backward=True)
+    assert len(every) == 2 * len(from_problem("softmax"))
 
 
 def test_a_model_is_traced_on_this_machine(tmp_path: Path) -> None:
