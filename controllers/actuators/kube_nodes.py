@@ -113,6 +113,13 @@ def unmanaged(pod: Object) -> bool:
     return not any(r.get("controller") for r in pod["metadata"].get("ownerReferences") or [])
 
 
+def has_successor_of_its_name(pod: Object) -> bool:
+    """Whether its controller may make the pod again under the same name, as a StatefulSet does; the built-in ones
+    named here draw a new name each time."""
+    owner = next((r for r in pod["metadata"].get("ownerReferences") or [] if r.get("controller")), {})
+    return owner.get("kind") not in ("ReplicaSet", "ReplicationController", "Job", "DaemonSet")
+
+
 def has_local_data(pod: Object) -> bool:
     """Whether an emptyDir on the node's disk goes with the pod; one in memory (shared memory of NCCL) does not
     count."""

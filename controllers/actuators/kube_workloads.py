@@ -42,6 +42,9 @@ class Workloads:
             return self._refused(action, "no controller owns it: deleted, it would not come back")
         if not self.marks.has(pod, action):
             wanted = action.params.get("uid")
+            if wanted is None and kube_nodes.has_successor_of_its_name(pod):
+                why = "the plan does not name its uid, so that its successor of the same name would be deleted, too"
+                return self._refused(action, why)
             if wanted is not None and wanted != meta["uid"]:
                 return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} has been replaced already")
             above = kube_jobs.own_job(self._kube, pod)

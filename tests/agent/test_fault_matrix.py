@@ -198,6 +198,10 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
     def actuator_for(incident: Incident) -> Actuator:
         return repair if kind in repair.kinds() else plain
 
+    pod_uid = ""
+    if target.kind is K.POD:
+        pod_uid = cluster.core.read_namespaced_pod("owned", cluster.namespace).metadata.uid
+
     def plan(incident: Any) -> Action:
         facts = {A.CORDON: ("cordoned", "false"), A.UNCORDON: ("cordoned", "true"), A.DRAIN: ("drained", "false")}
         facts |= {A.QUARANTINE_GPU: ("quarantined", "false"), A.RESTART_POD: ("running", "true")}
@@ -212,7 +216,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
             blast_radius=BlastRadius(jobs=jobs, nodes=(node,)),
             undo=Undo(kind in (A.TAINT, A.CORDON, A.QUARANTINE_GPU), "take it back"),
             expires_at_s=clock.now_s() + 3600,
-            params={"node": node},
+            params={"node": node} | ({"uid": pod_uid} if pod_uid else {}),
             preconditions=conditions,
         )
 

@@ -24,9 +24,9 @@ S = OutcomeStatus
 _numbers = itertools.count()
 
 
-def act(kind: ActionKind, subject: SubjectKind, name: str) -> Action:
+def act(kind: ActionKind, subject: SubjectKind, name: str, **params: str) -> Action:
     radius, undo = BlastRadius(), Undo(True, "undo it")
-    return Action(f"d-{next(_numbers)}", kind, Subject(subject, name), "because", radius, undo, 2e9)
+    return Action(f"d-{next(_numbers)}", kind, Subject(subject, name), "because", radius, undo, 2e9, params)
 
 
 def drain(node: str) -> Action:
@@ -179,7 +179,8 @@ def test_a_pod_that_ends_just_before_it_is_deleted_was_restarted(cluster: Cluste
     owned(cluster, "brief", cluster.node())
     kube = Vanishing(cluster.api)
     kube.cluster = cluster
-    action = act(ActionKind.RESTART_POD, SubjectKind.POD, f"{cluster.namespace}/brief")
+    uid = cluster.core.read_namespaced_pod("brief", cluster.namespace).metadata.uid
+    action = act(ActionKind.RESTART_POD, SubjectKind.POD, f"{cluster.namespace}/brief", uid=uid)
     restarter = actuator(cluster, kube)
     assert finished(lambda: restarter.execute(action)).status is S.DONE
 

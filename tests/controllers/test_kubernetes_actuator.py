@@ -287,11 +287,32 @@ def test_a_missing_job_and_a_bare_pod_are_refused(cluster: Cluster, actuator: Ku
 
 def test_a_pod_with_a_controller_is_deleted_once(cluster: Cluster, actuator: KubernetesActuator) -> None:
     cluster.pod("owned", cluster.node(), ownerReferences=[cluster.owner()])
-    action = plan(ActionKind.RESTART_POD, f"{cluster.namespace}/owned", SubjectKind.POD)
+    uid = cluster.core.read_namespaced_pod("owned", cluster.namespace).metadata.uid
+    action = plan(ActionKind.RESTART_POD, f"{cluster.namespace}/owned", SubjectKind.POD, uid=uid)
     with pytest.raises(Temporary, match="terminating"):
         actuator.execute(action)
     cluster.remove_pod("owned")
     assert actuator.execute(action).status is S.DONE
+
+
+def test_a_pod_whose_successor_has_its_name_is_not_restarted_where_the_plan_names_no_uid(
+    cluster: Cluster, actuator: KubernetesActuator
+) -> None:
+    """A StatefulSet makes the pod again under the same name: without a uid that one would be deleted, too, and the
+    next."""
+    owner = cluster.owner()
+    cluster.pod("serve-0", cluster.node(), ownerReferences=[owner])
+    action = plan(ActionKind.RESTART_POD, f"{cluster.namespace}/serve-0", SubjectKind.POD)
+    outcome = actuator.execute(action)
+    assert (outcome.status, "uid" in outcome.detail) == (S.REFUSED, True)
+    uid = cluster.core.read_namespaced_pod("serve-0", cluster.namespace).metadata.uid
+    bound = replace(action, id="bound", params={"uid": uid})
+    with pytest.raises(Temporary, match="terminating"):
+        actuator.execute(bound)
+    cluster.remove_pod("serve-0")
+    cluster.pod("serve-0", cluster.node(), ownerReferences=[owner])
+    assert actuator.execute(bound).status is S.ALREADY_DONE
+    assert "serve-0" in [p.metadata.name for p in cluster.core.list_namespaced_pod(cluster.namespace).items]
 
 
 def test_a_gpu_is_quarantined_beside_others_and_taken_back(cluster: Cluster, actuator: KubernetesActuator) -> None:
