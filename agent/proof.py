@@ -20,8 +20,9 @@ from collectors.subject import Subject
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
 from controllers.playbooks.restart_job import DAMAGED
 
-BEFORE_S = 3600.0
-"""Steps this recent before the action show that the job's log is read."""
+BEFORE_S = 86_400.0
+"""Steps this recent before the action show that the job's log is read. A job that hangs may have made its last one
+hours before somebody approved its restart."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ class _Burst:
     codes: list[tuple[float, int]] = field(default_factory=list)
     announced: str = ""
     severities: dict[int, str] = field(default_factory=dict)
+    switch: set[int] = field(default_factory=set)
+    """Codes that are a switch's (SXid): they stand on the node, as do Xids of an unknown PCI address."""
 
     @property
     def cause(self) -> int:
@@ -98,6 +100,8 @@ class XidDetector:
         for event in events:
             code = int(event.code or 0)
             burst.codes.append((event.record.at.t_s, code))
+            if event.kind is KernelEventKind.SXID:
+                burst.switch.add(code)
             burst.announced = event.attributes.get("recovery_action") or burst.announced
             if (word := event.attributes.get("severity", "").lower().replace("-", "")) in GRAVITY:
                 burst.severities[code] = max(word, burst.severities.get(code, ""), key=GRAVITY.index)
@@ -106,17 +110,15 @@ class XidDetector:
         burst.codes = burst.codes[:32] + burst.codes[32:][-32:]
         self._quiet.event(Fault.XID, subject, at_s)
         known = self._episodes.get(Fault.XID, subject)
-        sxid = all(event.kind is KernelEventKind.SXID for event in events)
-        return self._episodes.fire(self._alarm(subject, burst, exhibits(known, lines), sxid), at_s)
+        return self._episodes.fire(self._alarm(subject, burst, exhibits(known, lines)), at_s)
 
-    def _alarm(self, subject: Subject, burst: _Burst, evidence: tuple[Any, ...], sxid: bool) -> Alarm:
+    def _alarm(self, subject: Subject, burst: _Burst, evidence: tuple[Any, ...]) -> Alarm:
         code = burst.cause
+        sxid = code in burst.switch
         entry = None if sxid else CATALOGUE.get(code)
         told = burst.severities.get(code, "")
         action = (action_of(code, told) if entry else None) or Recovery.CONTACT_SUPPORT
-        tier = entry.tier if entry else Tier.WARNING
-        if told and tier in (Tier.BY_SUBCODE, Tier.WARNING):
-            tier = Tier.FATAL if told == "fatal" else Tier.WARNING
+        tier = _tier(code, burst)
         if burst.announced:
             action = announced_action(burst.announced) or action
         codes = sorted({c for _, c in burst.codes})
@@ -137,15 +139,14 @@ class XidDetector:
             facts |= {"sources_disagree": entry.disagreement} if entry.disagreement else {}
             facts |= {"note": entry.note} if entry.note else {}
         severity = Severity.WARNING
-        if tier is Tier.FATAL:
+        if any(_tier(c, burst) is Tier.FATAL for c in codes):  # whichever came first: an application's may
             severity = Severity.CRITICAL
         elif set(codes) <= SYMPATHETIC:
             severity = Severity.INFO
         meaning = entry.meaning if entry else "not in NVIDIA's catalogue as we know it"
-        what = "SXid" if sxid else "Xid"
-        others = [str(c) for c in codes if c != code]
-        also = f", with {what} {', '.join(others)}" if others else ""
-        summary = f"{what} {code} ({meaning}){also}; recovery: {action.value}"
+        others = [_named(c, burst) for c in codes if c != code]
+        also = f", with {', '.join(others)}" if others else ""
+        summary = f"{_named(code, burst)} ({meaning}){also}; recovery: {action.value}"
         since_s = min(t for t, _ in burst.codes)
         score = float(len(burst.codes))
         return Alarm(Fault.XID, subject, since_s, severity, summary, score, 0.0, evidence=evidence, facts=facts)
@@ -156,6 +157,7 @@ class XidDetector:
                 "codes": [list(c) for c in b.codes],
                 "announced": b.announced,
                 "severities": {str(code): word for code, word in b.severities.items()},
+                "switch": sorted(b.switch),
             }
             for s, b in self._bursts.items()
         }
@@ -173,9 +175,23 @@ class XidDetector:
                     [(float(t), int(c)) for t, c in entry["codes"]],
                     entry["announced"],
                     {int(code): str(word) for code, word in entry.get("severities", {}).items()},
+                    {int(code) for code in entry.get("switch", ())},
                 )
                 for name, entry in meta["bursts"].items()
             }
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._episodes, self._quiet, self._bursts = fresh._episodes, fresh._quiet, fresh._bursts
+
+
+def _named(code: int, burst: _Burst) -> str:
+    return f"{'SXid' if code in burst.switch else 'Xid'} {code}"
+
+
+def _tier(code: int, burst: _Burst) -> Tier:
+    """How grave a code is: by the catalogue, or by the severity that its line told."""
+    entry = None if code in burst.switch else CATALOGUE.get(code)
+    tier, told = entry.tier if entry else Tier.WARNING, burst.severities.get(code, "")
+    if told and tier in (Tier.BY_SUBCODE, Tier.WARNING):
+        return Tier.FATAL if told == "fatal" else Tier.WARNING
+    return tier

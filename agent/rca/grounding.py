@@ -10,7 +10,8 @@ quotes stand in that evidence byte for byte, and its predicate is true of it.
                   clocks' uncertainty; a moment is the time of the quoted line, or when a series first reached
                   `level` (uncertain by the gap to the value before; one that begins there tells no moment)
     co_located    facts of the inventory: `one` and `other`, two, share the place `place`
-    absent        none of `patterns` (one per line) stands in a log whose own source was seen to be `ok` all along
+    absent        none of `patterns` (one per line) stands in a log whose own source was seen to be `ok` all along,
+                  nor all words of one in a line of it, in any order and case: "Xid 79" is written otherwise
     equals        facts: the value at `path` (dots between keys) is `value`; logs beside it are there to be quoted
     repeated      log: lines with `pattern`; series: values of at least `level`; either at least `times`
 """
@@ -280,8 +281,14 @@ def _absent(claim: Claim, items: list[Evidence]) -> None:
         raise Ungrounded("it says of nothing that it is absent")
     for pattern in patterns:
         for item in logs:
-            if pattern.encode(errors="replace") in item.content:
+            words = _words(pattern)
+            told = words and any(words <= _words(text) for _, text in lines_of(item))
+            if told or pattern.encode(errors="replace") in item.content:
                 raise Ungrounded(f"{pattern!r} stands in {item.id}")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[^\W_]+", text.lower()))
 
 
 def _equals(claim: Claim, items: list[Evidence]) -> None:

@@ -76,6 +76,7 @@ CASES: list[tuple[str, bool, Claim, list[Evidence]]] = [
     ("absent: nothing", False, claim(P.ABSENT, QUIET, WELL, patterns=" \n"), [QUIET, WELL]),
     ("absent, by another log's state", False, claim(P.ABSENT, QUIET, OTHERS, patterns="Xid ("), [QUIET, OTHERS]),
     ("absent where it stands", False, claim(P.ABSENT, KLOG, WELL, patterns="Xid ("), [KLOG, WELL]),
+    ("absent in other words", False, claim(P.ABSENT, KLOG, WELL, patterns="xid 94"), [KLOG, WELL]),
     ("absent from what nobody read", False, claim(P.ABSENT, QUIET, UNWELL, patterns="Xid ("), [QUIET, UNWELL]),
     ("absent without the source's state", False, claim(P.ABSENT, QUIET, patterns="Xid ("), [QUIET]),
     ("equal", True, claim(P.EQUALS, SAID, KLOG, quotes=(XID,), path="facts.xid", value=94.0), [SAID, KLOG]),

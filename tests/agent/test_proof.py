@@ -77,6 +77,14 @@ def test_silence_after_a_restart_is_no_recovery() -> None:
     waits(history((990.0, 450)), incident(), "no step since its restart")
 
 
+def test_a_restart_that_was_approved_hours_after_the_last_step_is_not_proved_by_silence() -> None:
+    hung = replace(incident(Fault.HANG), entered_s=21_100.0)
+    hung = replace(hung, history=(replace(hung.history[0], at_s=21_000.0),))
+    known = history((990.0, 450))
+    with pytest.raises(UnderWay, match="no step since its restart"):
+        ResumedProgress(lambda: known, lambda: 21_300.0)(hung)
+
+
 def test_a_job_that_began_at_zero_has_not_resumed() -> None:
     waits(
         history((990.0, 450), (1150.0, 1), (1190.0, 7)), incident(), "at step 7, below its checkpoint of step 400"

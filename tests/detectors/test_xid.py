@@ -52,6 +52,32 @@ def test_45_is_never_the_first_cause_of_a_burst() -> None:
     assert [e.record.text for e in finding.evidence if hasattr(e, "record")]
 
 
+def test_a_fatal_xid_after_an_applications_own_is_as_grave_as_alone() -> None:
+    """A job that keeps faulting (31) must not hide that its GPU has left the bus (79) meanwhile."""
+    detector = XidDetector()
+    assert detector.update(tick(100.0, xid(31, 99.0)), inventory())[0].severity is Severity.WARNING
+    assert detector.update(tick(160.0, xid(79, 159.0)), inventory())[0].severity is Severity.CRITICAL
+
+
+def test_a_switchs_error_does_not_make_a_gpus_fatal_one_its_own() -> None:
+    """Both stand on the node where the PCI address is of no known GPU."""
+    lost = replace(xid(79, 99.0), gpu=None)
+    record = replace(lost.record, text="nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Non-fatal, Link 46 x")
+    switch = KernelEvent(KernelEventKind.SXID, record, NODE, code=24007, attributes={"severity": "Non-fatal"})
+    detector = XidDetector()
+    detector.update(tick(100.0, lost), inventory())
+    restored = XidDetector()
+    restored.restore(detector.snapshot())
+    for seen in (detector, restored):
+        finding = seen.update(tick(130.0, switch), inventory())[0]
+        assert (finding.subject, finding.severity) == (NODE, Severity.CRITICAL)
+        assert finding.summary.startswith("Xid 79 ("), finding.summary
+        assert "with SXid 24007" in finding.summary
+        again = XidDetector()
+        again.restore(seen.snapshot())
+        assert "with SXid 24007" in again.update(tick(140.0, lost), inventory())[0].summary
+
+
 def test_a_lone_45_is_only_information() -> None:
     finding = XidDetector().update(tick(100.0, xid(45, 99.0)), inventory())[0]
     assert finding.severity is Severity.INFO
