@@ -18,8 +18,9 @@ A parser holds the state of one node's log: PCI addresses to UUIDs, and messages
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from collectors.frame import LogRecord
 from collectors.kernel_event import KernelEvent, KernelEventKind
@@ -91,12 +92,13 @@ class KernelLogParser:
 
     def sift(self, records: Iterable[LogRecord], max_lines: int) -> tuple[list[LogRecord], list[KernelEvent]]:
         """The lines worth keeping and the events in them. In a flood every event's line is kept, of the others
-        `max_lines`; that lines were dropped is told as a GAP."""
+        `max_lines`; that lines were dropped is told as a GAP. A record of several lines, as /dev/kmsg and journald
+        give what the driver prints in one go, is read line by line."""
         kept: list[LogRecord] = []
         events: list[KernelEvent] = []
         dropped: LogRecord | None = None
         n_dropped = 0
-        for record in records:
+        for record in chain.from_iterable(map(_lines, records)):
             event = self.read(record)
             if event is not None:
                 events.append(event)
@@ -265,6 +267,12 @@ class KernelLogParser:
         if (match := _LOST.search(text)) is None:
             return None
         return self._event(KernelEventKind.GAP, record, lost_lines=match.group(1) or match.group(2))
+
+
+def _lines(record: LogRecord) -> Sequence[LogRecord]:
+    if "\n" not in record.text:
+        return (record,)
+    return [replace(record, text=line) for line in record.text.splitlines() if line.strip()] or (record,)
 
 
 _FIELDS = frozenset({"code", "process", "pid"})

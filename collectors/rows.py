@@ -114,8 +114,9 @@ class Rows:
             _refuse(values, stamps < at_s - STALE_S, Reason.STALE, rejected)
             _refuse(values, stamps > at_s + FUTURE_S, Reason.CLOCK, rejected)
             times = stamps
+        quarrel: set[int] = set()
         for later, first in where.twice:
-            _agree(values, times, first, later, rejected)
+            _agree(values, times, first, later, rejected, quarrel)
         self._parts.append((where, values, times))
         return rejected
 
@@ -185,17 +186,33 @@ class Rows:
         self._last = np.where(np.isnan(now), self._last, now)
 
 
-def _agree(values: Floats, times: Floats | float, first: int, later: int, rejected: dict[Reason, int]) -> None:
-    """One value for a cell that a page gives twice: the newer, the one that is there, or none where they differ."""
+def _agree(
+    values: Floats,
+    times: Floats | float,
+    first: int,
+    later: int,
+    rejected: dict[Reason, int],
+    quarrel: set[int],
+) -> None:
+    """One value for a cell that a page gives more than once: the newest, the one that is there, or none where they
+    differ, whatever a third says of the same moment. The outcome so far stands at `first`; `quarrel` are the cells
+    that differ at their newest."""
     one, other = values[first], values[later]
     if not isinstance(times, float) and times[first] != times[later]:
-        value = one if times[first] > times[later] else other
-    elif np.isnan(one) or np.isnan(other) or one == other:
-        value = other if np.isnan(one) else one
+        if times[later] > times[first]:
+            values[first], times[first] = other, times[later]
+            quarrel.discard(first)
+    elif first in quarrel or np.isnan(other) or one == other:
+        pass
+    elif np.isnan(one):
+        values[first] = other
     else:
-        value = np.nan
+        values[first] = np.nan
+        quarrel.add(first)
         rejected[Reason.DUPLICATE] = rejected.get(Reason.DUPLICATE, 0) + 1
-    values[first] = values[later] = value
+    values[later] = np.nan
+    if not isinstance(times, float):
+        times[later] = times[first]
 
 
 def _refuse(

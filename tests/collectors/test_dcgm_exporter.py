@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collectors.check import check_collect
 from collectors.dcgm_exporter import DcgmExporterCollector
 from collectors.frame import Frame, Reason
+from collectors.metrics import of_kind
 from collectors.pci import PCI_FACT
+from collectors.rows import Rows, cells
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
 
@@ -156,6 +160,26 @@ def test_series_that_contradict_each_other_are_missing_and_counted_and_equal_one
     assert batch.sources[0].rejected == {Reason.DUPLICATE: 1}
     assert frame(batch).value(gpu(0), "gpu_temperature_c") == 40
     assert len(inventory.parents(gpu(0), NOW, SubjectKind.POD)) == 2  # a time-sliced GPU is shared
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([10.0, 20.0, 30.0]), st.sampled_from([1.0, 2.0])), min_size=1, max_size=5)
+)
+def test_of_one_cell_given_many_times_the_newest_counts_and_none_where_those_differ(
+    given_: list[tuple[float, float]],
+) -> None:
+    """In whatever order, and whatever a third sample says."""
+    rows = Rows(SubjectKind.GPU, of_kind(SubjectKind.GPU))
+    column = rows.column["DCGM_FI_DEV_GPU_TEMP"]
+    where = cells(SubjectKind.GPU, [(n, gpu(0), column, 1.0) for n in range(len(given_))])
+    values, times = (np.array(part) for part in zip(*[(v, t) for t, v in given_], strict=True))
+    rows.put(where, values, times, 40.0)
+    got = rows.frame(40.0)
+    assert got is not None
+    newest = {v for t, v in given_ if t == max(times)}
+    value = got.value(gpu(0), "gpu_temperature_c")
+    assert (value,) == tuple(newest) if len(newest) == 1 else math.isnan(value)
+    assert got.observed_at_s[0, column] == max(times)
 
 
 def test_a_declared_type_that_cannot_be_is_refused(collector: Any, page_server: Any) -> None:

@@ -101,6 +101,24 @@ def test_falling_off_the_bus_is_one_event_over_its_three_lines() -> None:
     assert one("NVRM: GPU 0000:9b:00.0: GPU has fallen off the bus.").kind is KernelEventKind.FELL_OFF_BUS
 
 
+def test_a_record_of_several_lines_is_read_line_by_line() -> None:
+    """The driver prints the loss of a GPU in one go (nvidia/nv.c), and /dev/kmsg and journald give it as one
+    record."""
+    lost = (
+        "NVRM: The NVIDIA GPU 0000:9b:00.0\n"
+        "NVRM: (PCI ID: 10de:2330) installed in this system has\n"
+        "NVRM: fallen off the bus and is not responding to commands.\n"
+    )
+    two = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.\nNVRM: Xid (PCI:0000:9b:00): 154, x\n"
+    found = KernelLogParser(NODE).sift([record(TELLS_UUID), record(lost, 1), record(two, 2)], 100)
+    assert [(e.kind, e.code, e.gpu, e.record.offset) for e in found[1]] == [
+        (KernelEventKind.FELL_OFF_BUS, None, GPU, 1),
+        (KernelEventKind.XID, 79, GPU, 2),
+        (KernelEventKind.XID, 154, GPU, 2),
+    ]
+    assert all("\n" not in kept.text for kept in found[0])
+
+
 def test_sxids_are_read() -> None:
     event = one(
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO (First)"
