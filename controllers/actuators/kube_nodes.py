@@ -116,7 +116,8 @@ def unmanaged(pod: Object) -> bool:
 def has_successor_of_its_name(pod: Object) -> bool:
     """Whether its controller may make the pod again under the same name, as a StatefulSet does; the built-in ones
     named here draw a new name each time."""
-    owner = next((r for r in pod["metadata"].get("ownerReferences") or [] if r.get("controller")), {})
+    owners = pod["metadata"].get("ownerReferences") or []
+    owner: Object = next((r for r in owners if r.get("controller")), {})
     return owner.get("kind") not in ("ReplicaSet", "ReplicationController", "Job", "DaemonSet")
 
 
