@@ -18,6 +18,7 @@ from agent.rca.evidence import gather
 from agent.rca.investigate import Investigator
 from agent.rca.lookup import Lookup, RangeQuery
 from agent.rca.rules import diagnose
+from agent.unrepaired import is_unrepaired
 from collectors.frame import Instant
 from collectors.history import History
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -68,7 +69,7 @@ class Advisor:
         """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""
         if incident.diagnosis is None:
             return Proposal(None, "there is no diagnosis yet")
-        if incident.clear_since_s is not None:
+        if incident.clear_since_s is not None and not is_unrepaired(incident):
             return Proposal(None, "every finding has become clear: nothing is done, it is watched")
         if incident.diagnosis.confidence is Confidence.UNKNOWN:
             return Proposal(None, "the cause is not known well enough to act on: watched")

@@ -25,6 +25,7 @@ from agent.stage_queue import POLL_S, Run, StageQueue
 from agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Stages
 from agent.store import Conflict, name_of
 from agent.tables import findings, incidents
+from agent.unrepaired import unrepaired
 from collectors.base import Permanent, Temporary
 from controllers.action import ActionKind
 from controllers.cordon import TAKES_OUT
@@ -224,7 +225,9 @@ class Lifecycle:
         fires = sa.exists().where(findings.c.incident == c.number, findings.c.state == str(State.FIRING))
         cleared_later = c.moved_by == str(_C.CONTAINMENT_KEPT)
         cleared_later &= c.action_kind.in_(_GIVEN_BACK) & (c.clear_since_s > c.entered_s) & self._gives_back
+        silent = unrepaired()
         quiet = c.clear_since_s <= now_s - settings.quiet_s
+        over = quiet & ~silent
         settled = c.entered_s <= now_s - settings.quiet_s
         wanted = sa.or_(
             in_(_S.OPEN, _S.DIAGNOSED, _S.APPROVED, _S.ACTING, _S.UNDOING),
@@ -232,13 +235,13 @@ class Lifecycle:
             & sa.or_(
                 c.expires_s <= now_s,
                 c.news == 1,
-                quiet & ~of_return,
+                over & ~of_return,
                 of_return & fires,
                 c.approval_rule == str(Rule.AUTOMATIC),
             ),
-            in_(_S.MONITORING) & sa.or_(c.news == 1, quiet),
+            in_(_S.MONITORING) & sa.or_(c.news == 1, over),
             in_(_S.ESCALATED)
-            & quiet
+            & over
             & sa.or_(c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]), cleared_later),
             in_(_S.CONFIRMING)
             & sa.or_(
@@ -248,7 +251,8 @@ class Lifecycle:
         # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
         put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s, c.due_s <= now_s + settings.retry_max_s)
         worst_first = sa.case({"critical": 0, "warning": 1}, value=c.severity, else_=2)
-        query = sa.select(incidents).where(wanted, ~put_off).order_by(worst_first, c.number).limit(_SEEN_AT_ONCE)
+        query = sa.select(incidents, silent.label("silent")).where(wanted, ~put_off)
+        query = query.order_by(worst_first, c.number).limit(_SEEN_AT_ONCE)
         with self._store.database.read() as connection:
             return list(connection.execute(query).all())
 
@@ -258,7 +262,8 @@ class Lifecycle:
         quiet_s = -1.0 if row.clear_since_s is None else now_s - row.clear_since_s
         waits = state in (_S.AWAITING_APPROVAL, _S.MONITORING)
         returns = state is _S.AWAITING_APPROVAL and row.action_kind == ActionKind.RETURN_NODE
-        if (waits or state is _S.ESCALATED) and quiet_s >= self._parts.settings.quiet_s and not returns:
+        over = quiet_s >= self._parts.settings.quiet_s and not row.silent
+        if (waits or state is _S.ESCALATED) and over and not returns:
             cause, left = self._clear(row)
             note = f"every finding has been clear for {quiet_s:.0f} s{left}"
         elif (waits or state is _S.DIAGNOSED) and row.news:

@@ -28,6 +28,7 @@ from agent.policy import Rule, rule_for
 from agent.rca.diagnosis import Diagnosis
 from agent.stage_parts import Parts
 from agent.store import Move, number_of
+from agent.unrepaired import is_unrepaired
 from collectors.base import Permanent, Temporary
 from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, UnderWay
 from controllers.guard import Ruling
@@ -242,7 +243,7 @@ class Stages:
         objections += [(_C.WORLD_CHANGED, sentence) for sentence in actuator.changed(action)]
         if action.kind is ActionKind.RETURN_NODE:
             objections += [(_C.WORLD_CHANGED, sentence) for sentence in self._hindrances(incident, action)]
-        elif incident.clear_since_s is not None:
+        elif incident.clear_since_s is not None and not is_unrepaired(incident):
             objections.append((_C.WORLD_CHANGED, "every finding has become clear since the plan was made"))
         if objections:
             self._move(incident, objections[0][0], "; ".join(sentence for _, sentence in objections))

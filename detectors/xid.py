@@ -7,7 +7,8 @@ the table (NVIDIA, "Xid Errors", docs.nvidia.com/deploy/xid-errors).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +18,7 @@ from collectors.subject import Inventory, Subject
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from detectors.episodes import Alarm, Episodes
-from detectors.quiet import Quiet, exhibits
+from detectors.quiet import Quiet, exhibits, node_of
 from detectors.snapshot import pack, unpack
 from detectors.xid_catalogue import CATALOGUE, GRAVITY, SYMPATHETIC, Recovery, Tier, action_of, announced_action
 
@@ -84,12 +85,16 @@ class XidDetector:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         told: dict[Subject, list[KernelEvent]] = {}
+        anew_s: dict[Subject, float] = {}
         for event in tick.events:
+            if event.kind is KernelEventKind.BOOT:
+                anew_s[event.node] = max(event.record.at.t_s, anew_s.get(event.node, event.record.at.t_s))
             if event.kind in (KernelEventKind.XID, KernelEventKind.SXID) and event.code is not None:
                 told.setdefault(event.gpu or event.node, []).append(event)
-        findings = [self._fire(subject, events, tick.at_s) for subject, events in told.items()]
-        spoken = {(Fault.XID, subject) for subject in told}
-        findings += self._quiet.rest(tick, inventory, spoken)
+        said = {subject: self._fire(subject, events, tick.at_s) for subject, events in told.items()}
+        said |= self._repaired(anew_s, tick.at_s, inventory)
+        spoken = {(Fault.XID, subject) for subject in said}
+        findings = [*said.values(), *self._quiet.rest(tick, inventory, spoken)]
         still = {subject for _, subject in tuple(self._episodes)}
         self._bursts = {s: b for s, b in self._bursts.items() if s in still}
         return findings
@@ -111,6 +116,23 @@ class XidDetector:
         self._quiet.event(Fault.XID, subject, at_s)
         known = self._episodes.get(Fault.XID, subject)
         return self._episodes.fire(self._alarm(subject, burst, exhibits(known, lines)), at_s)
+
+    def _repaired(self, anew_s: dict[Subject, float], at_s: float, inventory: Inventory) -> dict[Subject, Finding]:
+        """What began before its node, or its driver, began anew: told still, and grave no more."""
+        found = {}
+        for subject, burst in self._bursts.items() if anew_s else ():
+            node = node_of(subject, inventory, at_s)
+            known = self._episodes.get(Fault.XID, subject)
+            since_s = anew_s.get(node, -math.inf) if node is not None else -math.inf
+            if known is None or max(t_s for t_s, _ in burst.codes) >= since_s:
+                continue
+            alarm = self._alarm(subject, burst, known.evidence)
+            if alarm.severity is Severity.CRITICAL:
+                summary = f"{alarm.summary}; its driver has begun anew since"
+                found[subject] = self._episodes.fire(
+                    replace(alarm, severity=Severity.WARNING, summary=summary), at_s
+                )
+        return found
 
     def _alarm(self, subject: Subject, burst: _Burst, evidence: tuple[Any, ...]) -> Alarm:
         code = burst.cause

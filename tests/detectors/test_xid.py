@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from collectors.kernel_event import KernelEvent, KernelEventKind
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -76,6 +78,20 @@ def test_a_switchs_error_does_not_make_a_gpus_fatal_one_its_own() -> None:
         again = XidDetector()
         again.restore(seen.snapshot())
         assert "with SXid 24007" in again.update(tick(140.0, lost), inventory())[0].summary
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_fatal_xid_is_grave_no_more_once_its_driver_has_begun_anew(earlier: bool) -> None:
+    """A boot from before the error, as a node agent tells it that starts late, changes nothing."""
+    detector, known = XidDetector(), inventory()
+    assert detector.update(tick(100.0, xid(95, 99.0)), known)[0].severity is Severity.CRITICAL
+    record = LogRecord(Instant(50.0 if earlier else 130.0), "n1", NODE, "Linux version 6.1.0", 9)
+    booted = KernelEvent(KernelEventKind.BOOT, record, NODE, attributes={"scope": "host"})
+    (found,) = detector.update(tick(140.0, booted), known)
+    assert (found.state, found.severity is Severity.CRITICAL) == (State.FIRING, earlier)
+    assert ("begun anew" in found.summary) is not earlier
+    (found,) = detector.update(tick(150.0, xid(95, 149.0)), known)
+    assert found.severity is Severity.CRITICAL
 
 
 def test_a_lone_45_is_only_information() -> None:
