@@ -2,7 +2,7 @@
 
 A silent page says nothing about a GPU, so a node that is silent as a whole is no loss (`detectors.source` says
 that). A page that goes on with one device fewer does: the driver no longer enumerates it, it fell off the bus, or
-someone took it away. Not lost is a GPU whose place another took (a swapped board has a new UUID: the node counts as
+someone took it away. Not lost, or no longer, is a GPU whose place another took (a swapped board has a new UUID: the node counts as
 many as before), one that was cut into MIG instances, and one that is away for shorter than a reset takes. On a node
 that a person took out of service the loss is told quietly: somebody is at work there.
 """
@@ -171,9 +171,21 @@ class GpuLost:
         node = inventory.above(gpu, SubjectKind.NODE, at_s)
         others = inventory.children(node, at_s, SubjectKind.GPU) if node is not None else []
         slots = [k for k in (self._table.slot(g) for g in others) if k is not None]
-        if node is not None and not (self._table["last_s"][slots] >= at_s).any():
+        here = self._table["last_s"][slots] >= at_s
+        if node is not None and not here.any():
             return self._episodes.no_data(fault, gpu, at_s, f"Nothing of {node.name} is seen any more")
+        if self._is_replaced(fault, gpu, here, self._table["first_s"][slots]):
+            return self._episodes.clear(fault, gpu, at_s, "Another GPU has taken its place")
         return self._episodes.again(fault, gpu, at_s)
+
+    def _is_replaced(
+        self, fault: Fault, gpu: Subject, here: NDArray[np.bool_], first_s: NDArray[np.float64]
+    ) -> bool:
+        """Whether its node shows as many GPUs as before the loss, one of them new since: a swapped board never
+        shows the lost UUID again. `here`, `first_s` [n] of the node's GPUs: seen now, first seen (Unix s)."""
+        lost = self._episodes.get(fault, gpu)
+        before = float(lost.facts.get("gpus_before", np.inf)) if lost is not None else np.inf
+        return lost is not None and here.sum() >= before and bool((here & (first_s > lost.since.t_s)).any())
 
     def snapshot(self) -> bytes:
         subjects, arrays = self._table.saved()

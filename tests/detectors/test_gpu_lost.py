@@ -61,6 +61,22 @@ def test_a_swapped_board_is_not_lost() -> None:
     assert told(GpuLost(), WELL + swapped, known) == []
 
 
+def test_a_lost_gpu_is_lost_no_more_once_another_board_is_in_its_place() -> None:
+    """Days later, under a new UUID; one that was there before the loss stands for nobody, nor does a new one while
+    a second one is away."""
+    known = inventory()
+    away = [seen(n, [g for g in range(8) if g != 3]) for n in range(40, 90)]
+    known.observe(gpu("new"), NODE, START_S + 5.0 * 90)
+    rows = {**{g: ALIVE for g in range(8) if g != 3}, "new": ALIVE}
+    fewer = {name: row for name, row in rows.items() if name != 5}
+    partly = [tick(START_S + 5.0 * n, fewer) for n in range(90, 95)]  # type: ignore[arg-type]
+    swapped = [tick(START_S + 5.0 * n, rows) for n in range(95, 100)]  # type: ignore[arg-type]
+    found = told(GpuLost(), WELL + away + partly + swapped, known)
+    assert [(f.state, f.subject) for f in found] == [(State.FIRING, gpu(3)), (State.CLEAR, gpu(3))]
+    assert found[1].at.t_s == START_S + 5.0 * 95
+    assert "taken its place" in found[1].summary
+
+
 def test_a_gpu_that_was_cut_into_mig_instances_is_not_lost() -> None:
     """Its instances' rows stand for it."""
     index = SeriesIndex(SubjectKind.MIG, (Subject(SubjectKind.MIG, "GPU-3/mig1"),))
