@@ -27,9 +27,13 @@ from collectors.tail import Tail
 KMSG = Path("/dev/kmsg")
 _KMSG_BYTES = 8192
 _MAX_RECORDS = 100_000
-_SYSLOG = re.compile(r"^([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) \S+ kernel(?:\[\d+\])?: (?:\[ *[\d.]+\] )?(.*)")
-_ISO = re.compile(r"^(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)) \S+ kernel(?:\[\d+\])?: (?:\[ *[\d.]+\] )?(.*)")
+_KERNEL = r" (\S+) kernel(?:\[\d+\])?: (?:\[ *[\d.]+\] )?(.*)"
+_SYSLOG = re.compile(r"^([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d)" + _KERNEL)
+_ISO = re.compile(r"^(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d))" + _KERNEL)
 _DMESG = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] (.*)")
+_UNNAMED = ("", "localhost")
+"""What a machine calls itself before it knows its name, and in a file that names no host."""
+_MOST_HOSTS = 16
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -162,12 +166,16 @@ class JournalReader:
 
 
 class FileReader:
-    """A syslog or dmesg file, across rotation."""
+    """A syslog or dmesg file, across rotation. Of a file that gathers several hosts' lines only those under the
+    node's own name are read: an error of another machine must not be laid at this one's door."""
 
     def __init__(self, node: Subject, path: Path, max_bytes: int) -> None:
         self._node = node
         self._path = path
         self._tail = Tail(path, max_bytes)
+        self._is_named = False
+        self._others: dict[str, None] = {}
+        """Hosts of other names; a file of one alone is this machine's, whatever it calls itself."""
 
     def read(self, now_s: float) -> Lines:
         try:
@@ -179,36 +187,60 @@ class FileReader:
         lines = Lines()
         if read.skipped_bytes:
             lines.lost.append((0, f"{read.skipped_bytes} bytes were passed over"))
-        lines.records.extend(self._records(read.lines, now_s))
+        found = [(offset, parse_syslog(line.decode(errors="replace"), now_s)) for offset, line in read.lines]
+        told = [(offset, *line) for offset, line in found if line is not None]
+        for _, _, _, host in told:
+            self._heed(host)
+        if not self._is_named and len(self._others) > 1:
+            several = f"{self._path} has lines of several hosts ({', '.join(list(self._others)[:3])}, …)"
+            raise SourceError(Reason.MALFORMED, f"{several}: give this one's name in the log as `node`")
+        ours = [line for line in told if not self._is_named or self._is_ours(line[3])]
+        lines.malformed = len(told) - len(ours)
+        lines.records.extend(self._records(ours, now_s))
         return lines
 
-    def _records(self, raw: Iterable[tuple[int, bytes]], now_s: float) -> Iterable[LogRecord]:
-        for offset, line in raw:
-            found = parse_syslog(line.decode(errors="replace"), now_s)
-            if found is not None:
-                at_s, text = found
-                exact = Instant(now_s if at_s is None else at_s, 0.0 if at_s else 5.0, self._node.name)
-                yield LogRecord(exact, str(self._path), self._node, text[:MAX_TEXT], offset)
+    def _heed(self, host: str) -> None:
+        if not self._is_ours(host):
+            if len(self._others) < _MOST_HOSTS:
+                self._others[host] = None
+        elif host not in _UNNAMED:
+            self._is_named = True
+
+    def _is_ours(self, host: str) -> bool:
+        return host in _UNNAMED or _is_same_host(host, self._node.name)
+
+    def _records(self, told: Iterable[tuple[int, float | None, str, str]], now_s: float) -> Iterable[LogRecord]:
+        for offset, at_s, text, _ in told:
+            exact = Instant(now_s if at_s is None else at_s, 0.0 if at_s else 5.0, self._node.name)
+            yield LogRecord(exact, str(self._path), self._node, text[:MAX_TEXT], offset)
 
     def close(self) -> None:
         return
 
 
-def parse_syslog(line: str, now_s: float) -> tuple[float | None, str] | None:
-    """(Unix s or None, text) of a kernel's line in a syslog or dmesg file; None for other programs' lines.
+def _is_same_host(one: str, other: str) -> bool:
+    """Whether two names are one host's, the one short and the other with its domain perhaps."""
+    one, other = one.casefold(), other.casefold()
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def parse_syslog(line: str, now_s: float) -> tuple[float | None, str, str] | None:
+    """(Unix s or None, text, host or "") of a kernel's line in a syslog or dmesg file; None for other programs'
+    lines.
 
     Classic syslog has neither year nor zone: the zone is taken as UTC and the year as the newest that is not later
     than a day from now.
     """
     if (match := _ISO.match(line)) is not None:
         try:
-            return datetime.fromisoformat(match.group(1)).timestamp(), match.group(2)
+            return datetime.fromisoformat(match.group(1)).timestamp(), match.group(3), match.group(2)
         except ValueError:
-            return None, match.group(2)
+            return None, match.group(3), match.group(2)
     if (match := _SYSLOG.match(line)) is not None:
-        return _without_year(match.group(1), match.group(2), match.group(3), now_s), match.group(4)
+        at_s = _without_year(match.group(1), match.group(2), match.group(3), now_s)
+        return at_s, match.group(5), match.group(4)
     if (match := _DMESG.match(line)) is not None:
-        return None, match.group(2)
+        return None, match.group(2), ""
     return None
 
 

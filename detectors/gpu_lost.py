@@ -2,9 +2,9 @@
 
 A silent page says nothing about a GPU, so a node that is silent as a whole is no loss (`detectors.source` says
 that). A page that goes on with one device fewer does: the driver no longer enumerates it, it fell off the bus, or
-someone took it away. Not lost, or no longer, is a GPU whose place another took (a swapped board has a new UUID: the node counts as
-many as before), one that was cut into MIG instances, and one that is away for shorter than a reset takes. On a node
-that a person took out of service the loss is told quietly: somebody is at work there.
+someone took it away. Not lost, or no longer, is a GPU whose place another took (a swapped board has a new UUID: the
+node counts as many as before), one that was cut into MIG instances, and one that is away for shorter than a reset
+takes. On a node that a person took out of service the loss is told quietly: somebody is at work there.
 """
 
 from __future__ import annotations

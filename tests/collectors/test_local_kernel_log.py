@@ -199,6 +199,38 @@ def test_a_log_that_cannot_be_read_is_told(collector: Any, given: dict[str, Any]
 
 def test_a_stamp_without_a_year_is_the_newest_that_can_be() -> None:
     new_year = 1_798_761_700.0  # 2027-01-01T00:01:40Z
-    assert parse_syslog("Dec 31 23:59:59 n1 kernel: x", new_year) == (1_798_761_599.0, "x")
-    assert parse_syslog("Feb 30 23:59:59 n1 kernel: x", new_year) == (None, "x")
+    assert parse_syslog("Dec 31 23:59:59 n1 kernel: x", new_year) == (1_798_761_599.0, "x", "n1")
+    assert parse_syslog("Feb 30 23:59:59 n1 kernel: x", new_year) == (None, "x", "n1")
     assert parse_syslog("Dec 31 23:59:59 n1 cron[1]: x", new_year) is None
+
+
+def syslog(*hosts: str) -> str:
+    return "".join(f"2026-11-21T12:59:50Z {host} kernel: {XID}\n" for host in hosts)
+
+
+@pytest.mark.parametrize("own", ["n1", "N1.example.org"])
+def test_of_a_file_that_gathers_hosts_only_this_ones_lines_are_read(
+    collector: Any, tmp_path: Path, own: str
+) -> None:
+    """An Xid of another machine would cordon this one."""
+    path = tmp_path / "all.log"
+    path.write_text(syslog("n2", "localhost", own, "n10", "n2.example.org") + f"<4>[ 12.5] {XID}\n")
+    batch = take(collector(source="file", path=path))
+    assert len(batch.events) == 3
+    assert batch.sources[0].rejected == {Reason.MALFORMED: 3}
+
+
+def test_a_file_of_several_hosts_none_of_which_is_this_one_is_a_source_that_is_lost(
+    collector: Any, tmp_path: Path
+) -> None:
+    """And says what to set; one of a single other name is this machine's own, by whatever name."""
+    path = tmp_path / "all.log"
+    path.write_text(syslog("gpu-7", "localhost"))
+    of = collector(source="file", path=path)
+    assert len(take(of).events) == 2
+    with path.open("a") as file:
+        file.write(syslog("gpu-8"))
+    batch = of.collect(NOW, Inventory(), 30.0)
+    assert (batch.sources[0].ok, batch.sources[0].reason, tuple(batch.events)) == (False, Reason.MALFORMED, ())
+    assert "several hosts (gpu-7, gpu-8" in batch.sources[0].detail
+    assert "`node`" in batch.sources[0].detail
