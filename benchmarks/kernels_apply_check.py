@@ -31,6 +31,7 @@ from torch import nn
 
 from kernels.apply.bundle import candidate_record, write_bundle
 from kernels.generate.families import families_of, interprets
+from kernels.generate.families.linear import Linear
 from kernels.generate.families.matmul import Matmul
 from kernels.generate.families.rotary import Rotary
 from kernels.generate.families.rows_cuda import RowsCuda
@@ -85,15 +86,15 @@ class Net(nn.Module):
 
 
 class Block(nn.Module):
-    """Two linear layers, rotary embeddings of half a head between them as Llama has it: every product is of one
-    operator or another, every rotation is of heads that a projection's output was turned to."""
+    """Two linear layers, the second with a bias, and rotary embeddings of half a head as Llama has them: every
+    product is of one operator or another, every rotation is of heads that a projection's output was turned to."""
 
     B, S, H, G, D = 2, 256, 4, 2, 64
 
     def __init__(self) -> None:
         super().__init__()
         width = self.H * self.D
-        self.q, self.k = (nn.Linear(width, heads * self.D, bias=False) for heads in (self.H, self.G))
+        self.q, self.k = nn.Linear(width, self.H * self.D, bias=False), nn.Linear(width, self.G * self.D)
         angle = torch.rand(self.S, self.D // 2) * 6 - 3
         self.register_buffer("angle", torch.cat((angle, angle), -1))
 
@@ -101,10 +102,9 @@ class Block(nn.Module):
     def records(cls, architecture: str, dtype: str) -> list[dict[str, Any]]:
         """Of both layers' three products, and of the rotations by position."""
         m, width, made = cls.B * cls.S, cls.H * cls.D, []
-        for n in (cls.H * cls.D, cls.G * cls.D):
+        for n, name, family in ((cls.H * cls.D, "linear", Matmul()), (cls.G * cls.D, "linear_bias", Linear())):
             layer, back = Case.of(dtype, m=m, n=n, k=width), Case.of(dtype, m=m, n=width, k=n)
-            made += [(Matmul(), name, layer) for name in ("linear", "linear_weight_gradient")]
-            made.append((Matmul(), "matmul", back))
+            made += [(family, name, layer), (Matmul(), "linear_weight_gradient", layer), (Matmul(), "matmul", back)]
         heads = Case.of(dtype, b=cls.B, s=cls.S, h=cls.H, g=cls.G, d=cls.D)
         names = ("rotary_half_by_position", "rotary_half_by_position_backward")
         return [record_of(f, p, c, architecture) for f, p, c in (*made, *((Rotary(), n, heads) for n in names))]

@@ -1,8 +1,10 @@
-"""A linear layer and the pointwise function behind it as one operation: nothing is written in between."""
+"""A linear layer with its bias, and with a pointwise function behind it, as one operation: nothing is written in
+between, and the bias is added before the result is rounded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +12,11 @@ import torch.nn.functional as F
 
 from kernels.draw import Draw
 from kernels.problem import Axis, Case, Inputs, Problem
+
+
+def bias_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x: (m, k); weight: (n, k); bias: (n,) → x · weightᵀ + bias, (m, n), rounded once."""
+    return F.linear(x, weight, bias)
 
 
 def gelu_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -52,7 +59,8 @@ def _problem(name: str, reference: Callable[..., Any]) -> Problem:
     )
 
 
+LINEAR_BIAS = replace(_problem("linear_bias", bias_reference), gradients=(0, 1, 2))
 LINEAR_GELU = _problem("linear_gelu", gelu_reference)
 LINEAR_GELU_TANH = _problem("linear_gelu_tanh", gelu_tanh_reference)
 LINEAR_RELU = _problem("linear_relu", relu_reference)
-ALL = (LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RELU)
+ALL = (LINEAR_BIAS, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RELU)

@@ -28,6 +28,10 @@ def cost(found: Found) -> Cost:
             m, n, k = s["m"], s["n"], s["k"]
             moved = (m * k + k * n + m * n) * size
             return Cost(moved, 2 * m * n * k, 2 * moved, 4 * m * n * k)
+        case "linear_bias":
+            m, n, k = s["m"], s["n"], s["k"]
+            moved = (m * k + k * n + n + m * n) * size
+            return Cost(moved, 2 * m * n * k, 2 * moved, 4 * m * n * k)
         case "linear_gelu" | "linear_gelu_tanh" | "linear_relu":
             m, n, k = s["m"], s["n"], s["k"]
             return Cost((m * k + k * n + n + m * n) * size, 2 * m * n * k, 0, 0)

@@ -111,9 +111,11 @@ def _linear(units: Sequence[Unit]) -> Found | None:
     kind = DTYPES.get(unit.computed, "") or dtype(unit, 1)
     if not kind:
         return None
-    notes = ["autocast converts its operands"] * (kind != dtype(unit, 1)) + [BIASED] * bool(dims(unit, 2))
+    columns, biased = turned(unit, 1), bool(dims(unit, 2))
+    notes = ["autocast converts its operands"] * (kind != dtype(unit, 1)) + [BIASED] * (columns and biased)
     sizes = {"m": math.prod(x[:-1]), "n": w[0], "k": w[1]}
-    return Found("matmul" if turned(unit, 1) else "linear", sizes, kind, layout(unit, 0), "; ".join(notes))
+    name = "matmul" if columns else "linear_bias" if biased else "linear"
+    return Found(name, sizes, kind, layout(unit, 0), "; ".join(notes))
 
 
 def _matmul(units: Sequence[Unit]) -> Found | None:
@@ -125,8 +127,10 @@ def _matmul(units: Sequence[Unit]) -> Found | None:
     kind, left, right = dtype(unit, shift), turned(unit, shift), turned(unit, shift + 1)
     if left and not right:
         return Found("linear_weight_gradient", {"m": a[1], "n": a[0], "k": b[1]}, kind)
-    sizes, note = {"m": math.prod(a[:-1]), "n": b[1], "k": b[0]}, BIASED if shift else ""
-    return Found("linear" if right and not left else "matmul", sizes, kind, layout(unit, shift), note)
+    sizes = {"m": math.prod(a[:-1]), "n": b[1], "k": b[0]}
+    rows, biased = right and not left, shift and dims(unit, 0) == (b[1],)
+    name = "matmul" if not rows else "linear_bias" if biased else "linear"
+    return Found(name, sizes, kind, layout(unit, shift), BIASED if shift and name != "linear_bias" else "")
 
 
 def _gated(problem: str) -> Bind:

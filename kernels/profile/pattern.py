@@ -20,8 +20,8 @@ DTYPES = {
     "signed char": "int8",
 }
 Sizes = Mapping[str, int]
-PRODUCTS = ("matmul", "linear", "linear_weight_gradient")
-"""Matrix products, by which operand lies transposed: none, the right one, the left one."""
+PRODUCTS = ("matmul", "linear", "linear_bias", "linear_weight_gradient")
+"""Matrix products, by which operand lies transposed: none, the right one (without a bias, with one), the left."""
 BIASED = "it adds a bias"
 """The note of a product that is not all of its operator."""
 

@@ -200,6 +200,121 @@ def compiled(kernels: Any) -> dict[str, Any]:
     return {**seen, "graphs": graphs}
 
 
+class Biased(nn.Module):
+    """Two layers of one pair of widths with a bias, and one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.second = nn.Linear(K, N), nn.Linear(K, N)
+        self.plain = nn.Linear(N, K, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(self.plain(torch.tanh(self.first(x))))
+        return out
+
+
+def slots(kernels: Any) -> dict[str, int]:
+    return {name.split()[0]: k.calls for name, k in kernels.STATE.kernels.items()}
+
+
+@torch.no_grad()
+def odd_biases(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor]:
+    """One number for all columns, every second of a longer row, float64, and one row for each row."""
+    long, weight, call = torch.linspace(-1.0, 1.0, 2 * N), layer.weight, nn.functional.linear
+    return [
+        call(x, weight, long[:1]),
+        call(x, weight, long[::2]),
+        call(x.double(), weight.double(), long[:N].double()),
+        torch.addmm(torch.ones(M, N), x.reshape(M, K), weight.t()),
+    ]
+
+
+def rounded_once(dtype: torch.dtype) -> float:
+    """2049 + 1 through a layer: rounded to 11 bits before the bias is added it would be 2048."""
+    x, weight = torch.zeros(M, K, dtype=dtype), torch.zeros(N, K, dtype=dtype)
+    x[:, 0], x[:, 1], weight[:, 0], weight[:, 1] = 2048, 1, 1, 1
+    with torch.no_grad():
+        out = nn.functional.linear(x, weight, torch.ones(N, dtype=dtype))
+    return float(out.min()) if bool((out == out[0, 0]).all()) else -1.0
+
+
+def biased(kernels: Any) -> dict[str, Any]:
+    """A step, inference, what is refused, second derivatives, and the gradients' kernels alone."""
+    x, model = torch.randn(3, 4, K), Biased()
+    want, second, left = step(model, model, x), second_derivative(model.first, x), odd_biases(model.first, x)
+    report = kernels.apply(model, log=lambda _: None, shadow_every=1)
+    seen: dict[str, Any] = {"applied": [name for _, name, _ in report.applied]}
+    seen["equal"], seen["calls"] = [alike(step(model, model, x), want)], [slots(kernels)]
+    with torch.no_grad():
+        seen["equal"].append(alike([model(x)], want[:1]))
+    seen["calls"].append(slots(kernels))
+    seen["refused"] = alike(odd_biases(model.first, x), left)
+    seen["calls"].append(slots(kernels))
+    seen["twice"] = alike(second_derivative(model.first, x), second)
+    model.first.bias.requires_grad_(False)
+    frozen = step(model, model, x)
+    seen["frozen"] = alike([*frozen[:3], *frozen[3:]], [*want[:3], *want[4:]])  # no gradient for it alone
+    model.first.bias.requires_grad_(True)
+    seen["fallbacks"] = dict(kernels.fallbacks())
+    seen["wrong"] = sum(k.shadow_mismatches for k in kernels.STATE.kernels.values())
+    kernels.unapply(model)
+    seen["back"] = alike(step(model, model, x), want)
+    kernels.apply(model, log=lambda _: None, shadow_every=1, only=("matmul", "linear_weight_gradient"))
+    seen["equal"].append(alike(step(model, model, x), want))
+    seen["alone"] = slots(kernels)
+    kernels.unapply(model)
+    return seen
+
+
+def biased_cast(kernels: Any) -> dict[str, Any]:
+    """In 16 bits: cast by autocast, read from copies, rounded once."""
+    x, model = torch.randn(3, 4, K), Biased()
+
+    def call(given: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return model(given)
+
+    want = step(model, call, x)
+    kernels.apply(model, log=lambda _: None, shadow_every=1)
+    equal, counted = alike(step(model, call, x), want, 100.0), slots(kernels)
+    once = rounded_once(torch.float16)
+    kernels.unapply(model)
+    return {"equal": equal, "calls": counted, "once": once}
+
+
+def biased_compiled(kernels: Any) -> dict[str, Any]:
+    """In a compiled region the product with its bias is one node; after a demotion it is the compiler's again."""
+    from torch._inductor import config
+
+    config.force_disable_caches = True
+    x, model = torch.randn(3, 4, K), Biased()
+    want = step(model, model, x)
+    kernels.apply(model, log=lambda _: None, shadow_every=1, log_every=0)
+    ours, graphs = config.post_grad_custom_post_pass, []
+
+    class Look(kernels.MultiplyByKernels):  # type: ignore[misc, name-defined]
+        def __call__(self, graph: Any) -> None:
+            super().__call__(graph)
+            names = (str(node.target) for node in graph.nodes if node.op == "call_function")
+            graphs.append(sorted(n.split(".")[1] for n in names if "mm" in n or "nightshift" in n))
+
+    config.post_grad_custom_post_pass = Look()
+    run = torch.compile(model, fullgraph=True)
+    seen: dict[str, Any] = {"equal": [alike(step(model, run, x), want)], "calls": [slots(kernels)]}
+    folder = Path(os.environ["NIGHTSHIFT_KERNEL_REGISTRY"])
+    gone = next(k.certificate for k in kernels.STATE.kernels.values() if k.problem == "linear_bias")
+    (folder / "demoted.json").write_text(json.dumps([{"certificate": gone, "why": "x"}]))
+    kernels.step_boundary()
+    seen["equal"].append(alike(step(model, run, x), want))
+    seen["calls"].append(slots(kernels))
+    seen["wrong"] = sum(k.shadow_mismatches for k in kernels.STATE.kernels.values())
+    config.post_grad_custom_post_pass = ours
+    kernels.unapply(model)
+    seen["equal"].append(alike(step(model, run, x), want))
+    return {**seen, "graphs": graphs}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)

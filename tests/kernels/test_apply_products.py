@@ -12,7 +12,9 @@ from kernels.apply.job import state
 from kernels.apply.job.products import multiply_by_kernels, multiply_by_torch
 from kernels.apply.job.state import Kernel, Report
 from kernels.generate.families.flat import Flat
+from kernels.generate.families.linear import Linear
 from kernels.generate.families.matmul import Matmul
+from kernels.generate.template import Family
 from kernels.problem import Case
 from tests.kernels.applied_records import made_of
 from tests.kernels.test_apply import run
@@ -65,6 +67,57 @@ def test_layers_that_read_copies_of_their_weights_multiply_by_the_same_kernels(t
     assert seen["equal"]
     assert seen["places"] >= 3, "the layers, and the optimiser"
     assert seen["calls"] == {"linear": 3, "linear_weight_gradient": 3, "matmul": 3, "adamw_many": 3}
+    assert seen["wrong"] == 0
+
+
+def biased(dtype: str, family: Family | None = None) -> list[dict[str, Any]]:
+    """The products of a layer with a bias, 16 inputs and 32 outputs."""
+    layer, back = Case.of(dtype, m=12, n=32, k=16), Case.of(dtype, m=12, n=16, k=32)
+    made = [made_of(family or Linear(), "linear_bias", layer), made_of(Matmul(), "linear_weight_gradient", layer)]
+    return [*made, made_of(Matmul(), "matmul", back)]
+
+
+def test_a_layer_with_a_bias_has_its_three_products_by_kernels_and_its_bias_s_gradient_by_torch(
+    tmp_path: Path,
+) -> None:
+    """Also by its gradients' kernels alone. A bias of another shape, stride or dtype leaves the layer to torch, and
+    so does a bias that is a matrix; one that is frozen gets no gradient."""
+    seen = run("biased", tmp_path, biased("float32"), script=SCRIPT)
+    widths = {"linear_bias": "n=32 k=16", "linear_weight_gradient": "n=32 k=16", "matmul": "n=16 k=32"}
+    assert seen["applied"] == [f"{name} {size} float32" for name, size in widths.items()]
+    assert seen["equal"] == [True, True, True], "trained, inferred, and trained by the gradients' kernels alone"
+    trained = {"linear_bias": 2, "linear_weight_gradient": 2, "matmul": 2}
+    inferred = {**trained, "linear_bias": 4}
+    assert seen["calls"] == [trained, inferred, inferred]
+    assert seen["refused"]
+    assert seen["twice"]
+    assert seen["frozen"]
+    assert seen["fallbacks"] == {"linear_bias: stride": 1}
+    assert seen["wrong"] == 0
+    assert seen["back"]
+    assert seen["alone"] == {"linear_weight_gradient": 2, "matmul": 2}
+
+
+@pytest.mark.parametrize("family", [Linear(), Matmul()], ids=["linear", "matmul"])
+def test_a_bias_is_added_before_the_result_is_rounded_as_torch_adds_it(tmp_path: Path, family: Family) -> None:
+    """By each family that writes the kernel, under autocast too, with the gradients' dtypes."""
+    seen = run("biased_cast", tmp_path, biased("float16", family), script=SCRIPT)
+    assert seen["once"] == 2050.0, "2048 if the product is rounded first"
+    assert seen["equal"]
+    assert seen["calls"] == {"linear_bias": 2, "linear_weight_gradient": 2, "matmul": 2}
+
+
+@pytest.mark.full
+def test_a_compiled_region_s_product_with_a_bias_is_one_kernel_until_that_is_demoted(tmp_path: Path) -> None:
+    seen = run("biased_compiled", tmp_path, biased("float32"), script=SCRIPT)
+    assert seen["equal"] == [True] * 3, "compiled, after the demotion, after unapply"
+    forward, backward, anew, back = seen["graphs"]
+    assert forward == ["linear_bias", "linear_bias", "mm"]
+    assert sorted(backward) == sorted(["linear_weight_gradient"] * 2 + ["matmul"] * 2 + ["mm"] * 2)
+    assert anew == ["addmm", "addmm", "mm"]
+    assert sorted(back) == sorted(backward)
+    once = {"linear_bias": 2, "linear_weight_gradient": 2, "matmul": 2}
+    assert seen["calls"] == [once, {"linear_bias": 2, "linear_weight_gradient": 4, "matmul": 4}]
     assert seen["wrong"] == 0
 
 

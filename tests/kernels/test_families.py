@@ -37,7 +37,7 @@ TINY = {
     "swiglu": {"m": 3, "n": 40},
     "geglu": {"m": 3, "n": 40},
     "layernorm": {"m": 3, "n": 40},
-    **{f"linear_{act}": {"m": 17, "n": 24, "k": 40} for act in ("gelu", "gelu_tanh", "relu")},
+    **{f"linear_{act}": {"m": 17, "n": 24, "k": 40} for act in ("bias", "gelu", "gelu_tanh", "relu")},
     "matmul": {"m": 33, "n": 48, "k": 64},
     "linear": {"m": 33, "n": 48, "k": 64},
     "linear_weight_gradient": {"m": 64, "n": 40, "k": 48},

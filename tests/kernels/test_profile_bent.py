@@ -77,7 +77,7 @@ def test_a_layer_and_its_activation_are_one_where_the_jobs_file_has_a_place_for_
     ):
         found = traced(untrained(block, *sizes), tmp_path / f"{number}.json")
         parts = {h.problem: h.sizes for h in found.hotspots if h.problem}
-        assert parts == {name: {"m": 15, "n": 64, "k": 32}, "linear": {"m": 15, "n": 32, "k": 64}}
+        assert parts == {name: {"m": 15, "n": 64, "k": 32}, "linear_bias": {"m": 15, "n": 32, "k": 64}}
         why = next(h.why for h in found.hotspots if h.problem == name)
         assert why == (UNKNOWN_FORM if name == "linear_gelu" else "")
 
@@ -88,12 +88,12 @@ def test_where_it_has_none_they_are_taken_one_by_one(tmp_path: Path) -> None:
     gelu = torch.nn.GELU
     for number, (call, expected) in enumerate(
         [
-            (trained(Block(gelu()), 4, 32), {"linear", "gelu"}),
-            (cast(Block(gelu()), 4, 32), {"linear", "gelu"}),
-            (untrained(Block(gelu(), bias=False), 4, 32), {"linear", "gelu"}),
-            (untrained(Block(gelu(), out=8), 4, 32), {"linear", "gelu"}),
-            (untrained(Gated(gelu()), 4, 32), {"linear", "gelu"}),
-            (untrained(Block(torch.nn.SiLU()), 4, 32), {"linear"}),
+            (trained(Block(gelu()), 4, 32), {"linear_bias", "gelu"}),
+            (cast(Block(gelu()), 4, 32), {"linear_bias", "gelu"}),
+            (untrained(Block(gelu(), bias=False), 4, 32), {"linear", "linear_bias", "gelu"}),
+            (untrained(Block(gelu(), out=8), 4, 32), {"linear_bias", "gelu"}),
+            (untrained(Gated(gelu()), 4, 32), {"linear_bias", "gelu"}),
+            (untrained(Block(torch.nn.SiLU()), 4, 32), {"linear_bias"}),
             (compiled(Block(gelu()), 4, 32), set()),
         ]
     ):
@@ -135,12 +135,13 @@ def test_a_compiled_regions_kernel_says_what_is_behind_a_product(units: list[Uni
     """The bias may be the product's or the kernel's; with other operators in it, or another weight, it is none."""
     (taken, found), *_ = segments(units)
     if not problem:
-        assert found is None or found.problem in ("linear", "matmul")
+        assert found is None or found.problem in ("linear", "linear_bias", "matmul")
         return
     assert found is not None
     assert len(taken) == 2
     assert (found.problem, found.sizes, found.dtype) == (problem, {"m": 128, "n": 256, "k": 64}, "bfloat16")
-    assert {one.problem for _, one in segments(units, parameters=1000) if one} == {"linear"}
+    alone = [{"mm": "linear", "addmm": "linear_bias"}[u.base] for u in units if u.base in ("mm", "addmm")]
+    assert [one.problem for _, one in segments(units, parameters=1000) if one] == alone
 
 
 def test_the_form_of_gelu_is_what_its_kernel_says(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_the_form_of_gelu_is_what_its_kernel_says(tmp_path: Path) -> None:
             [act], [act, product], [*linear, act, *behind])]  # fmt: skip
         assert names[0] == [alone]
         assert names[1][0] == gated
-        assert names[2] == [block, "linear"]
+        assert names[2] == [block, "linear_bias"]
     trace = traced(lambda: F.gelu(torch.randn(4, 8), approximate="tanh"), tmp_path / "tanh.json")
     assert [h.why for h in trace.hotspots if h.problem == "gelu"] == [UNKNOWN_FORM]
 

@@ -121,10 +121,12 @@ def test_a_product_s_operands_are_known_by_how_they_lie_and_a_bias_is_noted() ->
     assert product("mm", (8, 24), (24, 16), "NN") == ("matmul", sizes, False)
     assert product("mm", (8, 24), (24, 16), "NT") == ("linear", sizes, False)
     assert product("mm", (8, 24), (24, 16), "TN") == ("linear_weight_gradient", {"m": 24, "n": 8, "k": 16}, False)
-    assert product("addmm", (8, 24), (24, 16), "NT", (16,)) == ("linear", sizes, True)
+    assert product("addmm", (8, 24), (24, 16), "NT", (16,)) == ("linear_bias", sizes, False)
+    assert product("addmm", (8, 24), (24, 16), "NT", (8, 16)) == ("linear", sizes, True), "a sum is no bias"
+    assert product("addmm", (8, 24), (24, 16), "NN", (16,)) == ("matmul", sizes, True), "its weight lies otherwise"
     ((_, biased),) = segments([_unit("linear", X, (256, 64), (256,))])
     assert biased is not None
-    assert (biased.problem, biased.note) == ("linear", BIASED)
+    assert (biased.problem, biased.note) == ("linear_bias", "")
 
 
 def test_every_pattern_speaks_of_a_problem_that_exists() -> None:
@@ -146,7 +148,7 @@ def test_a_real_trace_of_torch_on_this_machine_is_matched(tmp_path: Path) -> Non
     assert called
     assert called[0].dtypes[:2] == ("float", "float")
     assert (trace.flows.kind == 1).any()
-    assert "linear" in {hotspot.problem for hotspot in profile_of(trace).hotspots}
+    assert "linear_bias" in {hotspot.problem for hotspot in profile_of(trace).hotspots}
 
 
 SMALL: dict[str, dict[str, int]] = {
@@ -163,6 +165,7 @@ SMALL: dict[str, dict[str, int]] = {
     "linear_relu": {"m": 8, "n": 32, "k": 24},
     "matmul": {"m": 8, "n": 16, "k": 24},
     "linear": {"m": 8, "n": 16, "k": 24},
+    "linear_bias": {"m": 8, "n": 16, "k": 24},
     "linear_weight_gradient": {"m": 24, "n": 16, "k": 8},
     "max": {"m": 8, "n": 16},
     "particle_weights": {"m": 64, "k": 3},

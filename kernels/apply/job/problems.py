@@ -75,6 +75,10 @@ def _gelu_product(gate: torch.Tensor, up: torch.Tensor) -> Any:
     return original_of("gelu")(gate, approximate="tanh") * up
 
 
+def _biased(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return original_of("linear")(x, weight, bias)
+
+
 def _mlp_reference(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> Any:
     linear = original_of("linear")
     return linear(_silu_product(linear(x, gate), linear(x, up)), down)
@@ -298,6 +302,12 @@ SPECS: dict[str, Spec] = {
         lambda x, weight: x @ weight.t(),
         lambda x, weight: x.new_empty((x.shape[0], weight.shape[0])),
         lambda x, weight: {"m": x.shape[0], "k": x.shape[1], "n": weight.shape[0]},
+    ),
+    "linear_bias": Spec(
+        "(Tensor x, Tensor weight, Tensor bias) -> Tensor",
+        _biased,
+        lambda x, weight, bias: x.new_empty((x.shape[0], weight.shape[0])),
+        lambda x, weight, bias: {"m": x.shape[0], "k": x.shape[1], "n": weight.shape[0]},
     ),
     "linear_weight_gradient": Spec(
         "(Tensor g, Tensor x) -> Tensor",

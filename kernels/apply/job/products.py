@@ -1,11 +1,14 @@
 """Products of matrices: a linear layer's three in eager code, and whatever a compiled region multiplies.
 
-In a compiled region a pass over what the compiler is left with swaps each `aten.mm` whose sizes, dtype and strides
-are a certified kernel's. That is after the compiler's own passes: what these draw a product into (a sum behind it,
-a bias) stays theirs, and the rest would be calls of a library either way, so that an operator costs no fusion.
+In a compiled region a pass over what the compiler is left with swaps each `aten.mm`, and each `aten.addmm` of a
+bias, whose sizes, dtype and strides are a certified kernel's. That is after the compiler's own passes: what these
+draw a product into (a sum behind it) stays theirs, and the rest would be calls of a library either way, so that an
+operator costs no fusion.
 
-In eager code `torch.nn.functional.linear` without a bias asks the guards, and its gradients do. Under autocast the
-operands are cast as autocast casts them. Each product that no kernel computes is torch's.
+In eager code `torch.nn.functional.linear` asks the guards, and its gradients do. Under autocast the operands are
+cast as autocast casts them. Each product that no kernel computes is torch's, and so is a bias's gradient. A bias is
+added before the result is rounded, as torch's own product does it: that is a kernel of its own (`linear_bias`),
+since a certified product plus a bias would be rounded twice.
 """
 
 from __future__ import annotations
@@ -44,31 +47,37 @@ def times(problem: str, *tensors: torch.Tensor) -> Any:
     return SPECS[problem].reference(*tensors)
 
 
+def _layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    return times("linear", x, weight) if bias is None else times("linear_bias", x, weight, bias)
+
+
 class Multiplied(torch.autograd.Function):
-    """x · weightᵀ of rows, (m, k), and its gradients. Where these are differentiated again they are torch's."""
+    """x · weightᵀ (+ bias) of rows, (m, k), and its gradients. Where these are differentiated again they are
+    torch's, and so is the bias's."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         ctx.save_for_backward(x, weight)
-        return times("linear", x, weight)
+        return _layer(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        of_x, of_weight = ctx.needs_input_grad
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        db = g.sum(0) if of_bias else None
         if torch.is_grad_enabled():
-            return g @ weight if of_x else None, g.t() @ x if of_weight else None
+            return g @ weight if of_x else None, g.t() @ x if of_weight else None, db
         g = g.contiguous()
         dx = times("matmul", g, weight) if of_x else None
-        return dx, times("linear_weight_gradient", g, x) if of_weight else None
+        return dx, times("linear_weight_gradient", g, x) if of_weight else None, db
 
 
 def linear_of(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.nn.functional.linear that asks the guards."""
 
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        if bias is None and not torch.compiler.is_compiling() and weight.shape in STATE.widths:
-            out = _multiplied(input, weight)
+        if not torch.compiler.is_compiling() and weight.shape in STATE.widths:
+            out = _multiplied(input, weight, bias)
             if out is not None:
                 return out
         return original(input, weight, bias)
@@ -76,32 +85,34 @@ def linear_of(original: Callable[..., Any]) -> Callable[..., Any]:
     return linear
 
 
-def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Any:
+def _multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     """The layer's result where a kernel has a part in it; None where it has none, or a guard refuses."""
-    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in (x, weight)) or transformed():
+    given = [x, weight] if bias is None else [x, weight, bias]
+    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in given) or transformed():
         return None
-    if x.dim() < 2 or x.shape[-1] != weight.shape[1] or x.device != weight.device:
+    if x.dim() < 2 or x.shape[-1] != weight.shape[1] or any(t.device != x.device for t in given):
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
         return None
     kind, cast = weight.dtype, torch.is_autocast_enabled(x.device.type)
-    if cast and x.dtype in _CASTABLE and kind in _CASTABLE:
+    if cast and all(t.dtype in _CASTABLE for t in given):
         kind = torch.get_autocast_dtype(x.device.type)
-    elif cast or x.dtype != kind:
+    elif cast or any(t.dtype != kind for t in given):
         return None
-    trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    trained = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     rows, (n, k) = x.numel() // max(1, x.shape[-1]), weight.shape
-    name = str(kind).removeprefix("torch.")
-    slots = {"linear": slot("linear", {"n": n, "k": k}, name)}
+    name, forward = str(kind).removeprefix("torch."), "linear" if bias is None else "linear_bias"
+    slots = [slot(forward, {"n": n, "k": k}, name)]
     if trained:
-        slots["matmul"] = slot("matmul", {"n": k, "k": n}, name)
-        slots["linear_weight_gradient"] = slot("linear_weight_gradient", {"n": n, "k": k}, name)
-    if not any(in_use(each) for each in slots.values()) or not rows:
+        slots.append(slot("matmul", {"n": k, "k": n}, name))
+        slots.append(slot("linear_weight_gradient", {"n": n, "k": k}, name))
+    if not any(in_use(each) for each in slots) or not rows:
         return None
-    if not x.is_contiguous() or not weight.is_contiguous():
-        fell_back("linear", "stride")
+    if not all(t.is_contiguous() for t in given):
+        fell_back(forward, "stride")
         return None
-    x, weight = x.to(kind), weight.to(kind)
-    lines = x.reshape(rows, k)
-    out = Multiplied.apply(lines, weight) if trained else times("linear", lines, weight)  # type: ignore[no-untyped-call]
+    lines, weight, bias = x.to(kind).reshape(rows, k), weight.to(kind), None if bias is None else bias.to(kind)
+    out = Multiplied.apply(lines, weight, bias) if trained else _layer(lines, weight, bias)  # type: ignore[no-untyped-call]
     return shaped(out, *x.shape[:-1], n)
 
 
@@ -120,13 +131,15 @@ class MultiplyByKernels:
         """For the compiler's cache: what it made of other kernels must not be found there."""
         inner = tuple(getattr(one, "uuid", lambda: None)() for one in self._before())
         used = sorted(k.certificate for k in STATE.kernels.values() if k.problem in PRODUCTS and not k.disabled)
-        return None if None in inner else ("nightshift multiply 1", tuple(used), inner)
+        return None if None in inner else ("nightshift multiply 2", tuple(used), inner)
 
     def __call__(self, graph: Any) -> None:
         for one in self._before():
             one(graph)
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
             self._swap(graph, node)
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default):
+            self._swap_biased(graph, node)
         graph.eliminate_dead_code()
 
     def _swap(self, graph: Any, node: Any) -> None:
@@ -145,18 +158,42 @@ class MultiplyByKernels:
             with graph.inserting_before(node):
                 turned = [_turned(graph, n) if turn else n for n, turn in ((a, turn_a), (b, turn_b))]
                 made = graph.call_function(operator_of(problem)._opoverload, tuple(turned))
-            # the second says to the compiler that operands must lie as they do here
-            made.meta = {**node.meta, "eager_input_vals": (given, {})}
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
+            _put(graph, node, made, given)
             return
 
+    def _swap_biased(self, graph: Any, node: Any) -> None:
+        """bias + x · weightᵀ, the bias one value for each column."""
+        values: list[Any] = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in node.args]
+        if (
+            len(values) != 3
+            or node.kwargs
+            or not all(_known(value, 2 if at else 1) for at, value in enumerate(values))
+        ):
+            return
+        given = (values[1], values[2].t(), values[0])
+        if values[0].shape != values[2].shape[1:] or not all(x.is_contiguous() for x in given):
+            return
+        if kernel_for("linear_bias", *given)[0] is None:
+            return
+        bias, x, weight = node.args
+        with graph.inserting_before(node):
+            made = graph.call_function(operator_of("linear_bias")._opoverload, (x, _turned(graph, weight), bias))
+        _put(graph, node, made, given)
 
-def _known(value: Any) -> bool:
-    """Whether this is a matrix whose sizes and strides are numbers: of dynamic shapes nothing is certified."""
+
+def _put(graph: Any, node: Any, made: Any, given: tuple[torch.Tensor, ...]) -> None:
+    # the second says to the compiler that operands must lie as they do here
+    made.meta = {**node.meta, "eager_input_vals": (given, {})}
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _known(value: Any, rank: int = 2) -> bool:
+    """Whether this is a matrix (of rank 1: a row) whose sizes and strides are numbers: of dynamic shapes nothing is
+    certified."""
     return (
         isinstance(value, torch.Tensor)
-        and value.dim() == 2
+        and value.dim() == rank
         and all(isinstance(size, int) for size in (*value.shape, *value.stride()))
     )
 

@@ -1,4 +1,4 @@
-"""Linear layers with a pointwise function behind them: the product's tile is biased, bent and written once.
+"""Linear layers with a bias, with a pointwise function behind it or none: a tile is biased, bent and written once.
 
 The weight lies as nn.Linear keeps it, so its tiles are read along the depth, as the left ones are. float32 is added
 up block by block (see `float32_products`).
@@ -62,6 +62,7 @@ def entry(x, weight, bias):
 NARROW = "tl.dot(a, b, total)"
 WIDE = 'tl.fma(tl.dot(a, b, input_precision="ieee"), one, total)'
 ACTS = {
+    "linear_bias": "v",
     "linear_gelu": "0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476))",
     "linear_gelu_tanh": "v / (1.0 + tl.exp(-1.5957691216057308 * (v + 0.044715 * v * v * v)))",
     "linear_relu": "tl.where(v < 0.0, 0.0, v)",

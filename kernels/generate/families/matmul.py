@@ -8,7 +8,7 @@ stride, by descriptors its tiles are read as they lie and turned in shared memor
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
+from kernels.generate.base import Config, GeneratorError
 from kernels.generate.families import float32_products
 from kernels.generate.space import Space
 from kernels.generate.template import render
@@ -22,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def matmul(
-    a, b, c, m, n, k, a_row, a_column, b_row, b_column,
+    a, b, ${given}c, m, n, k, a_row, a_column, b_row, b_column,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
@@ -46,17 +46,17 @@ def matmul(
         total = tl.dot(x, y, total, input_precision="ieee")
         left += BK * a_column
         right += BK * b_row
-    out = c + i.to(tl.int64)[:, None] * n + j[None, :]
+$shift    out = c + i.to(tl.int64)[:, None] * n + j[None, :]
     tl.store(out, total.to(c.dtype.element_ty), mask=(i[:, None] < m) & (j[None, :] < n))
 
 
-def entry(a, b):
+def entry(a, b$row):
 $turned    m, k = a.shape
     n = b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if m and n:
         matmul[(triton.cdiv(m, $bm) * triton.cdiv(n, $bn),)](
-            a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1),
+            a, b, ${given}c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1),
             BM=$bm, BN=$bn, BK=$bk, GROUP=$group, FULL=k % $bk == 0, num_warps=$warps, num_stages=$stages,
         )
     return c
@@ -71,7 +71,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @triton.jit
 def matmul(
-    left, right, out, m$fixed, n$fixed, k$fixed, programs$fixed, BM: tl.constexpr, BN: tl.constexpr,
+    left, right, ${given}out, m$fixed, n$fixed, k$fixed, programs$fixed, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, SPECIALISED: tl.constexpr, FLAT: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
@@ -86,7 +86,7 @@ def matmul(
         total = tl.zeros((BM, BN), tl.float32)
         for turn in range(turns):
             total = tl.dot($left_tile, $right_tile, total)
-        if SPLIT == 2:
+$shift        if SPLIT == 2:
             halves = tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1))
             low, up = tl.split(halves)
             out.store([i, j], low.to(out.dtype))
@@ -95,7 +95,7 @@ def matmul(
             out.store([i, j], total.to(out.dtype))
 
 
-def entry(a, b):
+def entry(a, b$row):
     $rows = a.shape
     n = b.shape[$columns]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
@@ -107,14 +107,24 @@ def entry(a, b):
         right = TensorDescriptor.from_tensor(b, $right_block)
         out = TensorDescriptor.from_tensor(c, [$bm, $bn // $split])
         matmul[(programs,)](
-            left, right, out, m, n, k, programs, BM=$bm, BN=$bn, BK=$bk, GROUP=$group, SPLIT=$split,
+            left, right, ${given}out, m, n, k, programs, BM=$bm, BN=$bn, BK=$bk, GROUP=$group, SPLIT=$split,
             SPECIALISED=bool($specialised), FLAT=bool($persistent), num_warps=$warps, num_stages=$stages,
         )
     return c
 """
 
-TURNED = {"matmul": "", "linear": "    b = b.t()\n", "linear_weight_gradient": "    a = a.t()\n"}
+TURNED = {
+    "matmul": "",
+    "linear": "    b = b.t()\n",
+    "linear_bias": "    b = b.t()\n",
+    "linear_weight_gradient": "    a = a.t()\n",
+}
 """What makes a · b of a problem's inputs."""
+_BY_POINTERS = """    total += tl.load(bias + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
+"""
+_BY_TILES = """        column = j + tl.arange(0, BN)
+        total += tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
+"""
 _LEFT = ("left.load([i, turn * BK])", "left.load([turn * BK, i]).T")
 _RIGHT = ("right.load([turn * BK, j])", "right.load([j, turn * BK]).T")
 
@@ -122,7 +132,7 @@ _RIGHT = ("right.load([turn * BK, j])", "right.load([j, turn * BK]).T")
 def tiled(problem: str, config: Config) -> dict[str, str]:
     """How descriptors read the operands of a problem."""
     bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-    left, right = problem == "linear_weight_gradient", problem == "linear"
+    left, right = problem == "linear_weight_gradient", problem in ("linear", "linear_bias")
     return {
         "rows": "k, m" if left else "m, k",
         "columns": "0" if right else "1",
@@ -133,11 +143,20 @@ def tiled(problem: str, config: Config) -> dict[str, str]:
     }
 
 
+def shifted(problem: str, lines: str) -> dict[str, str]:
+    """What adds a bias to the total, before it is rounded: an argument more, and `lines`. Nothing without one."""
+    if problem != "linear_bias":
+        return {"row": "", "given": "", "shift": ""}
+    return {"row": ", bias", "given": "bias, ", "shift": lines}
+
+
 class Matmul:
     name = "matmul"
     problems = tuple(TURNED)
 
     def space(self, problem: str, case: Case) -> Space:
+        if case.dtype == "float32" and problem == "linear_bias":
+            raise GeneratorError(f"{self.name}: adds no bias to float32 products")
         if case.dtype == "float32":
             return float32_products.space()
         wide = case.element_bytes
@@ -168,7 +187,7 @@ class Matmul:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         layouts = "contiguous padded transposed offset"
-        turned = {**config, "turned": TURNED[problem]}
+        turned = {**config, "turned": TURNED[problem], **shifted(problem, _BY_POINTERS)}
         if case.dtype == "float32":
             return render(problem, float32_products.MATMUL, turned, layouts=layouts, like=case)
         if config["way"] == "pointers":
@@ -176,5 +195,6 @@ class Matmul:
         fixed = config["way"] == "fixed"
         sizes = ", ".join(f"{name} {case[name]}..{case[name]}" for name in "mnk")
         keys = {"dtypes": "float16 bfloat16", "bounds": sizes if fixed else "m 1.., n 8.. /8, k 8.. /8"}
-        values = {**config, **tiled(problem, config), "fixed": ": tl.constexpr" if fixed else ""}
+        values = {**config, **tiled(problem, config), **shifted(problem, _BY_TILES)}
+        values["fixed"] = ": tl.constexpr" if fixed else ""
         return render(problem, DESCRIPTORS, values, layouts="contiguous", keys=keys, like=case)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from kernels.generate.base import Config, GeneratorError
 from kernels.generate.bulk import SHARED_BYTES
+from kernels.generate.families.matmul import shifted
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -70,7 +71,7 @@ def bring(
 
 @gluon.jit
 def multiply(
-    out_map, a_room, b_room, o_room, full, free, order, m, n, k, PART: gl.constexpr, BM: gl.constexpr,
+    out_map, ${given}a_room, b_room, o_room, full, free, order, m, n, k, PART: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
     PAIR: gl.constexpr, TOGETHER: gl.constexpr, PARTED: gl.constexpr,
 ):
@@ -120,7 +121,7 @@ def multiply(
         mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1)
         if not TOGETHER:
             step += turns
-        row = i * BM
+$shift        row = i * BM
         if TOGETHER:
             row += PART * MINE
         if PARTED:
@@ -148,7 +149,7 @@ def multiply(
 
 @gluon.jit
 def product(
-    a_map, b_map, c_map, o_map, m, n, k, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    a_map, b_map, c_map, ${given}o_map, m, n, k, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, PAIR: gl.constexpr, TOGETHER: gl.constexpr,
     PARTED: gl.constexpr, SHARE: gl.constexpr,
 ):
@@ -172,10 +173,10 @@ def product(
         mbarrier.init(free.index(slot), count=2 if TOGETHER else 1)
     gl.warp_specialize(
         [
-            (multiply, (o_map, a_room, b_room, o_room, full, free, order, m, n, k, 0, BM, BN, BK, STAGES, GROUP,
-                        ROWS, PAIR, TOGETHER, PARTED)),
-            (multiply, (o_map, a_room, b_room, o_room, full, free, order, m, n, k, 1, BM, BN, BK, STAGES, GROUP,
-                        ROWS, PAIR, TOGETHER, PARTED)),
+            (multiply, (o_map, ${given}a_room, b_room, o_room, full, free, order, m, n, k, 0, BM, BN, BK, STAGES,
+                        GROUP, ROWS, PAIR, TOGETHER, PARTED)),
+            (multiply, (o_map, ${given}a_room, b_room, o_room, full, free, order, m, n, k, 1, BM, BN, BK, STAGES,
+                        GROUP, ROWS, PAIR, TOGETHER, PARTED)),
             (bring, (a_map, b_map, c_map, a_room, b_room, full, free, m, n, k, BM, BN, BK, STAGES, GROUP,
                      ROWS, PAIR)),
         ],
@@ -189,7 +190,7 @@ def tiles(tensor, rows, columns):
     return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
 
 
-def launch(a, b, c, out, BM, BN, STAGES, GROUP, ROWS, PAIR, TOGETHER):
+def launch(a, b, c, ${given}out, BM, BN, STAGES, GROUP, ROWS, PAIR, TOGETHER):
     m, k = a.shape
     n = out.shape[1]
     wide = BN // 2 if PAIR else BN
@@ -199,19 +200,20 @@ def launch(a, b, c, out, BM, BN, STAGES, GROUP, ROWS, PAIR, TOGETHER):
     units = torch.cuda.get_device_properties(a.device).multi_processor_count
     count = triton.cdiv(m, BM) * triton.cdiv(n, wide)
     product[(min(units, count if TOGETHER else triton.cdiv(count, 2)),)](
-        tiles(a, BM, $bk), tiles(b, *shape), tiles(c, *shape), tiles(out, BM // 2 if TOGETHER else BM, parts),
+        tiles(a, BM, $bk), tiles(b, *shape), tiles(c, *shape),
+        ${given}tiles(out, BM // 2 if TOGETHER else BM, parts),
         m, n, k, BM=BM, BN=BN, BK=$bk, STAGES=STAGES, GROUP=GROUP, ROWS=ROWS, PAIR=PAIR, TOGETHER=TOGETHER,
         PARTED=parted, SHARE=$share, num_warps=4, maxnreg=168,
     )
 
 """
 PRODUCT = """
-def entry(a, b):
+def entry(a, b$row):
     m, k = a.shape
     n = b.shape[$columns]
     out = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if m and n:
-        launch(a, b, b, out, $bm, $bn, $stages, $group, $by_rows, False, $together)
+        launch(a, b, b, ${given}out, $bm, $bn, $stages, $group, $by_rows, False, $together)
     return out
 """
 GATED = """
@@ -227,9 +229,14 @@ def entry(x, gate, up, down):
 """
 
 
+_SHIFT = """        column = j * BN + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
+        total += gl.load(bias + column, mask=column < n, other=0.0).to(gl.float32)[None, :]
+"""
+
+
 class MatmulHopper:
     name = "matmul_hopper"
-    problems = ("matmul", "linear", "fused_mlp")
+    problems = ("matmul", "linear", "linear_bias", "fused_mlp")
 
     def space(self, problem: str, case: Case) -> Space:
         if case.element_bytes != 2:
@@ -273,8 +280,9 @@ class MatmulHopper:
         if problem == "fused_mlp":
             first, second = config["first"] == "together", config["second"] == "together"
             values = {**config, "bk": 64, "bn": 256 if first else 128, "cn": 256 if second else 128}
-            values |= {"together": first, "alike": second}
+            values |= {"together": first, "alike": second, **shifted(problem, "")}
             return render(problem, KERNEL + GATED, values, layouts="contiguous", keys=keys, like=case)
-        by_rows = problem == "linear"
+        by_rows = problem != "matmul"
         values = {**config, "together": bool(config["together"]), "by_rows": by_rows, "columns": 1 - by_rows}
+        values |= shifted(problem, _SHIFT)
         return render(problem, KERNEL + PRODUCT, values, layouts="contiguous", keys=keys, like=case)

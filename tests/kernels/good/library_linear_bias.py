@@ -1,0 +1,11 @@
+# nightshift candidate
+# problem: linear_bias
+# language: python
+# kind: library
+# determinism: bitwise
+
+import torch
+
+
+def entry(x, weight, bias):
+    return torch.addmm(bias, x, weight.t())
