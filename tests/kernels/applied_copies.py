@@ -99,9 +99,32 @@ def copied(kernels: Any) -> dict[str, Any]:
             seen["else"] = {"zero": float(out.abs().max().detach()), "reads": len(reads), "again": len(again)}
         kernels.unapply(model)
         seen[name]["back"] = not any("forward" in m.__dict__ for m in model.modules())
+    seen["twice"] = twice(kernels, reads)
     course(kernels, shadow_every=4)
     (kernel,) = kernels.STATE.kernels.values()
     return {**seen, "checks": kernel.shadow_checks, "wrong": kernel.shadow_mismatches}
+
+
+def twice(kernels: Any, reads: list[int]) -> dict[str, Any]:
+    """A penalty on gradients, in a step whose layers read copies: its gradients, beside torch's."""
+    x, found = torch.randn(8, 16), []
+    for ours in (False, True):
+        model = Narrow()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if ours:
+            kernels.apply(model, optimizer, log=lambda _: None, log_every=0, weight_copies=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            given = x.clone().requires_grad_(True)
+            reads.clear()
+            loss = model(given).float().square().mean()
+            (slope,) = torch.autograd.grad(loss, given, create_graph=True)
+            (loss + slope.float().square().sum()).backward()
+            optimizer.step()
+        found.append([given.grad, *(p.grad for p in model.parameters())])
+    kernels.unapply(model)
+    gaps = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True) if b is not None]
+    return {"reads": len(reads), "gap": max(gaps), "gradients": len(gaps)}
 
 
 def _counted(function: Any, reads: list[int]) -> Any:

@@ -31,5 +31,7 @@ def test_layers_that_read_the_optimiser_s_copies_train_as_torch_does(
     assert (seen["compiled"]["reads"], seen["scaled compiled"]["reads"]) == (1, 1)  # one region, with its fence
     assert seen["else"] == {"zero": 0.0, "reads": 0, "again": 4}  # other weights, and no autocast: torch's
     assert seen["graphs"] == {"static": ["unguarded"] * 2, "fence": ["Tag.cudagraph_unsafe"]}
+    assert (seen["twice"]["reads"], seen["twice"]["gradients"]) == (2, 6), "two layers read copies in that step too"
+    assert seen["twice"]["gap"] < 5e-3, "a penalty on gradients is differentiated as torch does it"
     assert "nobody counts" in seen["hidden"]["disabled"]
     assert (seen["checks"], seen["wrong"]) == (checks, 0)

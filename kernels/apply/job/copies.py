@@ -9,7 +9,9 @@ through `.data` outside of an optimiser nobody counts: copies are compared bit b
 then, and given up where they differ. So they have to be asked for: `apply(…, weight_copies=True)`.
 
 The gradient of such a layer's weight is asked of the matrix product in float32 where it can give that, which saves
-its cast as well; it is then nearer to the exact one than torch's own, which is rounded to 16 bits on the way.
+its cast as well; it is then nearer to the exact one than torch's own, which is rounded to 16 bits on the way. Where
+gradients are differentiated again (`create_graph=True`), they are torch's,
+of the weight itself.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kernels.apply.job.checks import capturing
@@ -134,16 +135,20 @@ class Copied(torch.autograd.Function):
         return nn.functional.linear(x, narrow, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows, given = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
-        if STATE.wide_products:
-            dw = torch.mm(rows.t(), given, out_dtype=torch.float32)
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            # it is to be differentiated again: a copy leads to no weight, so of the weight itself, as torch does it
+            narrow, dw = weight.to(ctx.narrow.dtype), (rows.t() @ given).to(weight.dtype)
+            dx = rows @ narrow
         else:
-            dw = times("linear_weight_gradient", rows, given).to(weight.dtype)
-        dx = times("matmul", rows, ctx.narrow).reshape(x.shape)
-        return dx, dw, None, rows.sum(0) if ctx.biased else None
+            if STATE.wide_products:
+                dw = torch.mm(rows.t(), given, out_dtype=torch.float32)
+            else:
+                dw = times("linear_weight_gradient", rows, given).to(weight.dtype)
+            dx = times("matmul", rows, ctx.narrow)
+        return dx.reshape(x.shape), dw, None, rows.sum(0) if ctx.biased else None
 
 
 def _linear(parameter: nn.Parameter, copy: Copy) -> Callable[..., Any]:
