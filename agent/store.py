@@ -131,9 +131,7 @@ class Store(Archive, Kept, Runs):
         with self.database.write() as connection:
             row = row_of(connection, number, lock=True)
             is_new = self._insert_finding(connection, number, finding, now)
-            values: dict[str, Any] = {"updated_s": now}
-            if _SEVERITIES.index(finding.severity) > _SEVERITIES.index(Severity(row.severity)):
-                values["severity"] = finding.severity
+            values = {"updated_s": now, **_graver(row.severity, finding)}
             connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
             self._refresh(connection, number)
             if is_new:
@@ -148,11 +146,12 @@ class Store(Archive, Kept, Runs):
 
     def update_finding(self, incident_id: str, finding: Finding, *, news: bool = False) -> None:
         """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached.
-        `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again."""
+        `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again. An alarm that has
+        become graver makes its incident so, and is told."""
         number, now = number_of(incident_id), self._clock.now_s()
         with self.database.read() as connection:
             state = connection.execute(
-                sa.select(findings.c.state, incidents.c.state)
+                sa.select(findings.c.state, incidents.c.state, incidents.c.severity)
                 .join(incidents, incidents.c.number == findings.c.incident)
                 .where(findings.c.incident == number, findings.c.episode == finding.episode)
             ).one_or_none()
@@ -164,8 +163,10 @@ class Store(Archive, Kept, Runs):
             if news:
                 mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
                 connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
-            if news or state[0] != finding.state:
-                connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=now))
+            graver = _graver(state[2], finding)
+            if news or graver or state[0] != finding.state:
+                values = {"updated_s": now, **graver}
+                connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
             self._refresh(connection, number)
 
     def _insert_finding(self, connection: Connection, number: int, finding: Finding, now: float) -> bool:
@@ -378,3 +379,9 @@ class Store(Archive, Kept, Runs):
 
 
 __all__ = ["Conflict", "FaultPoint", "Move", "NoSuchIncident", "Position", "Store", "name_of", "number_of"]
+
+
+def _graver(known: str, finding: Finding) -> dict[str, Any]:
+    """The incident's severity where a firing finding's is above it; an incident never becomes milder."""
+    above = _SEVERITIES.index(finding.severity) > _SEVERITIES.index(Severity(known))
+    return {"severity": finding.severity} if above and finding.state is State.FIRING else {}

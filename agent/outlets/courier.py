@@ -28,6 +28,7 @@ from agent.store import Store
 from agent.suppression import Standing, Suppressor
 from agent.tenancy import namespaces_of
 from collectors.base import Permanent
+from detectors.base import Severity
 
 _AT_ONCE = 200
 _ASK_S = 15.0
@@ -108,7 +109,8 @@ class OutletCourier(Repeated):
         self._ledger.round(incident_id, wall_s, held_until_s=None, seen_s=seen_s, seen_version=incident.version)
 
     def _claim(self, incident: Incident, rows: Sequence[Alert], wanted: Need, wall_s: float) -> None:
-        """Writes down who pages and who shows, before anybody is called."""
+        """Writes down who pages and who shows, before anybody is called. An incident that has become graver is
+        paged where the rule now says, and no longer where it was."""
         number = number_of(incident.id)
         pages = [row for row in rows if row.form is Form.PAGE]
         pager = next((row.outlet for row in pages if not row.withdrawn), "")
@@ -120,6 +122,13 @@ class OutletCourier(Repeated):
             new = [replace(row, withdrawn=int(row.outlet != pager)) for row in pages]
             if pager in self._outlets and pager not in {row.outlet for row in pages}:
                 new.append(replace(blank, outlet=pager))
+        elif any(row.outlet == pager and _rank(incident.severity) > _rank(row.severity) for row in pages):
+            asked = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
+            if asked in self._outlets and asked not in {row.outlet for row in pages}:  # the page moves there
+                new = [*(replace(row, withdrawn=1) for row in pages), replace(blank, outlet=asked)]
+                pager = asked
+            else:
+                new = [replace(row, severity=incident.severity) for row in pages if row.outlet == pager]
         for name, outlet in self._outlets.items():
             if name != pager and name not in shown and Form.SHOWN in outlet.forms:
                 new.append(replace(blank, outlet=name, form=Form.SHOWN))
@@ -280,3 +289,7 @@ class OutletCourier(Repeated):
 def key_for(cluster: str, row: Alert) -> str:
     """The vendor's name for a row's alert."""
     return key_of(cluster, name_of(row.incident), row.turn)
+
+
+def _rank(severity: Severity) -> int:
+    return list(Severity).index(severity)

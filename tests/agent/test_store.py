@@ -111,6 +111,19 @@ def test_the_worst_finding_gives_the_severity(store: Store) -> None:
     assert store.incidents()[0].severity is Severity.CRITICAL
 
 
+def test_an_alarm_that_becomes_graver_makes_its_incident_so_and_a_milder_word_takes_nothing_back(
+    store: Store, clock: ManualClock
+) -> None:
+    """Else whoever is called for critical ones alone is never called. Whoever tells people sees that it changed."""
+    name = store.open_incident("hbm", [a_finding(Fault.HBM_DEGRADED)])
+    clock.advance(30)
+    store.update_finding(name, a_finding(Fault.HBM_DEGRADED, severity=Severity.CRITICAL, at_s=1030.0))
+    assert (store.incident(name).severity, store.incident(name).updated_s) == (Severity.CRITICAL, 1030.0)
+    clock.advance(30)
+    store.update_finding(name, a_finding(Fault.HBM_DEGRADED, at_s=1060.0))
+    assert (store.incident(name).severity, store.incident(name).updated_s) == (Severity.CRITICAL, 1030.0)
+
+
 def test_summaries_are_filtered_by_state_and_carry_findings_without_exhibits(store: Store) -> None:
     first = store.open_incident("one", [a_finding()])
     second = store.open_incident("two", [a_finding(Fault.XID, NODE)])

@@ -44,6 +44,23 @@ def test_an_incident_pages_one_outlet_by_its_severity_and_the_others_show_it(war
     assert [said.partition(":")[0] for said in ward.services.pagerduty.changes] == [warning, note]
 
 
+def test_an_incident_that_becomes_grave_pages_whom_grave_ones_page(ward: Ward) -> None:
+    """Once, and no longer where the warning went; one that nobody was paged for too."""
+    warned = ward.opened(a_finding())
+    noted = ward.store.open_incident("a note", [a_finding(severity=Severity.INFO)])
+    ward.once(2, 5.0)
+    for name in (warned, noted):
+        ward.clock.advance(10)
+        grave = a_finding(severity=Severity.CRITICAL, at_s=ward.clock.now_s())
+        ward.store.update_finding(name, grave)
+    ward.once(3, 5.0)
+    pages = [f"nightshift/alpha/{name}/1" for name in (warned, noted)]
+    assert ward.services.pagerduty.pages == pages
+    assert [ward.services.pagerduty.alerts[page].level for page in pages] == ["critical", "critical"]
+    assert ward.services.opsgenie.pages == [pages[0]]
+    assert ward.services.opsgenie.alerts[pages[0]].state == "closed"
+
+
 def test_an_alert_says_what_where_and_how_grave(ward: Ward) -> None:
     name = ward.opened()
     ward.once()
