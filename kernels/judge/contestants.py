@@ -6,6 +6,7 @@ process and believes only the judge's clock. Baselines run in the judge's proces
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels.judge.blend import PLAIN
+from kernels.judge.blend import PLAIN, blend_into
 from kernels.judge.plan import Plan
 from kernels.judge.replay import timed
 from kernels.judge.track import Track
@@ -44,6 +45,24 @@ class Contestant(Protocol):
 
 
 @dataclass
+class Stir:
+    """Does before a baseline's timed call what a candidate's process does before one: blends the slot's values with
+    the next slot's. What is made is thrown away, but addresses are as cold for both then: a GPU remembers where few
+    pages lie, and a tensor of hundreds of megabytes that was not touched for long is slower to read."""
+
+    blends: bool
+    rooms: dict[tuple[int, torch.Size, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, first: Inputs, second: Inputs, seed: int) -> None:
+        for position, (x, y) in enumerate(zip(first, second, strict=True)):
+            if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+                key = position, x.shape, x.dtype
+                if key not in self.rooms:
+                    self.rooms[key] = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+                blend_into(self.rooms[key], x, y, seed if self.blends else PLAIN, position)
+
+
+@dataclass
 class Baseline:
     """A trusted callable of the judge's own process, on copies of the slots that nobody else can touch."""
 
@@ -52,15 +71,22 @@ class Baseline:
     values: list[Inputs]
     flush: torch.Tensor | None  # None: the judge's clock (tier B and CPU)
     clock: Clock = time.perf_counter
+    stir: Stir | None = None  # None: alone, no candidate beside it
 
     def call(self, number: int) -> Any:
         with torch.no_grad():
             return self.function(*self.values[number])
 
     def seconds(self, order: Sequence[int]) -> float:
-        if self.flush is not None:
-            return statistics.median(timed([lambda n=n: self.call(n) for n in order], self.flush))  # type: ignore[misc]
-        return _slope(self._run, order, self.clock)
+        if self.flush is None:
+            return _slope(self._run, order, self.clock)
+        calls = [functools.partial(self.call, number) for number in order]
+        before = [functools.partial(self._stir, number, turn + 1) for turn, number in enumerate(order)]
+        return statistics.median(timed(calls, self.flush, before if self.stir is not None else ()))
+
+    def _stir(self, number: int, seed: int) -> None:
+        assert self.stir is not None
+        self.stir(self.values[number], self.values[(number + 1) % len(self.values)], seed)
 
     def _run(self, order: Sequence[int]) -> None:
         for number in order:

@@ -234,7 +234,7 @@ def _spoil(output: torch.Tensor) -> None:
 
 
 def _nothing() -> None:
-    """Before a baseline's call nothing needs to be done: it is not suspected of remembering."""
+    """Where nothing is suspected of remembering, nothing needs to be done."""
 
 
 def _event() -> Any:

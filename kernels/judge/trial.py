@@ -14,7 +14,7 @@ from kernels.differentiate import input_count, training_step
 from kernels.judge import inputs, static
 from kernels.judge import plan as launch_plan
 from kernels.judge.contest import FULL, Pace, Race, slot_count
-from kernels.judge.contestants import Baseline, Hosted, Replayed
+from kernels.judge.contestants import Baseline, Hosted, Replayed, Stir
 from kernels.judge.examine import Examiner
 from kernels.judge.inputs import Probe
 from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
@@ -351,8 +351,9 @@ class Trial:
                 blends = not self.request.search
                 entrant, flush = Replayed(track, made, judge.flush_bytes, judge.clock, blends, rng), judge.flush()
             empty: Inputs = ()
+            stir = Stir(entrant.blends) if isinstance(entrant, Replayed) else None
             baselines = [
-                Baseline(name, function, [empty] * count, flush, judge.clock)
+                Baseline(name, function, [empty] * count, flush, judge.clock, stir)
                 for name, function in solo.near.items()
             ]
             alone = solo.seconds if flush is not None else {}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.judge import contestants
+from kernels.judge.contestants import Baseline, Stir
 from kernels.judge.timing import Board, Rounds, board, decide, interval, rounds_disagree
 from kernels.judge.verdict import Comparison, Interval, Reason
 
@@ -93,3 +98,33 @@ def test_the_floor_of_an_h200_is_its_published_bandwidth() -> None:
 
 def test_an_unknown_board_sets_no_floor() -> None:
     assert Board(0.0, 0, {}).floor_s(1 << 40, 1 << 60, "float16") == 0.0
+
+
+@pytest.mark.parametrize("blends", [True, False])
+def test_a_baseline_s_timed_calls_find_memory_as_the_candidate_s_do(
+    blends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each call the slot's values are blended with the next slot's, elsewhere: they stay as they are."""
+    values = [(torch.full((64, 3), float(n)), 2.5) for n in range(3)]
+    told: list[tuple[str, set[float]]] = []
+    stir = Stir(blends)
+
+    def timed(calls: Sequence[Callable[[], Any]], flush: torch.Tensor, before: Sequence[Any] = ()) -> list[float]:
+        for action, call in zip(before, calls, strict=True):
+            action()
+            told.append(("stirred", set(next(iter(stir.rooms.values())).flatten().tolist())))
+            call()
+        return [1.0]
+
+    def called(x: torch.Tensor, scale: float) -> None:
+        told.append(("called", set(x.flatten().tolist())))
+
+    monkeypatch.setattr(contestants, "timed", timed)
+    Baseline("eager", called, list(values), torch.empty(1), stir=stir).seconds([2, 0, 1])
+    wanted = [({2.0, 0.0}, {2.0}), ({0.0, 1.0}, {0.0}), ({1.0, 2.0}, {1.0})]
+    assert told == [
+        (word, mixed if word == "stirred" and blends else own)
+        for mixed, own in wanted
+        for word in ("stirred", "called")
+    ]
+    assert len(stir.rooms) == 1, "one room for each input, whoever races"
