@@ -107,6 +107,8 @@ class XidDetector:
             burst.codes.append((event.record.at.t_s, code))
             if event.kind is KernelEventKind.SXID:
                 burst.switch.add(code)
+            if code != RECOVERY_ACTION_CHANGED and announced_action(burst.announced) is Recovery.NONE:
+                burst.announced = ""  # of what came before this error
             burst.announced = event.attributes.get("recovery_action") or burst.announced
             if (word := event.attributes.get("severity", "").lower().replace("-", "")) in GRAVITY:
                 burst.severities[code] = max(word, burst.severities.get(code, ""), key=GRAVITY.index)

@@ -94,6 +94,18 @@ def test_a_fatal_xid_is_grave_no_more_once_its_driver_has_begun_anew(earlier: bo
     assert found.severity is Severity.CRITICAL
 
 
+def test_that_nothing_is_to_be_done_holds_for_the_errors_before_it_alone() -> None:
+    """After a reset the driver announces None; the next uncontained error needs a reset again, whatever it said."""
+    detector, known = XidDetector(), inventory()
+    reset = xid(154, 100.5, recovery_action="GPU Reset Required")
+    assert detector.update(tick(101.0, xid(95, 100.0), reset), known)[0].facts["recovery"] == "reset_gpu"
+    healed = detector.update(tick(200.0, xid(154, 199.0, recovery_action="None")), known)[0]
+    assert healed.facts["recovery"] == "none"
+    found = detector.update(tick(300.0, xid(95, 299.0)), known)[0]
+    assert (found.facts["recovery"], "announced_recovery" in found.facts) == ("reset_gpu", False)
+    assert found.severity is Severity.CRITICAL
+
+
 def test_a_lone_45_is_only_information() -> None:
     finding = XidDetector().update(tick(100.0, xid(45, 99.0)), inventory())[0]
     assert finding.severity is Severity.INFO
