@@ -129,19 +129,24 @@ def codes_of(findings: Iterable[Finding]) -> tuple[int, ...]:
 
 def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:
     """(what is called for, why) by the Xids among findings; None where there are none. An announced action (154)
-    overrides the catalogue; of several codes, and of what several GPUs announce, the gravest counts."""
+    overrides the catalogue; of several codes, and of what several GPUs announce, the gravest counts. That nothing
+    is to be done is said of the announcing GPU alone: one that fell off the bus announces nothing."""
     said = {str(finding.facts.get("announced_recovery", "")) for finding in findings}
     announced = {action: words for words in sorted(said) if (action := announced_action(words)) is not None}
-    for action in (*_WORST, Recovery.NONE):
+    for action in _WORST:
         if action in announced:
             return _plain(action), f"the driver announced it (Xid 154: {announced[action]})"
-    told = severities_of(findings)
-    actions = {action: code for code in codes_of(findings) if (action := action_of(code, told.get(code, "")))}
+    calm = [f for f in findings if announced_action(str(f.facts.get("announced_recovery", ""))) is Recovery.NONE]
+    others = [f for f in findings if not any(f.subject == g.subject and f.since.t_s <= g.since.t_s for g in calm)]
+    told = severities_of(others)
+    actions = {action: code for code in codes_of(others) if (action := action_of(code, told.get(code, "")))}
     for action in _WORST:
         if action in actions:
             code = actions[action]
             what = f"Xid {code} ({', '.join(filter(None, (CATALOGUE[code].meaning, told.get(code))))})"
             return _plain(action), f"NVIDIA's catalogue: {what} → {action}"
+    if Recovery.NONE in announced:
+        return _plain(Recovery.NONE), f"the driver announced it (Xid 154: {announced[Recovery.NONE]})"
     if actions:
         code = next(iter(sorted(actions.values())))
         return "none", f"NVIDIA's catalogue asks for nothing to be done about Xid {code}"

@@ -17,7 +17,9 @@ from agent.rca.evidence import gather
 from agent.rca.grounding import ground
 from agent.rca.rules import diagnose, recovery_of
 from agent.rca.summary import as_markdown, as_text, plain, summarise
+from collectors.frame import Instant
 from collectors.history import History
+from collectors.subject import Subject
 from controllers.action import ActionKind, Situation
 from controllers.playbooks.plugins import build
 from detectors.base import Fault, Finding
@@ -119,6 +121,20 @@ def test_what_several_gpus_announce_counts_by_the_gravest() -> None:
     calm = replace(calm, facts={**calm.facts, "announced_recovery": "None"})
     grave = replace(grave, facts={**grave.facts, "announced_recovery": "GPU Reset Required"})
     assert recovery_of([calm, grave]) == ("reset_gpu", "the driver announced it (Xid 154: GPU Reset Required)")
+
+
+def test_that_nothing_is_to_be_done_about_one_gpu_says_nothing_of_another_or_of_what_came_later() -> None:
+    """A GPU that fell off the bus announces nothing."""
+
+    def said(gpu: Subject, since_s: float, **facts: float | str) -> Finding:
+        return finding(Fault.XID, gpu, since=Instant(since_s), facts=facts)
+
+    calm = said(GPUS[0], ONSET_S, xid=95.0, codes="95 154", announced_recovery="None")
+    lost = said(GPUS[1], ONSET_S, xid=79.0, codes="79")
+    later = said(GPUS[0], ONSET_S + 600, xid=95.0, codes="95")
+    earlier = said(GPUS[0], ONSET_S - 600, xid=95.0, codes="95")
+    called = [recovery_of([calm, *more]) for more in ((), (lost,), (later,), (earlier,))]
+    assert [told[0] for told in called if told] == ["none", "reboot_node", "reset_gpu", "none"]
 
 
 @pytest.mark.parametrize(
