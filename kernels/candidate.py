@@ -26,12 +26,14 @@ Language = Literal["triton", "cuda", "python"]
 Kind = Literal["own_kernel", "library", "in_place"]
 Determinism = Literal["bitwise", "run_to_run", "none"]
 
-LAYOUTS = ("contiguous", "padded", "transposed", "offset")
+LAYOUTS = ("contiguous", "padded", "transposed", "offset", "sliced")
 """How inputs may lie in memory; `kernels.judge.layouts.place` says what each means."""
 
 MIXED: Mapping[str, tuple[str, str]] = {
     "odd_padded": ("contiguous", "padded"),
     "pairs_padded": ("contiguous", "padded"),
+    "odd_sliced": ("contiguous", "sliced"),
+    "pairs_sliced": ("contiguous", "sliced"),
 }
 """Layouts in which inputs differ: those at odd positions, or every second pair of them, have the second. Whoever
 answers for both answers for their mixtures: a kernel that takes one input's strides for another's is wrong."""

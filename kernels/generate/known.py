@@ -22,7 +22,11 @@ from kernels.problem import Case
 
 _FILE = Path(__file__).with_name("known.json")
 _NEAR = 6
-_ALIKE = {"linear": "matmul", "linear_bias": "matmul"}
+_ALIKE = {
+    **dict.fromkeys(("linear", "linear_bias"), "matmul"),
+    "flash_attention_by_position": "flash_attention",
+    "flash_attention_by_position_backward": "flash_attention_backward",
+}
 """The same work but for how an operand lies, or a row that is added: what was best there is where to begin, while
 nothing was measured."""
 

@@ -96,6 +96,21 @@ def render(
     return "\n".join(lines) + "\n\n" + string.Template(body).substitute(values).strip() + "\n"
 
 
+def rewritten(body: str, changes: str) -> str:
+    """A kernel that differs from another in these lines alone, so that the text which was measured stays as it is.
+
+    changes: hunks, apart by empty lines, of old lines ("- …") and what stands in their place ("+ …"). Raises
+    ValueError where old lines do not stand in the body exactly once.
+    """
+    for hunk in changes.strip("\n").split("\n\n"):
+        lines = hunk.split("\n")
+        old, new = ("".join(f"{line[2:]}\n" for line in lines if line[0] == sign) for sign in "-+")
+        if f"\n{body}".count(f"\n{old}") != 1:
+            raise ValueError(f"does not stand in the kernel once:\n{old}")
+        body = f"\n{body}".replace(f"\n{old}", f"\n{new}")[1:]
+    return body
+
+
 def candidate(family: Family, problem: str, case: Case, config: Config) -> Candidate:
     """The candidate of one point of a family's space."""
     return parse_candidate(family.source(problem, case, config), f"{family.name} {dict(config)}").candidate

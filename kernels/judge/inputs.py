@@ -124,10 +124,12 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in parted]
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in of_one_count(problem, candidate, bases[0])]
     for layout, parts in PARTS.items():
+        if not set(parts) <= set(problem.layouts):
+            continue
         for case in dict.fromkeys((*(bases if scope.benchmark else [rng.choice(bases)]), *wide)):
             mixed = case.with_(layout=layout)
             written = layout == REPEATED and candidate.mutates  # an element that is many cannot be written
-            if set(parts) <= set(problem.layouts) and admits(problem, candidate, mixed) and not written:
+            if admits(problem, candidate, mixed) and not written:
                 probes.append(Probe("sweep", mixed, "normal", (_seed(rng),)))
     for name in problem.distributions:
         chosen = [*bases, *(wide if name in ("large_mean", "large_negative", "nan") else ())]

@@ -27,6 +27,8 @@ def place(shape: Sequence[int], layout: str) -> Placement:
 
     contiguous; padded: rows lie 3 elements further apart than needed; transposed: the last two dimensions swapped
     in memory; offset: contiguous, but one element past the buffer's start, so that wide loads are misaligned.
+    sliced: the middle one of three tensors that lie side by side in each (i, j), as queries, keys and values do in
+    a projection that makes all of them; contiguous where there are fewer than four dimensions.
     repeated: one row stands for all (`repeats`), by a stride of 0: there alone elements share an address.
     Of a mixed layout (`kernels.candidate.MIXED`), ask for the part that `layout_at` names.
     """
@@ -37,6 +39,9 @@ def place(shape: Sequence[int], layout: str) -> Placement:
     if layout == "transposed" and len(sizes) >= 2:
         inner = _dense((*sizes[:-2], sizes[-1], sizes[-2]))
         return Placement(math.prod(sizes), sizes, (*inner[:-2], inner[-1], inner[-2]), 0)
+    if layout == "sliced" and len(sizes) >= 4:
+        outer = _dense((*sizes[:2], 3, *sizes[2:]))
+        return Placement(3 * math.prod(sizes), sizes, (*outer[:2], *outer[3:]), math.prod(sizes[2:]))
     if layout == REPEATED and (axis := repeats(sizes)) >= 0:
         one = (*sizes[:axis], 1, *sizes[axis + 1 :])
         dense = _dense(one)
@@ -62,7 +67,7 @@ def layout_at(layout: str, position: int) -> str:
     """The layout of the input at a position."""
     if layout not in MIXED:
         return layout
-    return MIXED[layout][position % 2 if layout == "odd_padded" else position // 2 % 2]
+    return MIXED[layout][position % 2 if layout.startswith("odd_") else position // 2 % 2]
 
 
 def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -38,8 +40,46 @@ def oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.stack(heads).reshape(b, h, s, d) if heads else torch.zeros_like(q)
 
 
+def by_position_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """q, k, v: (b, s, h, d), as a projection leaves them → (b, s, h, d), and what its gradients need: (b, h, s), of
+    each query the logarithm of the sum of its scores' exponentials, natural, float32 or wider."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    wide, s = torch.promote_types(q.dtype, torch.float32), q.shape[-2]
+    hidden = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
+    scores = (q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5).masked_fill(hidden, float("-inf"))
+    return reference(q, k, v).transpose(1, 2), torch.logsumexp(scores, dim=-1)
+
+
+def by_position_oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Head by head as well."""
+    heads = [by_position_reference(*(x[:, :, n : n + 1] for x in (q, k, v))) for n in range(q.shape[2])]
+    return torch.cat([out for out, _ in heads], dim=2), torch.cat([logs for _, logs in heads], dim=1)
+
+
+def _kept_by_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cuDNN's own, as autograd calls it."""
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    out, logs, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*turned, None, True, 0.0, True)
+    return out.transpose(1, 2), logs.reshape(turned[0].shape[:-1])
+
+
+def _kept_by_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """FlashAttention's own, as autograd calls it."""
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    out, logs, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*turned, 0.0, True)
+    return out.transpose(1, 2), logs
+
+
 def make_inputs(case: Case, draw: Draw) -> Inputs:
-    shape = (case["b"], case["h"], case["s"], case["d"])
+    return _drawn(case, draw, "bhsd")
+
+
+def make_by_position(case: Case, draw: Draw) -> Inputs:
+    return _drawn(case, draw, "bshd")
+
+
+def _drawn(case: Case, draw: Draw, order: str) -> Inputs:
+    shape = tuple(case[name] for name in order)
     q = draw.values(shape, case.torch_dtype)
     if draw.distribution == "large_negative":  # keys that turn every score of every row far below zero
         return q, draw.uniform(shape, case.torch_dtype, 0.5, 1.5), draw.normal(shape, case.torch_dtype)
@@ -67,3 +107,17 @@ FLASH_ATTENTION = Problem(
     gradients=(0, 1, 2),
     libraries={"cudnn": cudnn, "flash": flash},
 )
+
+FLASH_ATTENTION_BY_POSITION = replace(
+    FLASH_ATTENTION,
+    name="flash_attention_by_position",
+    reference=by_position_reference,
+    oracle=by_position_oracle,
+    make_inputs=make_by_position,
+    compulsory_bytes=lambda case: (4 * case["d"] * case.element_bytes + 4) * case["b"] * case["h"] * case["s"],
+    layouts=("contiguous", "sliced"),
+    gradients=(),
+    outputs=2,
+    libraries={"cudnn": _kept_by_cudnn, "flash": _kept_by_flash},
+)
+"""What a training step computes, and where its tensors lie: its gradients are another problem."""

@@ -6,6 +6,7 @@ device. The logarithms are near those of normal scores, so that no weight overfl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,12 +69,58 @@ def _cudnn(*inputs: torch.Tensor) -> Any:
     return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(*others, logs[..., None], *rest)
 
 
+def _turned(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Heads first, where the last one is the logarithms, which have them first already."""
+    return (*(x.transpose(1, 2) for x in inputs[:-1]), inputs[-1])
+
+
+def by_position_reference(
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    logs: torch.Tensor,
+) -> Three:
+    """The same with gradient, q, k, v, out and the gradients as (b, s, h, d); logs: (b, h, s)."""
+    to_q, to_k, to_v = reference(*_turned(gradient, q, k, v, out, logs))
+    return to_q.transpose(1, 2), to_k.transpose(1, 2), to_v.transpose(1, 2)
+
+
+def by_position_oracle(
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    logs: torch.Tensor,
+) -> Three:
+    to_q, to_k, to_v = oracle(*_turned(gradient, q, k, v, out, logs))
+    return to_q.transpose(1, 2), to_k.transpose(1, 2), to_v.transpose(1, 2)
+
+
+def _flash_by_position(*inputs: torch.Tensor) -> Any:
+    return tuple(x.transpose(1, 2) for x in _flash(*_turned(*inputs)))
+
+
+def _cudnn_by_position(*inputs: torch.Tensor) -> Any:
+    return tuple(x.transpose(1, 2) for x in _cudnn(*_turned(*inputs)))
+
+
 def make_inputs(case: Case, draw: Draw) -> Inputs:
-    shape, dtype = (case["b"], case["h"], case["s"], case["d"]), case.torch_dtype
+    return _drawn(case, draw, "bhsd")
+
+
+def make_by_position(case: Case, draw: Draw) -> Inputs:
+    return _drawn(case, draw, "bshd")
+
+
+def _drawn(case: Case, draw: Draw, order: str) -> Inputs:
+    shape, dtype = tuple(case[name] for name in order), case.torch_dtype
     gradient, v = draw.values(shape, dtype), draw.values(shape, dtype)
     q, k, out = draw.normal(shape, dtype), draw.normal(shape, dtype), draw.normal(shape, dtype, 0.25)
     seen = torch.arange(1, case["s"] + 1, dtype=torch.float64).log().float().to(draw.device)
-    return gradient, q, k, v, out, draw.uniform(shape[:-1], torch.float32, 0.25, 0.75) + seen
+    return gradient, q, k, v, out, draw.uniform((case["b"], case["h"], case["s"]), torch.float32, 0.25, 0.75) + seen
 
 
 FLASH_ATTENTION_BACKWARD = Problem(
@@ -95,4 +142,14 @@ FLASH_ATTENTION_BACKWARD = Problem(
     distributions=("normal", "ties", "near_constant", "tiny"),
     layouts=("contiguous",),
     libraries={"flash": _flash, "cudnn": _cudnn},
+)
+
+FLASH_ATTENTION_BY_POSITION_BACKWARD = replace(
+    FLASH_ATTENTION_BACKWARD,
+    name="flash_attention_by_position_backward",
+    reference=by_position_reference,
+    oracle=by_position_oracle,
+    make_inputs=make_by_position,
+    layouts=("contiguous", "sliced"),
+    libraries={"flash": _flash_by_position, "cudnn": _cudnn_by_position},
 )

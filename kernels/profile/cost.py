@@ -39,7 +39,7 @@ def cost(found: Found) -> Cost:
             m, d, f = s["m"], s["d"], s["f"]
             moved = (2 * m * d + 3 * d * f) * size
             return Cost(moved, 6 * m * d * f, 2 * moved, 12 * m * d * f)
-        case "flash_attention":
+        case "flash_attention" | "flash_attention_by_position":
             area = s["b"] * s["h"] * s["s"]
             flops = 2 * area * (s["s"] + 1) * s["d"]
             return Cost(4 * area * s["d"] * size, flops, 8 * area * s["d"] * size, 2.5 * flops)

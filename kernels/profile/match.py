@@ -25,6 +25,7 @@ from kernels.profile.pattern import (
     layout,
     rows_of,
     rowwise,
+    side_by_side,
     turned,
 )
 from kernels.profile.written_out import WRITTEN_OUT
@@ -97,8 +98,11 @@ def _attention(units: Sequence[Unit]) -> Found | None:
     causal = "True" in concrete[3:]
     if len(q) != 4 or k != q or v != q or dims(unit, 3) or not causal or not dtype(unit, 0):
         return None
-    sizes = dict(zip("bhsd", q, strict=True))
-    return Found("flash_attention", sizes, dtype(unit, 0), layout(unit, 0))
+    sizes, kind = dict(zip("bhsd", q, strict=True)), dtype(unit, 0)
+    lies = {side_by_side(unit, position) for position in range(3)}
+    if "" not in lies:
+        return Found("flash_attention_by_position", sizes, kind, "sliced" if "sliced" in lies else "contiguous")
+    return Found("flash_attention", sizes, kind, layout(unit, 0))
 
 
 def _linear(units: Sequence[Unit]) -> Found | None:

@@ -105,6 +105,19 @@ def turned(unit: Unit, position: int) -> bool:
     return len(sizes) == 2 and min(sizes) > 1 and strides == (1, sizes[0])
 
 
+def side_by_side(unit: Unit, position: int) -> str:
+    """How (b, h, s, d) lies of which a projection made (b, s, h, d): contiguous, or sliced, positions further apart
+    than their heads are long (`kernels.judge.layouts.place`); empty where it lies otherwise, or heads are first."""
+    sizes, listed = dims(unit, position), unit.signature.strides
+    strides: Any = listed[position] if position < len(listed) else ()
+    if len(sizes) != 4 or len(strides) != 4:
+        return ""
+    (b, h, s, d), (batch, head, row, one) = sizes, strides
+    if one != 1 or (head != d and h > 1) or (batch != s * row and b > 1) or row < h * d or h == 1:
+        return ""
+    return "contiguous" if row == h * d else "sliced"
+
+
 def rows_of(sizes: tuple[int, ...]) -> dict[str, int]:
     return {"m": math.prod(sizes[:-1]), "n": sizes[-1]}
 

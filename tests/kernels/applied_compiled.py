@@ -208,6 +208,11 @@ def opchecked(kernels: Any) -> dict[str, Any]:
         },
         "embedding_gradient": (rows, index, 48),
         "flash_attention": tuple(x.half() for x in heads),
+        "flash_attention_by_position": tuple(x.half().transpose(1, 2).contiguous() for x in heads),
+        "flash_attention_by_position_backward": (
+            *(x.half().transpose(1, 2).contiguous() for x in (*heads, *heads[:2])),
+            torch.full((1, 2, 16), 3.0),
+        ),
         "adamw": (*vectors, 1e-3, 0.9, 0.999, 1e-8, 0.1, 3),
         "adamw_cast": (*vectors, vectors[0].bfloat16(), 1e-3, 0.9, 0.999, 1e-8, 0.1, 3),
         "adamw_many": (

@@ -11,6 +11,7 @@ from kernels.generate.families.backward import Backward
 from kernels.generate.families.cross_entropy import CrossEntropy
 from kernels.generate.families.embedding_gradient import EmbeddingGradient
 from kernels.generate.families.flash_attention import FlashAttention
+from kernels.generate.families.flash_backward import FlashBackward
 from kernels.generate.families.flat import Flat
 from kernels.generate.families.fused_mlp import FusedMlp
 from kernels.generate.families.gated import Gated
@@ -170,6 +171,7 @@ def every_record() -> list[dict[str, Any]]:
         *rotary_records(b=1, s=6, h=4, g=2),
         made_of(EmbeddingGradient(), "embedding_gradient", Case.of("float32", t=6, d=64, v=48)),
         attention_record(),
+        *attention_records(Case.of("float16", b=1, h=2, s=16, d=16)),
         adamw_record(),
         made_of(Flat(), "adamw_cast", Case.of("bfloat16", n=40)),
         made_of(Flat(), "adamw_many", Case.of("bfloat16", n=40)),
@@ -185,6 +187,13 @@ def rotary_records(**sizes: int) -> list[dict[str, Any]]:
 
 def attention_record() -> dict[str, Any]:
     return made_of(FlashAttention(), "flash_attention", Case.of("float16", b=1, h=2, s=16, d=16))
+
+
+def attention_records(case: Case) -> list[dict[str, Any]]:
+    """By position, with what the gradients need, and the gradients; certified for both layouts."""
+    made = [made_of(FlashAttention(), "flash_attention_by_position", case)]
+    made.append(made_of(FlashBackward(), "flash_attention_by_position_backward", case))
+    return [{**one, "layouts": ["contiguous", "sliced"]} for one in made]
 
 
 def adamw_record(wrong: str = "") -> dict[str, Any]:

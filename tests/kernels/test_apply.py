@@ -110,7 +110,7 @@ def test_attention_is_the_kernel_s_where_nothing_is_differentiated(tmp_path: Pat
     seen = run("attended", tmp_path, [attention_record()])
     assert seen["equal"]
     assert seen["calls"] == 1
-    assert seen["fallbacks"] == {"flash_attention: gradient": 1}
+    assert seen["fallbacks"] == {"flash_attention: gradient": 1, "flash_attention: not causal": 1}
     assert seen["gradient"]
     assert seen["restored"] == 1
 

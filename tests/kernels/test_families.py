@@ -29,6 +29,8 @@ TINY = {
     "embedding_gradient": {"t": 20, "d": 24, "v": 8},
     "flash_attention": {"b": 1, "h": 2, "s": 75, "d": 32},
     "flash_attention_backward": {"b": 1, "h": 2, "s": 75, "d": 32},
+    "flash_attention_by_position": {"b": 2, "h": 2, "s": 75, "d": 32},
+    "flash_attention_by_position_backward": {"b": 2, "h": 2, "s": 75, "d": 32},
     "fused_mlp": {"m": 20, "d": 32, "f": 48},
     "gelu": {"m": 3, "n": 40},
     "gelu_backward": {"m": 3, "n": 40},

@@ -194,7 +194,12 @@ def test_a_job_s_products_are_searched_where_ours_can_win_and_never_before_what_
     asked = {"most": 20, "min_gain": 0.002, "problems": frozenset(SPECS), "untrained": UNTRAINED}
     works, decisions = from_profile(found, tmp_path, peaks, **asked)
     order = [hotspot.problem for hotspot, why in decisions if why.startswith("searched")]
-    assert order == ["rmsnorm", "adamw", "cross_entropy_cast", "embedding_gradient", "gelu", "linear", "linear"]
+    first = ["rmsnorm", "adamw", "flash_attention_by_position", "cross_entropy_cast", "embedding_gradient", "gelu"]
+    assert order == [*first, "linear", "linear"]
+    attention = [work.task for work in works if work.task.problem.family == "flash_attention"]
+    ends = ["flash_attention_by_position", "flash_attention_by_position_backward"]
+    assert [task.problem.name for task in attention] == ends
+    assert all(task.case.sizes == {"b": 16, "h": 16, "s": 512, "d": 64} for task in attention)
     products = [work.task.name for work in works if work.task.problem.family == "matmul"]
     assert products[:3] == [
         "linear k=1024 m=8192 n=3072 bfloat16",

@@ -108,8 +108,8 @@ def test_the_full_plan_asks_for_the_benchmarked_and_the_huge_cases() -> None:
     assert [p.case["m"] * p.case["n"] > 1 << 31 for p in huge] == [True]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "padded", "transposed", "offset"])
-@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (2, 3, 4), (0, 4), (1, 1)])
+@pytest.mark.parametrize("layout", ["contiguous", "padded", "transposed", "offset", "sliced"])
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (2, 3, 4), (0, 4), (1, 1), (2, 3, 2, 4)])
 def test_a_layout_addresses_every_element_once(layout: str, shape: tuple[int, ...]) -> None:
     x = torch.arange(max(1, torch.Size(shape).numel()), dtype=torch.float32)[: torch.Size(shape).numel()].reshape(
         shape

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kernels.apply.job.attention import ATTENTION, attention_of, name_attention
 from kernels.apply.job.folds import FoldCasts
 from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.norms import FoldNorms
@@ -16,7 +17,7 @@ from kernels.apply.job.operators import invoke, operator_of
 from kernels.apply.job.places import shaped
 from kernels.apply.job.products import linear_of
 from kernels.apply.job.rotary import TurnHalves
-from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PRODUCTS, STATE, Report, fell_back, in_use
+from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PRODUCTS, STATE, Report, in_use
 
 
 def swap_functions(report: Report) -> None:
@@ -28,13 +29,14 @@ def swap_functions(report: Report) -> None:
         (CAST, "cross_entropy", _cross_entropy),
         ("gelu", "gelu", _gelu),
         ("softmax", "softmax", _softmax),
-        ("flash_attention", "scaled_dot_product_attention", _attention),
     ):
         if problem not in STATE.kernels:
             continue
         operator_of(problem)
         swap_function(f"torch.nn.functional.{name}", wrapper)
         report.applied.append((f"torch.nn.functional.{name}", problem, STATE.kernels[problem].certificate))
+    if name_attention(report):
+        swap_function(f"torch.nn.functional.{ATTENTION}", attention_of)
 
 
 def swap_function(name: str, wrapper: Callable[..., Any]) -> None:
@@ -163,42 +165,3 @@ def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(input, dim, _stacklevel, dtype)
 
     return softmax
-
-
-def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Causal attention of equal heads, where nothing is to be differentiated.
-
-    For training, torch's own forward pass keeps what its backward pass needs, and the kernel does not.
-    """
-
-    def scaled_dot_product_attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        plain = (
-            _tensors(query, key, value)
-            and is_causal
-            and attn_mask is None
-            and dropout_p == 0.0
-            and scale is None
-            and query.dim() == 4
-        )
-        if plain and query.shape == key.shape == value.shape:
-            if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-                fell_back("flash_attention", "gradient")
-            else:
-                out = guarded("flash_attention", (query, key, value), ())
-                if out is not None:
-                    return out
-        return original(
-            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-            enable_gqa=enable_gqa,
-        )  # fmt: skip
-
-    return scaled_dot_product_attention

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,16 +23,17 @@ def refusal(
     sizes: Mapping[str, int],
     tensors: Sequence[torch.Tensor],
     kind: torch.dtype | None = None,
+    lies: Callable[[Mapping[str, Any], torch.Tensor], bool] = lambda record, x: x.is_contiguous(),
 ) -> str:
     """Why a call is torch's: the guard that it does not pass. Empty where it passes all. kind: of these tensors,
-    where it is not the certified dtype."""
+    where it is not the certified dtype. lies: whether one lies as the kernel takes it."""
     first = tensors[0]
     if first.device.type != "cuda" and not interpreted():
         return "device"
     kind = kind or DTYPES.get(record["dtype"])
     if any(t.is_floating_point() and t.dtype != kind for t in tensors):
         return "dtype"
-    if not all(t.is_contiguous() for t in tensors):
+    if not all(lies(record, t) for t in tensors):
         return "stride"
     for name, size in record["sizes"].items():
         here = sizes.get(name, -1)

@@ -10,8 +10,21 @@ import torch
 from torch import nn
 
 from kernels.apply.job.checks import due, shadowed
+from kernels.apply.job.heads import side_by_side
 from kernels.apply.job.problems import SPECS, loss_backward_reference, original_of, rms_backward_reference
-from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, OPERATORS, PRODUCTS, STATE, fell_back, in_use, slot
+from kernels.apply.job.state import (
+    ATTENDED,
+    CAST,
+    DTYPES,
+    HALVES,
+    NORM,
+    OPERATORS,
+    PRODUCTS,
+    STATE,
+    fell_back,
+    in_use,
+    slot,
+)
 
 
 def operator_of(problem: str) -> Any:
@@ -74,8 +87,8 @@ def open_all() -> None:
     for problem in SPECS if STATE.kernels else ():
         operator_of(problem)
     for problem, kernel in STATE.kernels.items():
-        if kernel.problem in PRODUCTS:
-            continue  # a pass puts them in, closed
+        if kernel.problem in PRODUCTS or problem.startswith(ATTENDED):
+            continue  # a pass puts them in, closed; attention's may be written in Gluon, and set Triton's allocator
         if kernel.traceable is not None and not SPECS[problem].mutates:  # an optimiser's step is in no region
             open_operator_of(problem)
 
@@ -116,6 +129,9 @@ def run_once(problem: str, inputs: Sequence[Any]) -> Any:
     narrow = inputs[0] if problem == NORM else inputs[-2] if problem.startswith(CAST) else None
     if narrow is not None and narrow.dtype != DTYPES[kernel.record["dtype"]]:
         return spec.reference(*inputs)  # the cast before it was not folded into it
+    if problem.startswith(ATTENDED) and not all(side_by_side(kernel.record, x) for x in inputs):
+        fell_back(problem, "stride")
+        return spec.reference(*inputs)
     if not aligned(kernel.record, inputs):
         fell_back(problem, "alignment")
         return spec.reference(*inputs)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.apply.job.state import MANY, NORM, STATE
+from kernels.apply.job.heads import attended, attention_gradients
+from kernels.apply.job.state import ATTENDED, MANY, NORM, STATE
 
 
 @dataclass(frozen=True)
@@ -333,6 +334,21 @@ SPECS: dict[str, Spec] = {
         lambda q, k, v: original_of("scaled_dot_product_attention")(q, k, v, is_causal=True),
         lambda q, k, v: q.new_empty(q.shape),
         lambda q, k, v: dict(zip("bhsd", q.shape, strict=True)),
+    ),
+    ATTENDED: Spec(
+        "(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)",
+        attended,
+        lambda q, k, v: (
+            q.new_empty(q.shape),
+            q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.promote_types(q.dtype, torch.float32)),
+        ),
+        lambda q, *rest: dict(zip("bshd", q.shape, strict=True)),
+    ),
+    f"{ATTENDED}_backward": Spec(
+        "(Tensor g, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs) -> (Tensor, Tensor, Tensor)",
+        attention_gradients,
+        lambda g, q, k, v, out, logs: tuple(x.new_empty(x.shape) for x in (q, k, v)),
+        lambda g, *rest: dict(zip("bshd", g.shape, strict=True)),
     ),
     "adamw": Spec(
         "(Tensor(a!) parameter, Tensor gradient, Tensor(b!) first, Tensor(c!) second, float rate, float beta1, "

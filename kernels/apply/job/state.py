@@ -32,6 +32,8 @@ PRODUCTS = ("matmul", "linear", "linear_bias", "linear_weight_gradient")
 
 HALVES = tuple(f"rotary_half{how}{back}" for how in ("", "_by_position") for back in ("", "_backward"))
 """Rotary embeddings whose pairs lie half a width apart: heads first, or positions first."""
+ATTENDED = "flash_attention_by_position"
+"""Causal attention of (b, s, h, d), with what its gradients need."""
 
 
 class ByTensor:

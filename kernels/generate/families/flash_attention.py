@@ -1,14 +1,15 @@
 """Causal attention tile by tile (Dao, arXiv 2307.08691): scores never leave the registers.
 
 Tiles below the diagonal need no mask and come first; the diagonal's come last. Exponentials are base two, with
-log₂e folded into the scale. Programs take the longest rows of queries first.
+log₂e folded into the scale. Programs take the longest rows of queries first. By position, heads lie side by side:
+rows of a head are as far apart as each tensor says, and the logarithms that the gradients need are written too.
 """
 
 from __future__ import annotations
 
 from kernels.generate.base import Config
 from kernels.generate.space import Space
-from kernels.generate.template import render
+from kernels.generate.template import render, rewritten
 from kernels.problem import Case
 
 BODY = """
@@ -82,10 +83,72 @@ def entry(q, k, v):
     return out
 """
 
+BY_POSITION = rewritten(
+    BODY,
+    """
+-     q, k, v, out, s, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr,
++     q, k, v, out, logs, s, heads, by_q, by_k, by_v, scale,
++     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr,
+
+-     first = tl.program_id(1).to(tl.int64) * s * D
++     head = tl.program_id(1)
++     batch = (head // heads).to(tl.int64) * s
++     place = head % heads * D
++     part = tl.arange(0, BN)
+
+-     at = first + queries[:, None] * D + column[None, :]
++     line = batch + queries[:, None]
++     at = line * by_q + place + column[None, :]
+
+-         keys = tl.make_tensor_descriptor(k + first, shape=[s, D], strides=[D, 1], block_shape=[BN, D])
+-         values = tl.make_tensor_descriptor(v + first, shape=[s, D], strides=[D, 1], block_shape=[BN, D])
++         k_head = k + batch * by_k + place
++         v_head = v + batch * by_v + place
++         keys = tl.make_tensor_descriptor(k_head, shape=[s, D], strides=[by_k, 1], block_shape=[BN, D])
++         values = tl.make_tensor_descriptor(v_head, shape=[s, D], strides=[by_v, 1], block_shape=[BN, D])
+
+-             row = start + tl.arange(0, BN)
+-             y = tl.load(k + first + row[:, None] * D + column[None, :])
+-             z = tl.load(v + first + row[:, None] * D + column[None, :])
++             y = tl.load(k + (batch + start) * by_k + place + part[:, None] * by_k + column[None, :])
++             z = tl.load(v + (batch + start) * by_v + place + part[:, None] * by_v + column[None, :])
+
+-         row = start + tl.arange(0, BN)
+-         y = tl.load(k + first + row[:, None] * D + column[None, :], mask=row[:, None] < s, other=0.0)
+-         z = tl.load(v + first + row[:, None] * D + column[None, :], mask=row[:, None] < s, other=0.0)
++         row = start + part
++         known_k = row[:, None] < s
++         y_at = (batch + start) * by_k + place + part[:, None] * by_k + column[None, :]
++         z_at = (batch + start) * by_v + place + part[:, None] * by_v + column[None, :]
++         y = tl.load(k + y_at, mask=known_k, other=0.0)
++         z = tl.load(v + z_at, mask=known_k, other=0.0)
+
+-     tl.store(out + at, (sums / total[:, None]).to(out.dtype.element_ty), mask=known)
++     at = line * heads * D + place + column[None, :]
++     tl.store(out + at, (sums / total[:, None]).to(out.dtype.element_ty), mask=known)
++     log = (high + tl.log2(total)) * 0.6931471805599453
++     tl.store(logs + head.to(tl.int64) * s + queries, log, mask=queries < s)
+
+-     b, h, s, d = q.shape
+-     out = torch.empty((b, h, s, d), dtype=q.dtype, device=q.device)
++     b, s, h, d = q.shape
++     out = torch.empty((b, s, h, d), dtype=q.dtype, device=q.device)
++     logs = torch.empty((b, h, s), dtype=torch.float32, device=q.device)
+
+-             q, k, v, out, s, 1.4426950408889634 * d**-0.5, D=d, BM=$bm, BN=$bn, TMA=bool($tma),
+-             num_warps=$warps, num_stages=$stages,
++             q, k, v, out, logs, s, h, q.stride(1), k.stride(1), v.stride(1), 1.4426950408889634 * d**-0.5,
++             D=d, BM=$bm, BN=$bn, TMA=bool($tma), num_warps=$warps, num_stages=$stages,
+
+-     return out
++     return out, logs
+""",
+)
+
 
 class FlashAttention:
     name = "flash_attention"
-    problems = ("flash_attention",)
+    problems = ("flash_attention", "flash_attention_by_position")
 
     def space(self, problem: str, case: Case) -> Space:
         d, wide = case["d"], case.element_bytes
@@ -108,4 +171,6 @@ class FlashAttention:
     def source(self, problem: str, case: Case, config: Config) -> str:
         d = case["d"]
         keys = {"bounds": f"d {d}..{d}"}
-        return render(problem, BODY, config, layouts="contiguous", keys=keys, like=case)
+        if problem == "flash_attention":
+            return render(problem, BODY, config, layouts="contiguous", keys=keys, like=case)
+        return render(problem, BY_POSITION, config, layouts="contiguous sliced", keys=keys, like=case)

@@ -3,14 +3,15 @@
 Three kernels: each row's inner product of result and gradient; the keys' and values' gradients, a tile of keys a
 program, scores transposed so that they are the left side of the next product without leaving the registers; the
 queries' gradients, a tile of queries a program. The diagonal's tiles are masked, the others need no mask. Nothing
-is added atomically, so the result is the same every time.
+is added atomically, so the result is the same every time. By position, heads lie side by side, and rows of a head
+are as far apart as each tensor says.
 """
 
 from __future__ import annotations
 
 from kernels.generate.base import Config
 from kernels.generate.space import Space
-from kernels.generate.template import render
+from kernels.generate.template import render, rewritten
 from kernels.problem import Case
 
 BODY = """
@@ -150,10 +151,136 @@ def entry(gradient, q, k, v, out, logs):
     return to_q, to_k, to_v
 """
 
+BY_POSITION = rewritten(
+    BODY,
+    """
+- def inner(gradient, out, delta, count, D: tl.constexpr, ROWS: tl.constexpr):
++ def inner(gradient, out, delta, count, s, heads, by_g, by_o, D: tl.constexpr, ROWS: tl.constexpr):
+
+-     at = row[:, None] * D + tl.arange(0, D)[None, :]
+-     known = row[:, None] < count
+-     x = tl.load(gradient + at, mask=known, other=0.0).to(tl.float32)
+-     y = tl.load(out + at, mask=known, other=0.0).to(tl.float32)
++     line = (row // s // heads * s + row % s)[:, None]
++     column = (row // s % heads * D)[:, None] + tl.arange(0, D)[None, :]
++     known = row[:, None] < count
++     x = tl.load(gradient + line * by_g + column, mask=known, other=0.0).to(tl.float32)
++     y = tl.load(out + line * by_o + column, mask=known, other=0.0).to(tl.float32)
+
+-     gradient, q, logs, delta, x, y, to_k, to_v, first, s, low, high, base, scale,
++     gradient, q, logs, delta, x, y, to_k, to_v, first, batch, place, by_g, by_q, s, low, high, base, scale,
+
+-         at = first * D + row[:, None] * D + column[None, :]
+-         if EVEN:
+-             a = tl.load(q + at)
+-             g = tl.load(gradient + at)
++         part = tl.arange(0, BM)[:, None]
++         at = (batch + start) * by_q + place + part * by_q + column[None, :]
++         of = (batch + start) * by_g + place + part * by_g + column[None, :]
++         if EVEN:
++             a = tl.load(q + at)
++             g = tl.load(gradient + of)
+
+-             g = tl.load(gradient + at, mask=row[:, None] < s, other=0.0)
++             g = tl.load(gradient + of, mask=row[:, None] < s, other=0.0)
+
+-     gradient, q, k, v, logs, delta, k_out, v_out, s, scale,
++     gradient, q, k, v, logs, delta, k_out, v_out, s, heads, by_g, by_q, by_k, by_v, scale,
+
+-     at = first * D + keys[:, None] * D + tl.arange(0, D)[None, :]
+-     known = keys[:, None] < s
+-     x = tl.load(k + at, mask=known, other=0.0)
+-     y = tl.load(v + at, mask=known, other=0.0)
++     batch = (tl.program_id(1) // heads).to(tl.int64) * s
++     place = tl.program_id(1) % heads * D
++     line = batch + keys[:, None]
++     column = place + tl.arange(0, D)[None, :]
++     known = keys[:, None] < s
++     x = tl.load(k + line * by_k + column, mask=known, other=0.0)
++     y = tl.load(v + line * by_v + column, mask=known, other=0.0)
+
+-         gradient, q, logs, delta, x, y, to_k, to_v, first, s, base // BM * BM, whole, base, scale,
+-         D, BM, BN, True, EVEN,
++         gradient, q, logs, delta, x, y, to_k, to_v, first, batch, place, by_g, by_q, s, base // BM * BM, whole,
++         base, scale, D, BM, BN, True, EVEN,
+
+-         gradient, q, logs, delta, x, y, to_k, to_v, first, s, whole, s, base, scale, D, BM, BN, False, EVEN
+-     )
++         gradient, q, logs, delta, x, y, to_k, to_v, first, batch, place, by_g, by_q, s, whole, s,
++         base, scale, D, BM, BN, False, EVEN,
++     )
++     at = line * heads * D + column
+
+-     k, v, a, g, log, inner_, total, first, s, low, high, base, scale,
++     k, v, a, g, log, inner_, total, batch, place, by_k, by_v, s, low, high, base, scale,
+
+-         at = first * D + keys[:, None] * D + column[None, :]
+-         if EVEN:
+-             x = tl.load(k + at)
+-             y = tl.load(v + at)
++         part = tl.arange(0, BN)[:, None]
++         at = (batch + start) * by_k + place + part * by_k + column[None, :]
++         of = (batch + start) * by_v + place + part * by_v + column[None, :]
++         if EVEN:
++             x = tl.load(k + at)
++             y = tl.load(v + of)
+
+-             y = tl.load(v + at, mask=keys[:, None] < s, other=0.0)
++             y = tl.load(v + of, mask=keys[:, None] < s, other=0.0)
+
+-     gradient, q, k, v, logs, delta, out, s, scale,
++     gradient, q, k, v, logs, delta, out, s, heads, by_g, by_q, by_k, by_v, scale,
+
+-     at = first * D + row[:, None] * D + tl.arange(0, D)[None, :]
+-     known = row[:, None] < s
+-     a = tl.load(q + at, mask=known, other=0.0)
+-     g = tl.load(gradient + at, mask=known, other=0.0)
++     batch = (tl.program_id(1) // heads).to(tl.int64) * s
++     place = tl.program_id(1) % heads * D
++     line = batch + row[:, None]
++     column = place + tl.arange(0, D)[None, :]
++     known = row[:, None] < s
++     a = tl.load(q + line * by_q + column, mask=known, other=0.0)
++     g = tl.load(gradient + line * by_g + column, mask=known, other=0.0)
+
+-     total = by_keys(k, v, a, g, log, inner_, total, first, s, 0, whole, base, scale, D, BM, BN, False, EVEN)
+-     total = by_keys(
+-         k, v, a, g, log, inner_, total, first, s, whole, min(s, base + BM), base, scale, D, BM, BN, True, EVEN
+-     )
++     total = by_keys(
++         k, v, a, g, log, inner_, total, batch, place, by_k, by_v, s, 0, whole, base, scale, D, BM, BN, False, EVEN
++     )
++     total = by_keys(
++         k, v, a, g, log, inner_, total, batch, place, by_k, by_v, s, whole, min(s, base + BM), base, scale,
++         D, BM, BN, True, EVEN,
++     )
++     at = line * heads * D + column
+
+-     b, h, s, d = q.shape
+-     to_q, to_k, to_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
++     b, s, h, d = q.shape
++     to_q, to_k, to_v = (torch.empty((b, s, h, d), dtype=q.dtype, device=q.device) for _ in range(3))
++     by = gradient.stride(1), q.stride(1), k.stride(1), v.stride(1)
+
+-         inner[(triton.cdiv(b * h * s, 32),)](gradient, out, delta, b * h * s, D=d, ROWS=32, num_warps=4)
++         inner[(triton.cdiv(b * h * s, 32),)](
++             gradient, out, delta, b * h * s, s, h, by[0], out.stride(1), D=d, ROWS=32, num_warps=4
++         )
+
+-             gradient, q, k, v, logs, delta, to_k, to_v, s, d**-0.5, D=d, BM=$bm, BN=$bn, EVEN=s % $bm == 0,
++             gradient, q, k, v, logs, delta, to_k, to_v, s, h, *by, d**-0.5,
++             D=d, BM=$bm, BN=$bn, EVEN=s % $bm == 0,
+
+-             gradient, q, k, v, logs, delta, to_q, s, d**-0.5, D=d, BM=$cm, BN=$cn, EVEN=s % $cn == 0,
++             gradient, q, k, v, logs, delta, to_q, s, h, *by, d**-0.5,
++             D=d, BM=$cm, BN=$cn, EVEN=s % $cn == 0,
+""",
+)
+
 
 class FlashBackward:
     name = "flash_backward"
-    problems = ("flash_attention_backward",)
+    problems = ("flash_attention_backward", "flash_attention_by_position_backward")
 
     def space(self, problem: str, case: Case) -> Space:
         d, wide = case["d"], case.element_bytes
@@ -181,4 +308,7 @@ class FlashBackward:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         d = case["d"]
-        return render(problem, BODY, config, layouts="contiguous", keys={"bounds": f"d {d}..{d}"}, like=case)
+        keys = {"bounds": f"d {d}..{d}"}
+        if problem == "flash_attention_backward":
+            return render(problem, BODY, config, layouts="contiguous", keys=keys, like=case)
+        return render(problem, BY_POSITION, config, layouts="contiguous sliced", keys=keys, like=case)

@@ -1,0 +1,72 @@
+"""Causal attention's formulas, and how its tensors may lie in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def side_by_side(record: Mapping[str, Any], x: torch.Tensor) -> bool:
+    """Whether (b, s, h, d) lies as attention's kernels take it: the heads of a position one after the other, and
+    where the certificate has the layout "sliced" positions further apart. Any other tensor has to be dense."""
+    if x.dim() != 4:
+        return x.is_contiguous()
+    (_, s, h, d), (batch, row, head, one) = x.shape, x.stride()
+    if x.is_contiguous() and row == h * d:
+        return True
+    whole = one == 1 and head == d and batch == s * row and row >= h * d and row * x.element_size() % 16 == 0
+    return whole and "sliced" in (record.get("layouts") or ["sliced"])
+
+
+def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of (b, h, s, d), and of each query the logarithm of the sum of its scores' exponentials,
+    (b, h, s): the formula, which can be differentiated twice and takes s² of memory for each head."""
+    wide, s = torch.promote_types(q.dtype, torch.float32), q.shape[-2]
+    hidden = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = (q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5).masked_fill(hidden, -math.inf)
+        logs = torch.logsumexp(scores, -1)
+        return torch.exp(scores - logs[..., None]).to(q.dtype) @ v, logs
+
+
+def _plain_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Its gradients, of (gradient, q, k, v, out, logs)."""
+    g, q, k, v, out, logs = inputs
+    wide, s = torch.promote_types(q.dtype, torch.float32), q.shape[-2]
+    scale, hidden = q.shape[-1] ** -0.5, torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
+    with torch.autocast(q.device.type, enabled=False):
+        weights = torch.exp(q.to(wide) @ k.to(wide).mT * scale - logs[..., None].to(wide)).masked_fill(hidden, 0.0)
+        delta = (g.to(wide) * out.to(wide)).sum(-1, keepdim=True)
+        back = (weights * ((g @ v.mT).to(wide) - delta) * scale).to(q.dtype)
+        return back @ k, back.mT @ q, weights.to(q.dtype).mT @ g
+
+
+def _by_flash(x: torch.Tensor) -> bool:
+    """Whether torch's FlashAttention computes it: else, and so in float64, the formula does, head by head."""
+    return x.device.type == "cuda" and x.dtype in (torch.float16, torch.bfloat16)
+
+
+def attended(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """q, k, v: (b, s, h, d) → (b, s, h, d), (b, h, s)."""
+    turned = [x.transpose(1, 2) for x in inputs]
+    if _by_flash(turned[0]):
+        out, logs, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*turned, 0.0, True)
+        return out.transpose(1, 2).contiguous(), logs
+    made = [plain_attention(*(x[:, n : n + 1] for x in turned)) for n in range(turned[0].shape[1])]
+    return torch.cat([out for out, _ in made], 1).transpose(1, 2).contiguous(), torch.cat([x for _, x in made], 1)
+
+
+def attention_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """gradient, q, k, v, out: (b, s, h, d); logs: (b, h, s) → gradients of q, k, v, (b, s, h, d)."""
+    turned = [*(x.transpose(1, 2) for x in inputs[:-1]), inputs[-1]]
+    if _by_flash(turned[0]):
+        s, seed = turned[0].shape[2], torch.zeros(2, dtype=torch.uint64, device=turned[0].device)
+        rest = None, None, s, s, 0.0, True, seed, seed[:0]
+        made = torch.ops.aten._scaled_dot_product_flash_attention_backward(*turned, *rest)
+    else:
+        heads = [_plain_gradients(*(x[:, n : n + 1] for x in turned)) for n in range(turned[0].shape[1])]
+        made = [torch.cat(found, 1) for found in zip(*heads, strict=True)]
+    return tuple(x.transpose(1, 2).contiguous() for x in made)
