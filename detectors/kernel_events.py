@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.pci import PCI_FACT, canonical_pci
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
@@ -58,7 +59,7 @@ class KernelEvents:
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         told: dict[tuple[Fault, Subject], list[KernelEvent]] = {}
         for event in tick.events:
-            fault = self._fault(event, tick.at_s)
+            fault = self._fault(event, tick.at_s, inventory)
             if fault is not None:
                 subject = event.node if fault is Fault.OOM_KILL else event.gpu or event.node
                 told.setdefault((fault, subject), []).append(event)
@@ -68,7 +69,7 @@ class KernelEvents:
         self._counts = {key: n for key, n in self._counts.items() if key in open_now}
         return findings
 
-    def _fault(self, event: KernelEvent, at_s: float) -> Fault | None:
+    def _fault(self, event: KernelEvent, at_s: float, inventory: Inventory) -> Fault | None:
         if event.kind is KernelEventKind.OOM_KILL:
             return Fault.OOM_KILL
         if event.kind is KernelEventKind.FELL_OFF_BUS or (
@@ -79,7 +80,7 @@ class KernelEvents:
             event.kind is KernelEventKind.XID and event.code == _NVLINK_XID
         ):
             return Fault.NVLINK_DEGRADED
-        if event.kind is KernelEventKind.PCIE_AER:
+        if event.kind is KernelEventKind.PCIE_AER and not _is_of_another_device(event, inventory, at_s):
             subject = event.gpu or event.node
             recent = [t for t in self._aer.get(subject, []) if t > at_s - self.settings.quiet_s]
             self._aer[subject] = [*recent, at_s][-1000:]
@@ -135,3 +136,15 @@ class KernelEvents:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._aer, self._counts = fresh._aer, fresh._counts
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _is_of_another_device(event: KernelEvent, inventory: Inventory, at_s: float) -> bool:
+    """Whether the line tells of a corrected error of a disk or a network card: where the addresses of the node's
+    GPUs are known, the device that it names is neither one of them nor a port above one. What was not corrected
+    counts whosever it is."""
+    told = event.attributes
+    if event.gpu is not None or not told.get("severity", "").lower().startswith("correct"):
+        return False
+    of_port = told.get("driver") == "pcieport" and canonical_pci(told.get("port", "")) in (None, event.pci_address)
+    gpus = inventory.children(event.node, at_s, SubjectKind.GPU)
+    return not of_port and any(inventory.fact(gpu, PCI_FACT) for gpu in gpus)

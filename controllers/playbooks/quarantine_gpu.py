@@ -9,6 +9,7 @@ from __future__ import annotations
 from collectors.subject import SubjectKind
 from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
 from controllers.playbooks.plan import Economy, Reach, crash_gpu_hours, draw_up, job_gpus, place_of
+from detectors.base import Fault
 
 
 class QuarantineGpu:
@@ -25,8 +26,11 @@ class QuarantineGpu:
             return Proposal(None, "it is not known which one GPU this concerns")
         jobs = Reach.of(situation, gpu).jobs
         node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
-        said = situation.facts.get("return")
-        why = f"{said or 'its memory degrades'}; no new work gets this GPU"
+        memory = situation.cause in (Fault.HBM_IMMINENT, Fault.HBM_DEGRADED)
+        usual = (
+            "its memory degrades" if memory else situation.facts.get("recovery_reason", "its error is not cleared")
+        )
+        why = f"{situation.facts.get('return', usual)}; no new work gets this GPU"
         if jobs:
             why += f", and {jobs[0].name} moves off it after its next checkpoint"
         action = draw_up(

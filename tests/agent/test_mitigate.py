@@ -80,6 +80,17 @@ def test_a_leak_in_a_pod_that_runs_alone_restarts_only_that_pod() -> None:
     assert (action.kind, action.target.name) == (A.RESTART_POD, "serve/solo")
 
 
+def test_a_quarantine_says_why_and_blames_the_memory_only_where_it_is_the_memory() -> None:
+    called = {
+        "xid": 61.0,
+        "recovery_action": "contact_support",
+        "recovery_reason": "NVIDIA: Xid 61 → contact_support",
+    }
+    assert chosen(Fault.HBM_DEGRADED, "gpu:GPU-0-3").why.startswith("its memory degrades")
+    action = chosen(Fault.XID, "gpu:GPU-0-3", **called)
+    assert (action.kind, action.why.startswith("NVIDIA: Xid 61")) == (A.QUARANTINE_GPU, True)
+
+
 def test_damaged_training_resumes_from_before_the_onset_and_keeps_what_came_later() -> None:
     action = chosen(
         Fault.LOSS_DIVERGED,
