@@ -43,6 +43,7 @@ def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
             takes=None if leases is None else ("/power-lease", lambda body: answer_lease(leases, body)),
             tells=None if leases is None else lambda: tell_lease(leases, name),
             each_period=lambda: None if leases is None else end_in_time(leases, log),
+            failed=lambda error: log.error("no sample; tries again", error=f"{type(error).__name__}: {error}"),
         )
     except OSError as error:
         raise Permanent(f"{settings.host}:{settings.port}: {error}") from error

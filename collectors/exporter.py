@@ -37,7 +37,7 @@ from collectors.subject import Inventory, Subject, SubjectKind
 
 _MAX_ANSWER_LINES = 10_000
 _REQUEST_TIMEOUT_S = 10.0
-_STALE_PERIODS = 5
+_STALE_PERIODS, _STALE_S = 5, 10.0
 _MAX_POST_BYTES = 65_536
 
 
@@ -104,21 +104,23 @@ class NodeExporter:
         kernel_log: LocalKernelLogCollector,
         *,
         now_s: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
         takes: tuple[str, Callable[[bytes], tuple[int, bytes]]] | None = None,
         tells: Callable[[], bytes] | None = None,
         each_period: Callable[[], None] = lambda: None,
+        failed: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """Binds the port. `takes` is a path that answers POST, and GET with the JSON that `tells` gives;
-        `each_period` is called beside each sample. Raises OSError where that is taken or a certificate cannot be
-        read."""
+        `each_period` is called beside each sample, and `failed` hears why one was not made. `timer` does not jump.
+        Raises OSError where the port is taken or a certificate cannot be read."""
         self._settings = settings
-        self._takes, self._tells, self._each_period = takes, tells, each_period
+        self._takes, self._tells, self._each_period, self._failed = takes, tells, each_period, failed
         self._gpus = gpus
         self._kernel_log = kernel_log
-        self._now_s = now_s
+        self._now_s, self._timer = now_s, timer
         self._inventory = Inventory()
         self._page = b""
-        self._sampled_s = -math.inf
+        self._sampled_s = -math.inf  # by a clock that does not jump
         self._lines = KernelLines(settings.max_lines)
         self._stopping = threading.Event()
         self._server: ThreadingHTTPServer
@@ -140,7 +142,7 @@ class NodeExporter:
         self._page = b"" if frame is None else page(frame, self._inventory)
         for record in self._kernel_log.collect(now_s, self._inventory, self._settings.period_s).logs:
             self._lines.add(record.at.t_s, record.text)
-        self._sampled_s = now_s
+        self._sampled_s = self._timer()
 
     def serve(self) -> None:
         sampler = threading.Thread(target=self._sample_on, daemon=True, name="sample")
@@ -161,14 +163,16 @@ class NodeExporter:
         match parts.path:
             case "/metrics":
                 clock = f"# TYPE {NODE_TIME} gauge\n{NODE_TIME} {self._now_s():.6f}\n".encode()
-                return 200, "text/plain; version=0.0.4; charset=utf-8", self._page + clock
+                # what nobody samples any more would be read as of now, since a page bears no times
+                fresh = self._timer() - self._sampled_s <= max(_STALE_S, _STALE_PERIODS * self._settings.period_s)
+                return 200, "text/plain; version=0.0.4; charset=utf-8", (self._page if fresh else b"") + clock
             case "/kernel-log":
                 text = parse_qs(parts.query).get("after", ["-1"])[0]
                 if not text.lstrip("-").isdecimal() or len(text) > 20:
                     return 400, "text/plain", b"after: no whole number\n"
                 return 200, "application/x-ndjson", self._lines.after(int(text))
             case "/healthz":
-                age_s = self._now_s() - self._sampled_s
+                age_s = self._timer() - self._sampled_s
                 if age_s > _STALE_PERIODS * self._settings.period_s:
                     return 503, "text/plain", f"no sample for {age_s:.0f} s\n".encode()
                 return 200, "text/plain", b"ok\n"
@@ -179,8 +183,12 @@ class NodeExporter:
     def _sample_on(self) -> None:
         next_s = time.monotonic()
         while not self._stopping.is_set():
-            self._each_period()
-            self.sample()
+            try:
+                self._each_period()
+                self.sample()
+            except Exception as error:  # noqa: BLE001  who samples, and ends leases, must outlive a defect of ours
+                self._page = b""
+                self._failed(error)
             next_s = max(next_s + self._settings.period_s, time.monotonic())
             self._stopping.wait(next_s - time.monotonic())
 

@@ -113,6 +113,77 @@ def test_a_page_says_every_value_again_and_nothing_of_a_missing_one(opened: Any,
     assert inventory.fact(gpus[0], "model") == 'N "H200" \\'
 
 
+class _Breaks(LocalKernelLogCollector):
+    """A reader with a defect, until it is mended."""
+
+    broken = False
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Any:
+        if self.broken:
+            raise RuntimeError("a defect")
+        return super().collect(now_s, inventory, timeout_s)
+
+
+def test_a_sample_that_fails_is_told_and_the_next_one_is_made(tmp_path: Path, nvml_library: ctypes.CDLL) -> None:
+    """The last good page would be read as of now, for ever; and a power lease would never end."""
+    nvml_library.stub_reset()
+    log = tmp_path / "kern.log"
+    log.write_text("[1.0] start\n")
+    kernel = _Breaks(LocalKernelLogCollector.Settings(node="n1", source="file", path=log))
+    failures: list[Exception] = []
+    periods: list[float] = []
+    built = NodeExporter(
+        Settings(host="127.0.0.1", port=0, period_s=0.1),
+        NvmlCollector(NvmlCollector.Settings(node="n1")),
+        kernel,
+        each_period=lambda: periods.append(time.monotonic()),
+        failed=failures.append,
+    )
+    thread = threading.Thread(target=built.serve, daemon=True)
+    thread.start()
+    try:
+        waits_for(lambda: b"DCGM_FI_DEV_POWER_USAGE" in built.answer("/metrics")[2])
+        kernel.broken = True
+        waits_for(lambda: len(failures) > 1)
+        assert b"DCGM_FI" not in built.answer("/metrics")[2]
+        seen = len(periods)
+        waits_for(lambda: len(periods) > seen)
+        kernel.broken = False
+        waits_for(lambda: b"DCGM_FI_DEV_POWER_USAGE" in built.answer("/metrics")[2])
+    finally:
+        built.stop()
+        thread.join(2.0)
+
+
+def test_a_page_that_nobody_renews_says_nothing(tmp_path: Path, nvml_library: ctypes.CDLL) -> None:
+    nvml_library.stub_reset()
+    log, now_s = tmp_path / "kern.log", [100.0]
+    log.write_text("[1.0] start\n")
+    built = NodeExporter(
+        Settings(host="127.0.0.1", port=0),
+        NvmlCollector(NvmlCollector.Settings(node="n1")),
+        LocalKernelLogCollector(LocalKernelLogCollector.Settings(node="n1", source="file", path=log)),
+        timer=lambda: now_s[0],
+    )
+    try:
+        built.sample()
+        now_s[0] += 9.0
+        assert b"DCGM_FI_DEV_POWER_USAGE" in built.answer("/metrics")[2]
+        now_s[0] += 2.0
+        page = built.answer("/metrics")[2]
+        assert (b"DCGM_FI" in page, b"nightshift" in page) == (False, True), "but its clock"
+        assert built.answer("/healthz")[0] == 503
+    finally:
+        built._server.server_close()
+
+
+def waits_for(holds: Any) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_cursors_rise_whatever_the_clock_does_and_old_lines_are_let_go() -> None:
     lines = KernelLines(max_lines=100)
     for t_s in (10.0, 5.0, 5.0, 11.0):
