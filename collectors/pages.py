@@ -134,9 +134,11 @@ class PageCollector(ABC):
         if isinstance(answer, SourceError):
             return SourceStatus(source.subject, now_s, False, answer.reason, answer.detail, covers=covers)
         body, whole = answer.body, not answer.body or answer.body.endswith(b"\n")
-        if not whole:
-            body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
         openmetrics = answer.content_type.startswith("application/openmetrics-text")
+        if openmetrics:  # it has to say where it ends, and Prometheus refuses it otherwise
+            whole = body.rstrip().endswith(b"# EOF")
+        if not body.endswith(b"\n"):
+            body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
         page = (source.openmetrics if openmetrics else source.parser).parse(body)
         plan = source.plan
         if plan is None or plan.layout is not page.layout:
@@ -159,7 +161,8 @@ class PageCollector(ABC):
             _add(rejected, rows.put(where, values, times_s, now_s, blanks=self.blanks))
         reason, detail = None, ""
         if not whole:
-            reason, detail = Reason.TRUNCATED, f"the page ends inside a line after {len(answer.body)} bytes"
+            where = "inside a line" if len(body) < len(answer.body) else "without # EOF"
+            reason, detail = Reason.TRUNCATED, f"the page ends {where} after {len(answer.body)} bytes"
         elif not used and not any(
             name in rows.column for name in page.layout.types for rows in self._rows.values()
         ):

@@ -4,7 +4,8 @@ A silent page says nothing about a GPU, so a node that is silent as a whole is n
 that). A page that goes on with one device fewer does: the driver no longer enumerates it, it fell off the bus, or
 someone took it away. Not lost, or no longer, is a GPU whose place another took (a swapped board has a new UUID: the
 node counts as many as before), one that was cut into MIG instances, and one that is away for shorter than a reset
-takes. On a node that a person took out of service the loss is told quietly: somebody is at work there.
+takes. Of a page that was cut short nothing follows. On a node that a person took out of service the loss is told
+quietly: somebody is at work there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Frame
+from collectors.frame import Frame, Reason
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
@@ -82,8 +83,14 @@ class GpuLost:
         mig = tick.frames.get(SubjectKind.MIG)
         cut = {s.name.partition("/")[0] for s in mig.index.subjects} if mig is not None and missing else set()
         nodes: dict[Subject, tuple[int, int]] = {}
+        cut_short = {
+            subject
+            for s in tick.sources
+            if s.reason is Reason.TRUNCATED or Reason.TRUNCATED in s.rejected
+            for subject in s.covers
+        }
         for slot in missing:
-            self._missing(slot, nodes, cut, tick.at_s, inventory)
+            self._missing(slot, nodes, cut, cut_short, tick.at_s, inventory)
         return self._episodes.report(lambda fault, gpu: self._word(fault, gpu, seen, tick.at_s, inventory))
 
     def _take(self, frame: Frame, at_s: float) -> tuple[list[int], NDArray[np.bool_]]:
@@ -109,6 +116,7 @@ class GpuLost:
         slot: int,
         nodes: dict[Subject, tuple[int, int]],
         cut: set[str],
+        cut_short: set[Subject],
         at_s: float,
         inventory: Inventory,
     ) -> None:
@@ -119,7 +127,7 @@ class GpuLost:
         if inventory.children(gpu, at_s, SubjectKind.MIG):
             return
         node = inventory.above(gpu, SubjectKind.NODE, at_s) or inventory.above(gpu, SubjectKind.NODE, last_s)
-        if node is None:
+        if node is None or node in cut_short:  # the rest of its page may have told of it
             return
         if node not in nodes:
             nodes[node] = self._seen_on(node, last_s, at_s, inventory)

@@ -19,6 +19,7 @@ from collectors.pci import PCI_FACT
 from collectors.rows import Rows, cells
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
+from tests.collectors.conftest import answer
 
 NOW = 1_795_260_000.0
 
@@ -82,6 +83,18 @@ def test_values_arrive_in_our_units_and_relations_in_the_inventory(collector: An
         assert inventory.above(gpu(0), kind, NOW) == Subject(kind, name)
     assert inventory.fact(gpu(1), PCI_FACT) == "0000:01:00"
     assert batch.sources[0].covers == (Subject(SubjectKind.NODE, "n1"),)
+
+
+def test_an_openmetrics_page_without_its_end_was_cut_short(collector: Any, page_server: Any) -> None:
+    """Cut between two lines it looks whole, and the GPUs of the rest look lost."""
+    kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    first, second = (row("DCGM_FI_DEV_FB_USED", 100, n=n).encode() for n in (0, 1))
+    source = collector(page_server.at("/m"))
+    for body, whole in ((first + second + b"# EOF\n", True), (first, False), (first + b"# EOF", True)):
+        page_server.pages["/m"] = lambda handler, body=body: answer(handler, body, Content_Type=kind)
+        batch = take(source)
+        assert (batch.sources[0].ok, batch.sources[0].reason) == (whole, None if whole else Reason.TRUNCATED)
+        assert frame(batch).value(gpu(0), "gpu_memory_used_bytes") == 100 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, SeriesIndex
+from collectors.frame import Frame, Reason, SeriesIndex
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.base import Fault, Severity, State
@@ -75,6 +77,20 @@ def test_a_lost_gpu_is_lost_no_more_once_another_board_is_in_its_place() -> None
     assert [(f.state, f.subject) for f in found] == [(State.FIRING, gpu(3)), (State.CLEAR, gpu(3))]
     assert found[1].at.t_s == START_S + 5.0 * 95
     assert "taken its place" in found[1].summary
+
+
+@pytest.mark.parametrize("as_rejected", [False, True])
+def test_of_a_page_that_was_cut_short_nothing_follows_until_it_is_whole_again(as_rejected: bool) -> None:
+    """A proxy that cuts pages would have its GPUs called lost, and their node rebooted."""
+    rest = [seen(n, [0, 1, 2]) for n in range(40, 120)]
+    how = {"rejected": {Reason.TRUNCATED: 1}} if as_rejected else {"ok": False, "reason": Reason.TRUNCATED}
+    told_of = [
+        replace(t, sources=tuple(replace(s, covers=(NODE,), **how) for s in t.sources))  # type: ignore[arg-type]
+        for t in rest
+    ]
+    assert told(GpuLost(), WELL + told_of) == []
+    whole = [seen(120, [0, 1, 2, 3, 4, 5, 6])]
+    assert [f.subject for f in told(GpuLost(), WELL + told_of + whole)] == [gpu(7)]
 
 
 def test_a_gpu_that_was_cut_into_mig_instances_is_not_lost() -> None:
