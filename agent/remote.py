@@ -69,9 +69,10 @@ class Remote:
 
     def _decide(self, path: str, body: Mapping[str, str]) -> GateAnswer:
         answer = self._ask("POST", path, json=dict(body))
-        told = answer.json() if answer.status_code in (200, 409) else self._said(answer)
-        if "message" not in told:
-            raise Permanent(str(told.get("detail")))
+        told = self._json(answer) if answer.status_code in (200, 409) else self._said(answer)
+        if not isinstance(told, dict) or "message" not in told:
+            detail = told.get("detail") if isinstance(told, dict) else None
+            raise Permanent(str(detail or f"NIGHTSHIFT_API: {self._base} is no console: look whether it was done"))
         return GateAnswer(bool(told["ok"]), str(told["message"]), bool(told["changed"]))
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
@@ -80,11 +81,14 @@ class Remote:
         except httpx.HTTPError as error:
             raise Temporary(f"NIGHTSHIFT_API: {self._base} does not answer ({type(error).__name__})") from error
 
-    def _said(self, answer: httpx.Response) -> Any:
+    def _json(self, answer: httpx.Response) -> Any:
         try:
-            told = answer.json()
+            return answer.json()
         except ValueError as error:
             raise Permanent(f"NIGHTSHIFT_API: {self._base} answers {answer.status_code} and no JSON") from error
+
+    def _said(self, answer: httpx.Response) -> Any:
+        told = self._json(answer)
         if answer.status_code == 200:
             return told
         detail = told.get("detail") if isinstance(told, dict) else told

@@ -161,8 +161,8 @@ class PageCollector(ABC):
             _add(rejected, rows.put(where, values, times_s, now_s, blanks=self.blanks))
         reason, detail = None, ""
         if not whole:
-            where = "inside a line" if len(body) < len(answer.body) else "without # EOF"
-            reason, detail = Reason.TRUNCATED, f"the page ends {where} after {len(answer.body)} bytes"
+            cut = "inside a line" if len(body) < len(answer.body) else "without # EOF"
+            reason, detail = Reason.TRUNCATED, f"the page ends {cut} after {len(answer.body)} bytes"
         elif not used and not any(
             name in rows.column for name in page.layout.types for rows in self._rows.values()
         ):

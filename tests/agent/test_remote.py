@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -14,7 +15,7 @@ from agent.console.app import build_console
 from agent.console.server import Server
 from agent.console.settings import Settings
 from agent.incident import IncidentState
-from agent.remote import remote
+from agent.remote import Remote, remote
 from collectors.base import Permanent, Temporary
 from tests.agent.tenants import Cluster, forbidden, token_of
 
@@ -66,6 +67,17 @@ def test_a_team_decides_from_the_command_line_what_is_its_own(as_red: CliRunner,
     assert (approval.person, approval.channel) == (RED, "api")
     assert as_red.invoke(app, ["reject", cluster.ids["red"], "--reason", "no"]).exit_code == 0
     assert cluster.store.incident(cluster.ids["red"]).state is IncidentState.MONITORING
+
+
+@pytest.mark.parametrize("body", [b"<html>Sign in</html>", b"[]", b"null", b"{}"])
+def test_an_answer_that_is_no_consoles_is_said_and_is_no_decision(body: bytes) -> None:
+    """A proxy's sign-in page, or another service at that address."""
+    proxy = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, content=body)))
+    there = Remote("http://console.example", "token", proxy)
+    with pytest.raises(
+        Permanent, match=r"NIGHTSHIFT_API: http://console.example/api/v1 (answers 200|is no console)"
+    ):
+        there.halt("why")
 
 
 def test_what_is_wrong_with_the_environment_is_said(tmp_path: Path) -> None:
