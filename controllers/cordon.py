@@ -6,6 +6,7 @@ as soon as anybody but us has a part in it, and `nobody` where the node takes wo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from controllers.action import ActionKind
@@ -14,6 +15,17 @@ TAKES_OUT = frozenset({ActionKind.CORDON, ActionKind.DRAIN})
 """Mitigations that leave a node cordoned: no check runs after them, and nothing gives the node back by itself."""
 CORDON_OF = "cordon_of"
 NOBODY, SOMEBODY_ELSE = "nobody", "somebody else"
+
+
+def of_other_incidents(ids: Iterable[str], action_id: str) -> list[str]:
+    """Those of these actions that are not of this action's incident (`INCIDENT-KIND-…`, playbooks.plan), sorted."""
+    mine = _incident_of(action_id)
+    return sorted(other for other in ids if _incident_of(other) != mine)
+
+
+def _incident_of(action_id: str) -> str:
+    found = re.match(r"inc-\d+(?=-)", action_id)
+    return found[0] if found else action_id
 
 
 def cordon_ids(ids: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -41,14 +41,14 @@ from controllers.actuators.kube_repair_jobs import job_name
 from controllers.actuators.kube_repair_settings import RepairSettings
 from controllers.actuators.kube_workloads import POLL_S
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from controllers.cordon import CORDON_OF, TAKES_OUT
+from controllers.cordon import CORDON_OF, TAKES_OUT, of_other_incidents
 
 __all__ = ["KubernetesRepairActuator", "RepairSettings"]
 _A, _O = ActionKind, OutcomeStatus
 Labels = dict[str, str | None]
 PAUSED = "paused-for-gpu-reset"
 RELEASING = "releasing"
-"""The phase from which on components are paused, until the repair ends."""
+"""From this phase on components are paused, until the repair ends."""
 AGENT_PAUSED = "nightshift.dev/node-agent-paused"
 """Label of a node from which our node agent keeps away; the chart's DaemonSet honours it."""
 
@@ -212,8 +212,7 @@ class KubernetesRepairActuator:
             raise Permanent(f"{step.kind} of {step.target}: {outcome.detail}")
 
     def _release(self, action: Action, node_name: str, mark: dict[str, Any]) -> dict[str, Any]:
-        """Pauses the components that hold handles on the GPU; UnderWay until their pods have gone, Permanent where
-        they stay."""
+        """Pauses what holds handles on the GPU; UnderWay until its pods have gone, Permanent where they stay."""
         node = self._kube.get(kube_nodes.path(node_name))
         labels = node["metadata"].get("labels") or {}
         running = {name: labels[name] for name in self._settings.components if labels.get(name) == "true"}
@@ -312,23 +311,36 @@ class KubernetesRepairActuator:
 
     def _bring_back(self, action: Action, node_name: str, mark: dict[str, Any], failure: str | None) -> Outcome:
         """Everything that was paused runs again. A node that was not repaired stays out of use, and so does one
-        whose cordon somebody else has come to have a part in."""
+        whose cordon somebody else has come to have a part in, or which another incident of ours keeps out, too."""
         node = self._kube.get(kube_nodes.path(node_name))
         labels: Labels = {**mark["labels"], AGENT_PAUSED: None}
-        theirs = not self._nodes.owns_cordon(node)
-        return self._end(action, node, mark, labels, failure, keep=failure is not None or mark["theirs"] or theirs)
+        ours = self._nodes.cordons(node)
+        others = of_other_incidents(ours.values(), action.id)
+        keep = failure is not None or mark["theirs"] or not ours or bool(others)
+        own = [] if failure is not None else [kind for kind, of in ours.items() if of not in others]
+        return self._end(action, node, mark, labels, failure, keep=keep, off=own, whose=", ".join(others))
 
     def _end(
-        self, action: Action, node: Object, mark: dict[str, Any], labels: Labels, failure: str | None, *, keep: bool
+        self,
+        action: Action,
+        node: Object,
+        mark: dict[str, Any],
+        labels: Labels,
+        failure: str | None,
+        *,
+        keep: bool,
+        off: Iterable[ActionKind] = TAKES_OUT,
+        whose: str = "",
     ) -> Outcome:
-        """One write: how it ended, and the uncordon unless the node is kept out of use."""
+        """One write: how it ended, and the uncordon unless the node is kept out of use. `off`: kinds of our own
+        cordons that end either way, so that a later one of a person's is not taken for ours."""
         name = str(node["metadata"]["name"])
         ended = {**mark, "phase": "failed" if failure else "done", "why": failure or ""}
-        self._write(action, node, ended, labels, uncordon=not keep)
+        self._write(action, node, ended, labels, off=() if failure else off, uncordon=not keep)
         stays = f"; {name} stays cordoned" if keep and kube_nodes.is_cordoned(node) else ""
         if failure is not None:
             return self._outcome(_O.FAILED, f"{action.kind} of {action.target}: {failure}{stays}")
-        back = f"{stays}, as somebody else has it" if stays else ""
+        back = (f"{stays} for {whose}" if whose else f"{stays}, as somebody else has it") if stays else ""
         return self._outcome(_O.DONE, f"{action.kind} of {action.target} done; {self._checked_by(action)}{back}")
 
     # reading back
@@ -345,8 +357,6 @@ class KubernetesRepairActuator:
 
     def undo(self, action: Action) -> Outcome:
         return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be taken back")
-
-    # the world's side
 
     def _node_of(self, action: Action) -> str:
         expected = self.TARGETS.get(action.kind)
@@ -374,14 +384,14 @@ class KubernetesRepairActuator:
         mark: dict[str, Any],
         labels: Labels | None = None,
         *,
+        off: Iterable[ActionKind] = (),
         uncordon: bool = False,
     ) -> None:
         text = json.dumps({**mark, "id": action.id, "at_s": self._now_s()})
-        marks: Labels = {MARKER + action.kind: text}
+        marks: Labels = {MARKER + action.kind: text} | {MARKER + kind: None for kind in off}
         change: Object = {"metadata": {"annotations": marks, "labels": labels or {}}}
-        if uncordon:  # with the marks of our cordons, so that a later one of a person's is not taken for ours
+        if uncordon:
             change["spec"] = {"unschedulable": None}
-            marks |= {MARKER + kind: None for kind in TAKES_OUT}
         version = str(node["metadata"]["resourceVersion"])
         path = kube_nodes.path(str(node["metadata"]["name"]))
         self._kube.merge(path, change, version=version, manager=self._settings.field_manager)

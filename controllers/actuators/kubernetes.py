@@ -238,7 +238,7 @@ class KubernetesActuator:
         node = self._kube.get(kube_nodes.path(action.target.name))
         if not kube_nodes.is_cordoned(node):
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is schedulable")
-        ours = self._cordons(node)
+        ours = self.cordons(node)
         if not ours:
             return self._refused(action, "it was not cordoned by Nightshift; whoever did takes it back")
         annotations = {MARKER + kind: None for kind in ours}
@@ -248,15 +248,15 @@ class KubernetesActuator:
 
     def owns_cordon(self, node: Object) -> bool:
         """Whether a node's cordon is Nightshift's alone: then it may take it back."""
-        return bool(self._cordons(node))
+        return bool(self.cordons(node))
 
     def cordon_of(self, node: Object) -> str:
         """Whose cordon stands on a node (`controllers.cordon`)."""
         if not kube_nodes.is_cordoned(node):
             return NOBODY
-        return cordon_ids(ours.values()) if (ours := self._cordons(node)) else SOMEBODY_ELSE
+        return cordon_ids(ours.values()) if (ours := self.cordons(node)) else SOMEBODY_ELSE
 
-    def _cordons(self, node: Object) -> dict[ActionKind, str]:
+    def cordons(self, node: Object) -> dict[ActionKind, str]:
         """The ids of our actions whose cordon stands; none as soon as somebody else has a part in it: had it before
         us, wrote it after us by the API server's own record, or claims the node in their own words."""
         marks = {kind: mark for kind in (_A.CORDON, _A.DRAIN) if (mark := self.marks.of(node, kind)) is not None}
@@ -328,7 +328,7 @@ class KubernetesActuator:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} has no taint of ours any more")
         if not kube_nodes.is_cordoned(node):
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is schedulable")
-        ours = self._cordons(node)
+        ours = self.cordons(node)
         if ours.get(action.kind) != action.id:
             return self._refused(action, "its cordon is not this action's alone, or not any more")
         others = sorted(id_ for id_ in ours.values() if id_ != action.id)

@@ -272,21 +272,43 @@ def test_a_reboot_that_could_not_be_proved_is_refused(cluster: Cluster, actuator
         actuator.execute(reboot(cluster.node()))
 
 
-@pytest.mark.parametrize("by", ["a person", "Nightshift"])
-def test_the_cordon_of_a_person_outlives_the_repair_and_ours_does_not(
+@pytest.mark.parametrize("by", ["a person", "this incident", "another incident"])
+def test_the_cordon_of_a_person_or_another_incident_outlives_the_repair_and_ours_does_not(
     cluster: Cluster, actuator: KubernetesRepairActuator, by: str
 ) -> None:
+    """One GPU was reset: what else is wrong with the node, and cordoned it, still is."""
     node = cluster.node(unschedulable=by == "a person")
-    if by == "Nightshift":
-        ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
+    action = replace(reset(node), id="inc-70000-reset-gpu-1")
+    ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
+    if by != "a person":
+        ours = replace(ours, id=f"inc-7000{'0' if by == 'this incident' else ''}-cordon-1")
         Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(ours)
-    action = reset(node)
     waits(actuator, action, "works on")
     repair_job_ends(cluster)
     waits(actuator, action, "-check")
     repair_job_ends(cluster, suffix="-check")
+    outcome = actuator.execute(action)
+    assert outcome.status is S.DONE
+    assert bool(cluster.core.read_node(node).spec.unschedulable) is (by != "this incident")
+    assert (f"stays cordoned for {ours.id}" in outcome.detail) is (by == "another incident")
+
+
+def test_after_a_reboot_another_incident_can_still_give_its_node_back(
+    cluster: Cluster, actuator: KubernetesRepairActuator
+) -> None:
+    """Its cordon alone is left: the mark of the drain that came before the reboot is not."""
+    node = cluster.node()
+    boots(cluster, node, "boot-1")
+    back = cordoned_by_us(cluster, node)
+    action = replace(reboot(node), id="inc-70000-reboot-node-1")
+    waits(actuator, action, "not come back")
+    boots(cluster, node, "boot-2")
+    waits(actuator, action, "-check")
+    repair_job_ends(cluster, suffix="-check")
     assert actuator.execute(action).status is S.DONE
-    assert bool(cluster.core.read_node(node).spec.unschedulable) is (by == "a person")
+    assert cluster.core.read_node(node).spec.unschedulable
+    own = replace(back, params={"probe": ""})
+    assert [said for said in actuator.changed(own) if "cordon" in said] == []
 
 
 @pytest.mark.parametrize("kind", [ActionKind.RESET_GPU, ActionKind.REBOOT_NODE])
