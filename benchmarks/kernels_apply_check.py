@@ -4,10 +4,11 @@
     python -m benchmarks.kernels_apply_check --tiny    # a CPU, Triton's interpreter: plain calls only
 
 The kernels are the families' first configurations, uncertified: this asks whether launches are right, not how fast
-kernels are. Three jobs: norms and pointwise functions; the same in CUDA C++ and 16 bits; linear layers with rotary
-embeddings in between. Each plain, recorded in a CUDA graph and replayed on new values, in a compiled region closed,
-open (the compiler launches the kernels) and with mode="reduce-overhead", forward and backward; each against torch.
-Host time of a region's call, without waiting for the GPU. Writes kernels_apply_check.json after every row.
+kernels are. Four jobs: norms and pointwise functions; the same in CUDA C++ and 16 bits; linear layers with rotary
+embeddings in between; attention of one projection, by the families that are for Hopper alone. Each plain, recorded
+in a CUDA graph and replayed on new values, in a compiled region closed, open (the compiler launches the kernels)
+and with mode="reduce-overhead", forward and backward; each against torch. Host time of a region's call, without
+waiting for the GPU. Writes kernels_apply_check.json after every row.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from kernels.problem import Case
 
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 FILE = "kernels_apply_check.json"
-JOBS = ("norms", "cuda", "products")
+JOBS = ("norms", "cuda", "products", "attention")
 SHAPES = {"rmsnorm": ("m", "n"), "rmsnorm_backward": ("m", "n"), "gelu": ("m", "n"), "gelu_backward": ("m", "n"),
           "softmax": ("m", "n"), "layernorm": ("m", "n")}  # fmt: skip
 
@@ -118,6 +119,30 @@ class Block(nn.Module):
 
         q, k = (turned(part(x).view(self.B, self.S, -1, self.D).transpose(1, 2)) for part in (self.q, self.k))
         return torch.cat((torch.tanh(q), torch.sigmoid(k)), 1).transpose(1, 2).flatten(2)
+
+
+class Heads(nn.Module):
+    """Causal attention whose q, k and v are slices of one projection, and the projection of what comes of it."""
+
+    B, S, H, D = 2, 256, 4, 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.out = (nn.Linear(self.H * self.D, n * self.H * self.D, bias=False) for n in (3, 1))
+
+    @classmethod
+    def records(cls, architecture: str, dtype: str) -> list[dict[str, Any]]:
+        case, made = Case.of(dtype, b=cls.B, h=cls.H, s=cls.S, d=cls.D), []
+        for name in ("flash_attention_by_position", "flash_attention_by_position_backward"):
+            family = next(f for f in families_of(name) if interprets(f.name) == (architecture == "none"))
+            made.append(record_of(family, name, case, architecture))
+        return made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.all(x).view(self.B, self.S, 3, self.H, self.D).permute(2, 0, 3, 1, 4)
+        made = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: torch.Tensor = self.out(made.transpose(1, 2).flatten(2))
+        return out
 
 
 def gradients(call: Callable[[torch.Tensor], torch.Tensor], net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -211,13 +236,15 @@ def main() -> None:
     if (OUT / FILE).exists():
         result["rows"] = json.loads((OUT / FILE).read_text())["rows"]
     torch.manual_seed(1)
-    if given.job == "products":
-        dtype = "float32" if given.tiny else "bfloat16"
+    if given.job in ("products", "attention"):
+        job: type[Block | Heads] = Block if given.job == "products" else Heads
+        dtype = "bfloat16" if not given.tiny else "float32" if job is Block else "float16"
         if given.tiny:
-            Block.B, Block.S, Block.H, Block.G, Block.D = 1, 6, 4, 2, 8
-        block = Block().to(device, getattr(torch, dtype))
-        x = torch.randn(Block.B, Block.S, Block.H * Block.D, device=device).to(getattr(torch, dtype))
-        checked(result, "products, ", block, x, Block.records(architecture, dtype), 1e-4 if given.tiny else 5e-2)
+            job.B, job.S, job.H, job.D = 1, 6, 4, 8 if job is Block else 16
+        model = job().to(device, getattr(torch, dtype))
+        x = torch.randn(job.B, job.S, job.H * job.D, device=device).to(getattr(torch, dtype))
+        most = 1e-4 if dtype == "float32" else 5e-2
+        checked(result, f"{given.job}, ", model, x, job.records(architecture, dtype), most)
         return
     net, x = Net(width).to(device), torch.randn(rows, width, device=device)
     if given.job == "norms":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from kernels.generate.base import Config, GeneratorError
 from kernels.generate.bulk import SHARED_BYTES
+from kernels.generate.families.hopper_by_position import BACKWARD, laid_out
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -375,7 +376,7 @@ def entry(gradient, q, k, v, out, logs):
 
 class FlashBackwardHopper:
     name = "flash_backward_hopper"
-    problems = ("flash_attention_backward",)
+    problems = ("flash_attention_backward", "flash_attention_by_position_backward")
 
     def space(self, problem: str, case: Case) -> Space:
         d = case["d"]
@@ -394,6 +395,6 @@ class FlashBackwardHopper:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        d = case["d"]
-        keys = {"bounds": f"d {d}..{d}, s 128..65536 /128"}
-        return render(problem, BODY, config, layouts="contiguous", keys=keys, like=case)
+        keys = {"bounds": f"d {case['d']}..{case['d']}, s 128..65536 /128"}
+        body, layouts = laid_out(problem, BODY, BACKWARD)
+        return render(problem, body, config, layouts=layouts, keys=keys, like=case)

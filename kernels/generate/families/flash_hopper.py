@@ -3,13 +3,15 @@
 One warp brings tiles in with the bulk copy engine; two warpgroups of consumers take 64 rows of queries each, and
 while the tensor cores multiply the next tile of keys, they exponentiate this one; they may take turns at the cores.
 Written in Gluon, since Triton's own scheduler does not overlap the two. Programs stay: they walk the rows longest
-first, dealt out like a snake. Needs sm_90, sequences of whole 128 rows, and 64 or 128 columns.
+first, dealt out like a snake. Needs sm_90, sequences of whole 128 rows, and 64 or 128 columns. By position it
+writes the logarithms that the gradients need, too.
 """
 
 from __future__ import annotations
 
 from kernels.generate.base import Config, GeneratorError
 from kernels.generate.bulk import SHARED_BYTES
+from kernels.generate.families.hopper_by_position import FORWARD, laid_out
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -220,7 +222,7 @@ def entry(q, k, v):
 
 class FlashHopper:
     name = "flash_hopper"
-    problems = ("flash_attention",)
+    problems = ("flash_attention", "flash_attention_by_position")
 
     def space(self, problem: str, case: Case) -> Space:
         d = case["d"]
@@ -236,6 +238,6 @@ class FlashHopper:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
-        d = case["d"]
-        keys = {"bounds": f"d {d}..{d}, s 128.. /128"}
-        return render(problem, BODY, config, layouts="contiguous", keys=keys, like=case)
+        keys = {"bounds": f"d {case['d']}..{case['d']}, s 128.. /128"}
+        body, layouts = laid_out(problem, BODY, FORWARD)
+        return render(problem, body, config, layouts=layouts, keys=keys, like=case)
