@@ -29,6 +29,8 @@ from detectors.snapshot import pack, unpack
 VERSION = 4
 """1, 2: no memory of the lowest loss of a watch; a watch that is open goes on from its next step.
 3: no gradient norms; the witness is learned anew."""
+LATE = 3
+"""A step that goes back by no more than this many strides of the log is a late line."""
 HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 140, 156, 171, 172})
 _SAY = {
     Why.FAR: "stays far above its baseline",
@@ -131,11 +133,25 @@ class Divergence:
         norm = np.concatenate([one.column("grad_norm") for one in queue])
         last_t = np.maximum.accumulate(np.concatenate([[table["last_t_s"][slot]], np.nan_to_num(t_s, nan=-np.inf)]))
         keep = printed & (t_s >= last_t[:-1])
+        keep[keep] = self._in_turn(slot, step[keep])
         step, t_s, loss, lr, norm = (a[keep] for a in (step, t_s, loss, lr, norm))
         before = np.concatenate([[table["last_step"][slot]], step[:-1]])
-        repeated = (step == before) if len(step) else np.zeros(0, dtype=bool)
-        step, t_s, loss, lr, norm, before = (a[~repeated] for a in (step, t_s, loss, lr, norm, before))
         return step, t_s, loss, lr, norm, (step < before) & (before >= 0)
+
+    def _in_turn(self, slot: int, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[n] which steps are news: after the last one, or far enough back to be a resumed run. Where several ranks
+        print into one log, the slower ones' lines of a step come among the next one's: late, not a run anew."""
+        table = self.machine.table
+        last, stride = int(table["last_step"][slot]), int(table["stride"][slot])
+        news = np.zeros(len(steps), dtype=bool)
+        for place, step in enumerate(steps.tolist()):
+            if last >= 0 and last - LATE * stride <= step <= last:
+                continue
+            if last >= 0 and step > last:
+                stride = min(step - last, stride or step - last)
+            last, news[place] = step, True
+        table["stride"][slot] = stride
+        return news
 
     def _remember(self, slot: int, subject: Subject, successor: StepSeries) -> None:
         """A successor that resumes where the damage is diverges on, with nothing in its own steps to show it: only

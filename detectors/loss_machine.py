@@ -96,6 +96,7 @@ class LossSettings(BaseModel):
 _COLUMNS = {
     "n": Column(np.int64, 0),
     "last_step": Column(np.int64, -1),
+    "stride": Column(np.int64, 0),
     "last_t_s": Column(np.float64, -np.inf),
     "base": Column(np.float64, np.nan),
     "fast": Column(np.float64, np.nan),
