@@ -58,6 +58,11 @@ class _File:
     container: Subject | None
     runs: int = 0
     last_step: dict[Subject, int] = field(default_factory=dict)
+    highest: dict[Subject, int] = field(default_factory=dict)
+    """The furthest step of each subject in this run."""
+    begins: bool = False
+    """A line said that a process starts; whether it trains anew, its first step tells: an evaluation loads
+    checkpoints, too."""
 
 
 class TrainingLogsCollector:
@@ -220,7 +225,9 @@ class TrainingLogsCollector:
         inventory: Inventory,
     ) -> int:
         read = file.tail.read()
-        file.runs += read.replaced
+        if read.replaced:
+            file.runs += 1
+            file.highest.clear()
         if read.skipped_bytes:
             rejected[Reason.TOO_LARGE] = rejected.get(Reason.TOO_LARGE, 0) + 1
         kept: list[LogRecord] = []
@@ -237,8 +244,7 @@ class TrainingLogsCollector:
             subject = self._subject(file, line, inventory, now_s)
             record = LogRecord(Instant(t_s, clock=file.pod.name), file.source, subject, text[:MAX_TEXT], offset)
             if line is not None and line.started:
-                file.runs += 1
-                file.last_step.pop(subject, None)
+                file.begins = True
             if line is not None and (line.figures or line.step is not None):
                 last = record if line.figures else last
                 self._add(file, subject, line, t_s, points)
@@ -272,6 +278,12 @@ class TrainingLogsCollector:
         if step is None:
             step = 0
         file.last_step[subject] = step
+        if file.begins and line.step is not None and line.figures.keys() - {"checkpoint_saved"}:
+            file.begins = False
+            if step < file.highest.get(subject, step + 1):
+                file.runs += 1
+                file.highest.clear()
+        file.highest[subject] = max(step, file.highest.get(subject, step))
         if not line.figures:
             return
         known = points.setdefault((subject, f"{file.pod.name}:{file.runs}"), _Points())

@@ -220,6 +220,22 @@ def test_the_kubelets_layouts_and_ours_are_known(collector: Any, tmp_path: Path,
     assert only(take(collector())).subject == RANK
 
 
+def test_a_checkpoint_that_an_evaluation_loads_is_no_restart(collector: Any, tmp_path: Path) -> None:
+    """The steps go on: a detector that began anew at each of them would never know the run."""
+    log, of = tmp_path / "ml_job-3_trainer.log", collector()
+    runs = []
+    for text in (
+        "step=10 loss=2\n",
+        "Loading checkpoint shards: 100%\nSaved checkpoint at step=10\nstep=11 loss=2\n",
+        "starting training\nstep=12 loss=2\n",
+        "Loading checkpoint step=5\nstep=6 loss=2\n",
+    ):
+        with log.open("a") as stream:
+            stream.write(text)
+        runs.append(only(take(of)).run)
+    assert runs[0] == runs[1] == runs[2] != runs[3]
+
+
 def test_a_restart_changes_the_run_and_a_rewind_alone_does_not(collector: Any, tmp_path: Path) -> None:
     log, of = tmp_path / "ml_job-3_trainer.log", collector()
     runs = []
