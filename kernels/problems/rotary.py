@@ -23,6 +23,18 @@ def interleaved_backward_reference(gradient: torch.Tensor, cos: torch.Tensor, si
     return torch.stack((even * cos + odd * sin, odd * cos - even * sin), dim=-1).flatten(-2)
 
 
+def interleaved_by_position_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x: (b, s, h, d), as a projection leaves it; cos, sin: (s, d/2) → (b, s, h, d)."""
+    return interleaved_reference(x, cos[:, None], sin[:, None])
+
+
+def interleaved_by_position_backward_reference(
+    gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of x from that of the rotated."""
+    return interleaved_backward_reference(gradient, cos[:, None], sin[:, None])
+
+
 def half_reference(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,6 +83,11 @@ def make_interleaved(case: Case, draw: Draw) -> Inputs:
     angle = _angles(case, draw).cpu().double()
     cos, sin = (f.to(case.torch_dtype).to(draw.device) for f in (angle.cos(), angle.sin()))
     return x, cos, sin
+
+
+def make_interleaved_by_position(case: Case, draw: Draw) -> Inputs:
+    x = draw.values((case["b"], case["s"], case["h"], case["d"]), case.torch_dtype)
+    return x, *make_interleaved(case.with_(b=1, h=1), draw)[1:]
 
 
 def make_half(case: Case, draw: Draw) -> Inputs:
@@ -148,6 +165,21 @@ ROTARY_INTERLEAVED_BACKWARD = replace(
     name="rotary_interleaved_backward",
     reference=interleaved_backward_reference,
     cases=ROTARY_INTERLEAVED.cases[1:],
+    gradients=(),
+)
+
+ROTARY_INTERLEAVED_BY_POSITION = replace(
+    ROTARY_INTERLEAVED,
+    name="rotary_interleaved_by_position",
+    reference=interleaved_by_position_reference,
+    make_inputs=make_interleaved_by_position,
+    cases=ROTARY_INTERLEAVED.cases[1:],
+)
+
+ROTARY_INTERLEAVED_BY_POSITION_BACKWARD = replace(
+    ROTARY_INTERLEAVED_BY_POSITION,
+    name="rotary_interleaved_by_position_backward",
+    reference=interleaved_by_position_backward_reference,
     gradients=(),
 )
 

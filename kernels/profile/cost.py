@@ -51,7 +51,7 @@ def cost(found: Found) -> Cost:
         case "embedding_gradient":
             rows = s["t"] * s["d"] * size
             return Cost(2 * rows, 0, rows + s["v"] * s["d"] * size, s["t"] * s["d"])
-        case "rotary_interleaved":
+        case "rotary_interleaved" | "rotary_interleaved_by_position":
             values = s["b"] * s["h"] * s["s"] * s["d"]
             return Cost(2 * values * size, 3 * values, 2 * values * size, 3 * values)
         case "stencil_3x3" | "stencil_5x5":

@@ -115,7 +115,11 @@ def _interleaved(units: Sequence[Unit]) -> Found | None:
     first, last = units[0], units[-1]
     half, table, kind = dims(first, 0), dims(first, 1), dtype(first, 0)
     products = [unit for unit in units if unit.base == "mul"]
-    if len(half) != 4 or table[-2:] != half[2:] or math.prod(table) != half[2] * half[3] or not kind:
+    if len(half) != 4 or not kind:
+        return None
+    by_head = table[-2:] == half[2:] and math.prod(table) == half[2] * half[3]
+    by_position = table[-3:] == (half[1], 1, half[3]) and math.prod(table) == half[1] * half[3] and half[1] > 1
+    if not by_head and not by_position:
         return None
     if not all((dims(u, 0), dims(u, 1)) == (half, table) for u in products):
         return None
@@ -123,6 +127,9 @@ def _interleaved(units: Sequence[Unit]) -> Found | None:
     apart = isinstance(strides, tuple) and bool(strides) and strides[-1] == 2
     if concrete(last, 1) not in ("-1", str(len(half))) or not apart:
         return None
+    if by_position:
+        b, s, h, d = half
+        return Found("rotary_interleaved_by_position", {"b": b, "h": h, "s": s, "d": 2 * d}, kind)
     b, h, s, d = half
     return Found("rotary_interleaved", {"b": b, "h": h, "s": s, "d": 2 * d}, kind)
 

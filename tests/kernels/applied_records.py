@@ -180,9 +180,14 @@ def every_record() -> list[dict[str, Any]]:
 
 def rotary_records(**sizes: int) -> list[dict[str, Any]]:
     """Of heads of eight, every rotation and its gradient."""
-    halves, pairs = Case.of("float32", d=8, **sizes), Case.of("float32", d=8, **{n: sizes[n] for n in "bsh"})
+    halves = Case.of("float32", d=8, **sizes)
     made = [made_of(Rotary(), name, halves) for name in TURNED_HALVES]
-    return made + [made_of(Rotary(), name, pairs) for name in TURNED]
+    return made + pair_records(**{n: sizes[n] for n in "bsh"})
+
+
+def pair_records(**sizes: int) -> list[dict[str, Any]]:
+    """Of heads of eight, the rotations of pairs that lie side by side."""
+    return [made_of(Rotary(), name, Case.of("float32", d=8, **sizes)) for name in TURNED]
 
 
 def attention_record() -> dict[str, Any]:

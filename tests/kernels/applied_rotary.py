@@ -18,6 +18,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from applied import load
 from applied_products import alike
+from pair_spellings import every_two, of_complex, sliced, unflattened
 
 B, S, H, G, D = 2, 6, 4, 2, 8
 
@@ -127,6 +128,80 @@ def compiled(kernels: Any) -> dict[str, Any]:
     return found
 
 
+class Paired(nn.Module):
+    """One layer, its pairs side by side; keys have fewer heads. how: as models write it; lies: how q and k come."""
+
+    def __init__(self, how: Any, lies: str = "turned", other: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.how, self.lies, self.other = how, lies, other
+        self.q, self.k = (nn.Linear(H * D, n * D) for n in (H, G))
+        self.register_buffer("angle", torch.rand(S, D // 2) * 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.angle.cos(), self.angle.sin()
+        if self.lies == "by position":
+            cos, sin = cos[:, None], sin[:, None]
+        found = []
+        for part in (self.q, self.k):
+            v = part(x).view(B, S, -1, D)
+            v = v if self.lies == "by position" else v.transpose(1, 2)
+            v = v.contiguous() if self.lies == "contiguous" else v
+            v = (unlike_pairs if self.other else self.how)(v, cos, sin)
+            found.append((v if self.lies == "by position" else v.transpose(1, 2)).reshape(B, S, -1))
+        return torch.tanh(found[0]) * found[1].repeat(1, 1, H // G)
+
+
+def unlike_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """One sign off."""
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cos + odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+def paired(kernels: Any) -> dict[str, Any]:
+    """Pairs as models write them, in Inductor's graphs: how many of the kernels' operators the pass put there."""
+    from torch._inductor import config
+
+    config.force_disable_caches = True
+    graphs: list[dict[str, int]] = []
+
+    def looked(graph: Any) -> None:
+        kernels.STATE.fold(graph)
+        graph.lint()
+        names = [str(n.target).split(".")[1] for n in graph.nodes if "nightshift." in str(n.target)]
+        graphs.append({name: names.count(name) for name in sorted(set(names))})
+
+    found: dict[str, Any] = {}
+    ways = {
+        "sliced": Paired(sliced),
+        "complex by position": Paired(of_complex, "by position"),
+        "every two, contiguous": Paired(every_two, "contiguous"),
+        "unflattened": Paired(unflattened, "contiguous"),
+        "one sign off": Paired(sliced, other=True),
+    }
+    report = kernels.apply(ways["sliced"], log=lambda _: None, shadow_every=1, log_every=0)
+    found["applied"] = [problem for where, problem, _ in report.applied if where == "rotary embeddings"]
+    config.joint_custom_pre_pass = looked
+    for name, model in ways.items():
+        torch._dynamo.reset()
+        want = step(model, model)
+        found[name] = {"equal": alike(step(model, torch.compile(model, fullgraph=True)), want, 10.0)}
+        found[name]["graph"] = graphs.pop()
+    found["calls"] = {name: k.calls for name, k in kernels.STATE.kernels.items()}
+    found["wrong"] = sum(k.shadow_mismatches for k in kernels.STATE.kernels.values())
+    model = ways["complex by position"]
+    run = torch.compile(model, fullgraph=True)
+    folder = Path(os.environ["NIGHTSHIFT_KERNEL_REGISTRY"])
+    gone = kernels.STATE.kernels[f"rotary_interleaved_by_position h={H} float32"].certificate
+    (folder / "demoted.json").write_text(json.dumps([{"certificate": gone, "why": "x"}]))
+    kernels.step_boundary()
+    found["demoted"] = {"equal": alike(step(model, run), step(model, model), 10.0), "graph": graphs.pop()}
+    config.joint_custom_pre_pass = kernels.STATE.fold
+    kernels.unapply(model)
+    found["back"] = config.joint_custom_pre_pass is None and alike(step(model, run), step(model, model), 10.0)
+    return found
+
+
 def called(kernels: Any) -> dict[str, Any]:
     """The functions that a model may call: eager, compiled, differentiated, refused and before `apply`."""
     angle = torch.rand(S, D // 2) * 3
@@ -145,7 +220,8 @@ def called(kernels: Any) -> dict[str, Any]:
         x = x.clone().requires_grad_(True)
         out = call(x, *pair)
         (once,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
-        return [out.detach(), once.detach(), *torch.autograd.grad(once.square().sum(), x)]
+        made = [out.detach(), once.detach(), *torch.autograd.grad(once.square().sum(), x)]
+        return [value.contiguous() for value in made]
 
     def torchs(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
         return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
@@ -162,6 +238,7 @@ def called(kernels: Any) -> dict[str, Any]:
             alike(halves(turned, kernels.rotary), halves(turned, torchs)),
             alike(halves(heads, whole), halves(heads, torchs)),
             alike(pairs(heads[0], kernels.rotary_interleaved), pairs(heads[0], interleaved), 10.0),
+            alike(pairs(turned[0], kernels.rotary_interleaved), pairs(turned[0], interleaved), 10.0),
         ]
 
     before = every()

@@ -51,6 +51,8 @@ TINY = {
     "rmsnorm": {"m": 3, "n": 40},
     "rmsnorm_residual": {"m": 3, "n": 40},
     "rotary_interleaved": {"b": 2, "h": 3, "s": 5, "d": 12},
+    "rotary_interleaved_by_position": {"b": 2, "h": 3, "s": 5, "d": 12},
+    "rotary_interleaved_by_position_backward": {"b": 2, "h": 3, "s": 5, "d": 12},
     "rotary_half": {"b": 2, "h": 4, "g": 2, "s": 5, "d": 12},
     "softmax": {"m": 3, "n": 40},
     "rmsnorm_backward": {"m": 3, "n": 40},

@@ -176,6 +176,7 @@ SMALL: dict[str, dict[str, int]] = {
     "rmsnorm_residual": {"m": 8, "n": 16},
     "rotary_half": {"b": 1, "h": 3, "g": 2, "s": 8, "d": 16},
     "rotary_half_by_position": {"b": 2, "h": 3, "g": 2, "s": 8, "d": 16},
+    "rotary_interleaved_by_position": {"b": 2, "h": 3, "s": 8, "d": 16},
     "rotary_interleaved": {"b": 2, "h": 3, "s": 8, "d": 16},
     "softmax": {"m": 8, "n": 16},
     "stencil_3x3": {"c": 2, "h": 12, "w": 16, "k": 3},

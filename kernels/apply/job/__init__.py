@@ -20,6 +20,7 @@ PARTS = (
     "guards",
     "products",
     "turns",
+    "pairs",
     "rotary",
     "norms",
     "blocks",

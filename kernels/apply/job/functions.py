@@ -16,8 +16,8 @@ from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
 from kernels.apply.job.places import shaped
 from kernels.apply.job.products import linear_of
-from kernels.apply.job.rotary import TurnHalves
-from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PRODUCTS, STATE, Report, in_use
+from kernels.apply.job.rotary import TurnHalves, TurnPairs
+from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PAIRS, PRODUCTS, STATE, Report, in_use
 
 
 def swap_functions(report: Report) -> None:
@@ -113,8 +113,8 @@ def _cast_loss(input: torch.Tensor, target: torch.Tensor) -> Any:
 def fold_casts() -> None:
     """Puts the passes before torch's own over joint graphs, once."""
     kinds = {n: DTYPES[k.record["dtype"]] for n, k in STATE.kernels.items() if n.startswith((CAST, NORM))}
-    turning = any(kernel.problem in HALVES for kernel in STATE.kernels.values())
-    if not (kinds or turning) or STATE.fold is not None:
+    turning, pairing = (any(k.problem in names for k in STATE.kernels.values()) for names in (HALVES, PAIRS))
+    if not (kinds or turning or pairing) or STATE.fold is not None:
         return
     from torch._inductor import config
 
@@ -126,6 +126,8 @@ def fold_casts() -> None:
         made = FoldNorms(norm, made)
     if turning:
         made = TurnHalves(made)
+    if pairing:
+        made = TurnPairs(made)
     STATE.fold = config.joint_custom_pre_pass = made
 
 
@@ -134,7 +136,7 @@ def unfold_casts() -> None:
         from torch._inductor import config
 
         earlier = STATE.fold
-        while isinstance(earlier, FoldCasts | FoldNorms | TurnHalves):
+        while isinstance(earlier, FoldCasts | FoldNorms | TurnHalves | TurnPairs):
             earlier = earlier.earlier
         STATE.fold, config.joint_custom_pre_pass = None, earlier
 

@@ -19,6 +19,7 @@ from kernels.apply.job.state import (
     HALVES,
     NORM,
     OPERATORS,
+    PAIRS,
     PRODUCTS,
     STATE,
     fell_back,
@@ -87,7 +88,7 @@ def open_all() -> None:
     for problem in SPECS if STATE.kernels else ():
         operator_of(problem)
     for problem, kernel in STATE.kernels.items():
-        if kernel.problem in PRODUCTS or problem.startswith(ATTENDED):
+        if kernel.problem in (*PRODUCTS, *PAIRS) or problem.startswith(ATTENDED):
             continue  # a pass puts them in, closed; attention's may be written in Gluon, and set Triton's allocator
         if kernel.traceable is not None and not SPECS[problem].mutates:  # an optimiser's step is in no region
             open_operator_of(problem)
@@ -118,12 +119,12 @@ def _backward_of(problem: str) -> Callable[..., Any]:
 def run_once(problem: str, inputs: Sequence[Any]) -> Any:
     """One call: the kernel's result, torch's where it was demoted, held against torch's now and then."""
     spec, name = SPECS[problem], problem
-    if problem in PRODUCTS:
+    if problem in (*PRODUCTS, *PAIRS):
         name = slot(problem, spec.sizes(*inputs), str(inputs[0].dtype).removeprefix("torch."))
     kernel = in_use(name)
     if kernel is None:
         return spec.reference(*inputs)
-    if problem in (*PRODUCTS, *HALVES) and not all(x.is_contiguous() for x in inputs):
+    if problem in (*PRODUCTS, *HALVES, *PAIRS) and not all(x.is_contiguous() for x in inputs):
         fell_back(problem, "stride")  # a compiler laid an operand out otherwise than its graph said
         return spec.reference(*inputs)
     narrow = inputs[0] if problem == NORM else inputs[-2] if problem.startswith(CAST) else None

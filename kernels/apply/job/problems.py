@@ -133,12 +133,18 @@ def _of_halves(turn: Callable[..., torch.Tensor], by_position: bool) -> Spec:
     )
 
 
-def _of_pairs(sign: int) -> Spec:
+def _of_pairs(sign: int, by_position: bool) -> Spec:
+    """(b, h, s, d), or (b, s, h, d) by position."""
+
+    def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        tables = (cos[:, None], sin[:, None]) if by_position else (cos, sin)
+        return _pairs_turned(x, tables[0], sign * tables[1])
+
     return Spec(
         "(Tensor x, Tensor cos, Tensor sin) -> Tensor",
-        lambda x, cos, sin: _pairs_turned(x, cos, sign * sin),
+        reference,
         _new,
-        lambda x, cos, sin: dict(zip("bhsd", x.shape, strict=True)),
+        lambda x, cos, sin: dict(zip("bshd" if by_position else "bhsd", x.shape, strict=True)),
     )
 
 
@@ -321,8 +327,11 @@ SPECS: dict[str, Spec] = {
         for name, by_position in (("rotary_half", False), ("rotary_half_by_position", True))
         for back, turn in (("", half_turned), ("_backward", half_returned))
     },
-    "rotary_interleaved": _of_pairs(1),
-    "rotary_interleaved_backward": _of_pairs(-1),
+    **{
+        f"rotary_interleaved{how}{back}": _of_pairs(sign, by_position)
+        for how, by_position in (("", False), ("_by_position", True))
+        for back, sign in (("", 1), ("_backward", -1))
+    },
     "embedding_gradient": Spec(
         "(Tensor gradient, Tensor index, int rows) -> Tensor",
         _table_gradient,

@@ -1,8 +1,9 @@
 """Rotary embeddings: what a compiled region computes that way, and two functions for a model's own code to call.
 
 A pass over joint graphs (`turns` reads them) makes one kernel of two rotations by the same tables, forward and
-backward. In eager code nothing calls such a function by a name that could be found: `rotary` and
-`rotary_interleaved` are there to be called instead. Where a guard refuses, and before `apply`, they are torch's.
+backward; another makes one of each rotation of pairs that lie side by side (`pairs` reads them). In eager code
+nothing calls such a function by a name that could be found: `rotary` and `rotary_interleaved` are there to be
+called instead. Where a guard refuses, and before `apply`, they are torch's.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernels.apply.job.folds import viewed
 from kernels.apply.job.guards import refusal
 from kernels.apply.job.operators import operator_of, run_once
+from kernels.apply.job.pairs import AngleTable, PairRotation, pair_rotation
 from kernels.apply.job.places import transformed
 from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import HALVES, STATE, Report, fell_back, in_use
+from kernels.apply.job.state import HALVES, PAIRS, STATE, Kernel, Report, fell_back, in_use, slot
 from kernels.apply.job.turns import Rotation, rotation
 
 
@@ -107,6 +110,59 @@ def _laid_out(graph: Any, node: Any, like: torch.Tensor) -> Any:
     return made if like.is_contiguous() else _permuted(graph, made)
 
 
+class TurnPairs:
+    """The same for pairs that lie side by side, one rotation by one kernel."""
+
+    def __init__(self, earlier: Any = None) -> None:
+        self.earlier = earlier
+
+    def uuid(self) -> Any:
+        """For the compiler's cache."""
+        inner = getattr(self.earlier, "uuid", lambda: None)() if self.earlier is not None else ""
+        used = sorted(k.certificate for k in STATE.kernels.values() if k.problem in PAIRS and not k.disabled)
+        return None if inner is None else ("nightshift turn pairs 1", tuple(used), inner)
+
+    def __call__(self, graph: Any) -> None:
+        if self.earlier is not None:
+            self.earlier(graph)
+        for node in list(graph.nodes):
+            found = pair_rotation(node)
+            if found is not None:
+                self._swap(graph, found)
+        graph.eliminate_dead_code()
+
+    def _swap(self, graph: Any, found: PairRotation) -> None:
+        x, old = _moved(found.x.meta["val"], found.moved), found.out.meta["val"]
+        positions, half = x.shape[1 if "position" in found.problem else 2], x.shape[3] // 2
+        tables = [x.new_empty((positions, half)) for _ in range(2)]
+        kernel = kernel_of(found.problem, x, *tables)
+        if kernel is None or refusal(kernel.record, SPECS[found.problem].sizes(x, *tables), (x, *tables)):
+            return
+        with graph.inserting_before(found.out):
+            nodes = [_permuted(graph, found.x) if found.moved else found.x]
+            nodes += [_listed(graph, table, [positions, half]) for table in (found.cos, found.sin)]
+            made = graph.call_function(operator_of(found.problem)._opoverload, tuple(nodes))
+            values = tuple(node.meta["val"] for node in nodes)
+            # the second says to the compiler that operands must lie as they do here
+            made.meta = {**found.out.meta, "val": x.new_empty(x.shape), "eager_input_vals": (values, {})}
+            whole = _permuted(graph, made) if found.moved else made
+            if whole.meta["val"].stride() != old.stride():
+                whole = _laid_out(graph, whole, old)
+        found.out.replace_all_uses_with(whole)
+
+
+def _listed(graph: Any, table: AngleTable, sizes: list[int]) -> Any:
+    """A table as rows: of complex numbers the part that is meant, by itself."""
+    node = table.node
+    if table.of:
+        real = graph.call_function(torch.ops.aten.view_as_real.default, (node,))
+        real.meta["val"] = torch.view_as_real(node.meta["val"])
+        part = graph.call_function(torch.ops.aten.select.int, (real, -1, int(table.of == "im")))
+        part.meta["val"] = real.meta["val"].select(-1, int(table.of == "im"))
+        node = _laid_out(graph, part, part.meta["val"].contiguous())
+    return viewed(graph, node, sizes)
+
+
 class Turned(torch.autograd.Function):
     """A rotation by a problem whose last two inputs are the tables; `torch.compile` sees the operators in it."""
 
@@ -122,9 +178,15 @@ class Turned(torch.autograd.Function):
         return (None, *(made if isinstance(made, tuple | list) else (made,)), None, None)
 
 
+def kernel_of(problem: str, *tensors: torch.Tensor) -> Kernel | None:
+    """The kernel in use for a rotation of these."""
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    return in_use(slot(problem, SPECS[problem].sizes(*tensors), dtype))
+
+
 def _turn_by(problem: str, *tensors: torch.Tensor) -> Any:
     """By the kernel where one may, else by torch; where it is differentiated again as well."""
-    kernel = in_use(problem)
+    kernel = kernel_of(problem, *tensors)
     if kernel is not None and not torch.is_grad_enabled():
         why = refusal(kernel.record, SPECS[problem].sizes(*tensors), tensors)
         plain = all(type(x) in (torch.Tensor, nn.Parameter) for x in tensors)
@@ -165,9 +227,13 @@ def rotary(
 
 
 def rotary_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the pairs (0, 1), (2, 3)… of the last dimension. x: (b, h, s, d); cos, sin: (s, d/2), as `rotary`."""
+    """Rotates the pairs (0, 1), (2, 3)… of the last dimension. x: (b, h, s, d), in memory as it is or turned from
+    (b, s, h, d); cos, sin: (s, d/2), as `rotary`."""
     tables = [table.reshape(x.shape[-2], x.shape[-1] // 2) for table in (cos, sin)]
-    made: torch.Tensor = _rotated("rotary_interleaved", x, *tables)
+    if x.is_contiguous():
+        made: torch.Tensor = _rotated("rotary_interleaved", x, *tables)
+    else:
+        made = _rotated("rotary_interleaved_by_position", x.transpose(1, 2), *tables).transpose(1, 2)
     return made
 
 
@@ -175,5 +241,5 @@ def name_rotary(report: Report) -> None:
     """Tells of the kernels, and makes their operators."""
     for name, kernel in STATE.kernels.items():
         if name.startswith("rotary"):
-            operator_of(name)
+            operator_of(kernel.problem)
             report.applied.append(("rotary embeddings", name, kernel.certificate))

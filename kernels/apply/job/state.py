@@ -36,6 +36,11 @@ ATTENDED = "flash_attention_by_position"
 """Causal attention of (b, s, h, d), with what its gradients need."""
 
 
+PAIRS = tuple(f"rotary_interleaved{how}{back}" for how in ("", "_by_position") for back in ("", "_backward"))
+"""Rotary embeddings whose pairs lie side by side. Of each a job may hold a kernel for each number of heads: keys
+often have fewer than queries."""
+
+
 class ByTensor:
     """Values by tensor, for as long as each lives. Cheaper to ask than torch's WeakTensorKeyDictionary: an
     optimiser's step asks it for every parameter."""
@@ -149,8 +154,11 @@ def kernels_sha256() -> str:
 
 
 def slot(problem: str, sizes: Mapping[str, int], dtype: str) -> str:
-    """Where `STATE.kernels` has a problem's kernel: a product's by what its rows are multiplied with as well."""
-    return f"{problem} n={sizes['n']} k={sizes['k']} {dtype}" if problem in PRODUCTS else problem
+    """Where `STATE.kernels` has a problem's kernel: a product's by what its rows are multiplied with as well, a
+    rotation's of pairs by its heads."""
+    if problem in PRODUCTS:
+        return f"{problem} n={sizes['n']} k={sizes['k']} {dtype}"
+    return f"{problem} h={sizes['h']} {dtype}" if problem in PAIRS else problem
 
 
 def in_use(problem: str) -> Kernel | None:
@@ -165,7 +173,7 @@ def in_use(problem: str) -> Kernel | None:
 def disable(kernel: Kernel, why: str) -> None:
     """From the next call on torch computes it; from the next trace on, in compiled regions."""
     kernel.disabled = why
-    STATE.outdated = STATE.outdated or kernel.problem in (*PRODUCTS, *HALVES)
+    STATE.outdated = STATE.outdated or kernel.problem in (*PRODUCTS, *HALVES, *PAIRS)
     STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {why}; torch computes it now")
 
 

@@ -19,7 +19,7 @@ import triton.language as tl
 
 
 @triton.jit
-def rotate(x, cos, sin, out, s, half, heads, TILE: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr):
+def rotate(x, cos, sin, out, s, half, heads$more, TILE: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr):
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
     pair = tl.arange(0, HALF)[None, :]
     column = tl.arange(0, 2 * HALF)[None, :]
@@ -29,7 +29,7 @@ def rotate(x, cos, sin, out, s, half, heads, TILE: tl.constexpr, HALF: tl.conste
     d = tl.load(sin + place * half + pair, mask=known, other=0.0).to(tl.float32)
     for turn in tl.static_range(HEADS):
         head = tl.program_id(1) * HEADS + turn
-        at = (head.to(tl.int64) * s + place) * (2 * half) + column
+$at
         live = inside & (head + 0 * place < heads)
         v = tl.load(x + at, mask=live, other=0.0$load).to(tl.float32)
         even, odd = tl.split(tl.reshape(v, (TILE, HALF, 2)))
@@ -39,13 +39,13 @@ def rotate(x, cos, sin, out, s, half, heads, TILE: tl.constexpr, HALF: tl.conste
 
 
 def entry(x, cos, sin):
-    b, h, s, d = x.shape
+    $shape = x.shape
     $outputs
     if out.numel():
         half = triton.next_power_of_2(d // 2)
         grid = (triton.cdiv(s, $tile), triton.cdiv(b * h, $heads))
         rotate[grid](
-            x, cos, sin, out, s, d // 2, b * h, TILE=$tile, HALF=half, HEADS=$heads, num_warps=$warps
+            x, cos, sin, out, s, d // 2, b * h$given, TILE=$tile, HALF=half, HEADS=$heads, num_warps=$warps
         )
     $result
 """
@@ -97,9 +97,25 @@ def entry(q, k, cos, sin):
         )
     $result
 """
+_AHEAD = {"turned": "tl.join(even * c - odd * d, even * d + odd * c)"}
+_BACK = {"turned": "tl.join(even * c + odd * d, odd * c - even * d)"}
+_PAIRS_BY_HEAD = {
+    "shape": "b, h, s, d",
+    "more": "",
+    "given": "",
+    "at": "        at = (head.to(tl.int64) * s + place) * (2 * half) + column",
+}
+_PAIRS_BY_POSITION = {
+    "shape": "b, s, h, d",
+    "more": ", h",
+    "given": ", h",
+    "at": "        at = (((head // h).to(tl.int64) * s + place) * h + head % h) * (2 * half) + column",
+}
 TURNED = {
-    "rotary_interleaved": "tl.join(even * c - odd * d, even * d + odd * c)",
-    "rotary_interleaved_backward": "tl.join(even * c + odd * d, odd * c - even * d)",
+    "rotary_interleaved": {**_AHEAD, **_PAIRS_BY_HEAD},
+    "rotary_interleaved_backward": {**_BACK, **_PAIRS_BY_HEAD},
+    "rotary_interleaved_by_position": {**_AHEAD, **_PAIRS_BY_POSITION},
+    "rotary_interleaved_by_position_backward": {**_BACK, **_PAIRS_BY_POSITION},
 }
 NEW = "q_out, k_out = torch.empty_like(q), torch.empty_like(k)"
 FORWARD = {"first": "a * c0 - b * d0", "second": "b * c1 + a * d1"}
@@ -155,7 +171,7 @@ class Rotary:
         new, old = ("out = torch.empty_like(x)", "out = x") if pairs else (NEW, "q_out, k_out = q, k")
         result = "return out" if pairs else "return q_out, k_out"
         values = {**config, "outputs": old if written else new, "result": "" if written else result}
-        values |= {"turned": TURNED[problem]} if pairs else TURNED_HALVES[problem]
+        values |= TURNED[problem] if pairs else TURNED_HALVES[problem]
         keys = {"bounds": "d 2..512 /2", "mutates": ("0" if pairs else "0 1") if written else ""}
         kind = "in_place" if written else "own_kernel"
         body = PAIRS if pairs else HALVES

@@ -3,6 +3,7 @@
 # language: python
 # kind: library
 # determinism: bitwise
+# differentiable: yes
 
 import torch
 
