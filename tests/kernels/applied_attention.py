@@ -179,14 +179,22 @@ def mistaken(kernels: Any) -> dict[str, Any]:
 
 
 def whole(kernels: Any) -> dict[str, Any]:
-    """How often the forward kernel computes a step of slices, and one of whole tensors."""
-    report = kernels.apply(nn.Linear(2, 2), log=lambda _: None, shadow_every=0, log_every=0)
+    """Steps of slices and of whole tensors, and inference: [right, forward calls, gradient's calls]."""
+    kernels.apply(nn.Linear(2, 2), log=lambda _: None, shadow_every=0, log_every=0)
     seen: dict[str, Any] = {}
+
+    def counted(name: str, run: Callable[[], list[torch.Tensor]], truth: list[torch.Tensor]) -> None:
+        start = calls(kernels)
+        right = near(run(), truth)
+        seen[name] = [right, *(calls(kernels).get(p, 0) - start.get(p, 0) for p in (FORWARD, BACKWARD))]
+
     for lies in ("packed", "by position"):
-        start = calls(kernels).get(FORWARD, 0)
-        step(narrow(drawn(lies)))
-        seen[lies] = calls(kernels).get(FORWARD, 0) - start
-    return {**seen, "fallbacks": kernels.fallbacks(), "skipped": report.skipped}
+        given = narrow(drawn(lies))
+        truth = exact(given)
+        counted(lies, lambda given=given: step(given), truth)
+    with torch.no_grad():
+        counted("inferred", lambda: [causal(*given)], truth[:1])
+    return {**seen, "fallbacks": kernels.fallbacks()}
 
 
 def odd(kernels: Any) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.apply.job import heads
 from kernels.apply.job.heads import attended, attention_gradients, plain_attention, side_by_side
 from kernels.generate.families.flash_attention import FlashAttention
 from kernels.problem import Case
 from kernels.problems import named
-from tests.kernels.applied_records import attention_record, attention_records, made_of
+from tests.kernels.applied_records import attention_records, made_of
 from tests.kernels.test_apply import run
 
 SCRIPT = Path(__file__).parent / "applied_attention.py"
@@ -71,7 +72,7 @@ def test_attention_is_what_it_was_for_whatever_a_job_does_with_it(tmp_path: Path
 @pytest.mark.full
 def test_compiled_regions_take_both_operators_and_give_them_up_when_one_is_demoted(tmp_path: Path) -> None:
     """One graph, no break, by AOT autograd alone and by Inductor, whose operands lie as they were certified. Of a
-    step whose gradient's kernel is demoted the rest is torch's too."""
+    step that one kernel was demoted for, torch computes that part."""
     seen = run("compiled", tmp_path, records(), script=SCRIPT)
     both = {FORWARD: 1, BACKWARD: 1}
     for backend in ("aot_eager", "inductor"):
@@ -82,7 +83,8 @@ def test_compiled_regions_take_both_operators_and_give_them_up_when_one_is_demot
     assert seen["dynamic"]
     assert seen["math"] == [True, True]
     assert seen["inferred"] == [[2, 24, 32], 1, 0]
-    assert seen[f"without {BACKWARD}"] == seen[f"without {FORWARD}"] == [True, 0, 0]
+    assert seen[f"without {BACKWARD}"] == [True, 1, 0]
+    assert seen[f"without {FORWARD}"] == [True, 0, 0]
     assert seen["wrong"] == 0
     assert seen["after"]
 
@@ -99,19 +101,78 @@ def test_a_shadow_check_finds_a_wrong_attention_kernel_and_torch_goes_on(tmp_pat
     seen = run("mistaken", tmp_path, listed, script=SCRIPT)
     assert seen["right"] == [True, True]
     assert seen["disabled"] == [n == which for n in range(2)]
-    assert seen["calls"] == [1, 1]
+    assert seen["calls"] == [1 if n == which else 2 for n in range(2)], "the other one goes on"
 
 
 @pytest.mark.full
 def test_a_kernel_that_was_certified_for_whole_tensors_leaves_slices_to_torch(tmp_path: Path) -> None:
-    """Also a file without the forward kernel: training is torch's, and the report says why."""
     listed = [{**one, "layouts": ["contiguous"]} for one in attention_records(CASE)]
     seen = run("whole", tmp_path, listed, script=SCRIPT)
-    assert seen == {"packed": 0, "by position": 1, "fallbacks": {f"{FORWARD}: stride": 1}, "skipped": []}
-    alone = run("whole", tmp_path, [attention_record(), listed[1]], script=SCRIPT)
-    assert alone["skipped"] == [[BACKWARD, "no forward kernel that keeps what it needs is in use"]]
-    forward = run("whole", tmp_path, listed[:1], script=SCRIPT)
-    assert forward["fallbacks"] == {f"{FORWARD}: stride": 1, f"{FORWARD}: gradient": 1}
+    assert seen["packed"] == [True, 0, 0]
+    assert seen["by position"] == [True, 1, 1]
+    assert seen["fallbacks"] == {f"{FORWARD}: stride": 1}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("which", [0, 1])
+def test_of_a_step_that_only_one_kernel_is_certified_for_torch_computes_the_rest(
+    tmp_path: Path, which: int
+) -> None:
+    """The gradient reads what torch's forward pass kept, or torch's what the kernel kept."""
+    seen = run("whole", tmp_path, attention_records(CASE)[which : which + 1], script=SCRIPT)
+    one = [True, int(which == 0), int(which == 1)]
+    assert (seen["packed"], seen["by position"], seen["fallbacks"]) == (one, one, {})
+    assert seen["inferred"] == [True, int(which == 0), 0]
+
+
+class Aten:
+    """torch's operators by the formula, held to their own schemas; `called`: which were."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        schema = getattr(torch.ops.aten, name).default._schema
+
+        def call(*given: Any) -> Any:
+            self.called.append(name)
+            a = {argument.name: value for argument, value in zip(schema.arguments, given, strict=False)}
+            missing = [x.name for x in schema.arguments[len(given) :] if not x.has_default_value()]
+            assert (missing, a["is_causal"], a["dropout_p"]) == ([], True, 0.0)
+            q, cudnn = a["query"], "cudnn" in name
+            if name.endswith("backward"):
+                assert a["max_q"] == a["max_k"] == q.shape[2]
+                assert all(a[n] is None for n in ("cum_seq_q", "cum_seq_k", *(["attn_bias"] if cudnn else [])))
+                logs = a["logsumexp"]
+                assert logs.shape == (*q.shape[:3], 1)[: 4 if cudnn else 3]
+                named_ = [a[n] for n in ("grad_out", "query", "key", "value", "out")]
+                return heads._plain_gradients(*named_, logs.reshape(q.shape[:3]))
+            assert not cudnn or (a["attn_bias"], a["compute_log_sumexp"]) == (None, True)
+            out, logs = plain_attention(q, a["key"], a["value"])
+            return out, logs[..., None] if cudnn else logs, None
+
+        return call
+
+
+@pytest.mark.parametrize("whose", ["cudnn", "flash"])
+def test_torch_s_own_kernels_are_given_what_they_take(monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
+    """They run on a GPU alone: their arguments are held against their schemas, results against the formula."""
+    case = Case.of("float16", b=2, h=3, s=9, d=16)
+    packed = torch.randn(2, 9, 3, 3, 16, generator=torch.Generator().manual_seed(2)).half()
+    inputs = packed.unbind(2)
+    g = named("flash_attention_by_position").inputs(case, "normal", 3, "cpu")[0]
+    assert isinstance(g, torch.Tensor)
+    out, logs = attended(*inputs)
+    wanted = attention_gradients(g, *inputs, out, logs)
+    aten = Aten()
+    monkeypatch.setattr(heads, "_torchs", lambda *_: whose)
+    monkeypatch.setattr(heads, "ATEN", aten)
+    made = attended(*inputs)
+    again = attention_gradients(g, *inputs, *made)
+    for mine, theirs in zip((*made, *again), (out, logs, *wanted), strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.is_contiguous()
+    assert aten.called == [f"_scaled_dot_product_{whose}_attention{back}" for back in ("", "_backward")]
 
 
 @given(

@@ -3,7 +3,8 @@
 The heads of a projection lie side by side, position by position, and so do q, k and v in one that makes all three:
 the tensors that a model hands over are views of that, heads first. The kernels read them where they lie. In
 training the forward pass keeps each row's logarithm of its sum of exponentials, and the gradients come of one more
-operator; in a compiled region both stand in its graph. Without a certified gradient, training is torch's.
+operator; in a compiled region both stand in its graph. Where only one of them has a kernel, torch's own computes
+the other, of what that one kept.
 
 What is no plain causal attention (a mask, dropout, another scale, fewer heads of keys, another length) is torch's,
 and counted. Where a gradient is differentiated again it is the formula's, which takes s² of memory for each head.
@@ -26,6 +27,7 @@ from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import ATTENDED, STATE, Report, fell_back, in_use
 
 ATTENTION = "scaled_dot_product_attention"
+GRADIENT = f"{ATTENDED}_backward"
 HEADS_FIRST = "flash_attention"
 """Of contiguous (b, h, s, d), and where nothing is differentiated."""
 _NARROWED = (torch.float32, torch.float16, torch.bfloat16)
@@ -49,11 +51,11 @@ class Attended(torch.autograd.Function):
         q, k, v, out, logs = ctx.saved_tensors
         if torch.is_grad_enabled():  # it is to be differentiated again
             return _differentiable(g, q, k, v)
-        kernel = in_use(f"{ATTENDED}_backward")
-        record = {"layouts": ["contiguous"]} if kernel is None else kernel.record
-        # what a job keeps elsewhere until then may come back otherwise than it lay
-        given = [x if side_by_side(record, x) else x.contiguous() for x in (g, q, k, v, out, logs)]
-        return tuple(_computed(f"{ATTENDED}_backward", given))
+        kernel = in_use(GRADIENT)
+        given = [g, q, k, v, out, logs]
+        if kernel is not None:  # what a job keeps elsewhere until then may come back otherwise than it lay
+            given = [x if side_by_side(kernel.record, x) else x.contiguous() for x in given]
+        return tuple(_computed(GRADIENT, given))
 
 
 def _differentiable(g: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -123,7 +125,7 @@ def attention_of(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name() -> str:
-    return ATTENDED if ATTENDED in STATE.kernels else HEADS_FIRST
+    return ATTENDED if ATTENDED in STATE.kernels or GRADIENT in STATE.kernels else HEADS_FIRST
 
 
 def _attended_by_kernel(*given: torch.Tensor) -> Any:
@@ -134,12 +136,13 @@ def _attended_by_kernel(*given: torch.Tensor) -> Any:
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     if in_use(HEADS_FIRST) is not None and not trained and all(x.is_contiguous() for x in given):
         return guarded(HEADS_FIRST, given, ())
-    if in_use(ATTENDED) is None:
+    held = [name for name in ((ATTENDED, GRADIENT) if trained else (ATTENDED,)) if in_use(name) is not None]
+    if not held:
         if in_use(HEADS_FIRST) is not None:
             fell_back(HEADS_FIRST, "gradient" if trained else "stride")
         return None
     turned = [x.transpose(1, 2) for x in given]
-    why = _refused(turned, trained)
+    why = _refused(turned, held)
     if why:
         fell_back(ATTENDED, why)
         return None
@@ -149,14 +152,13 @@ def _attended_by_kernel(*given: torch.Tensor) -> Any:
         return _computed(ATTENDED, turned)[0].transpose(1, 2)
 
 
-def _refused(turned: Sequence[torch.Tensor], trained: bool) -> str:
+def _refused(turned: Sequence[torch.Tensor], held: Sequence[str]) -> str:
     if transformed():
         return "transform"
-    for problem in (ATTENDED, f"{ATTENDED}_backward") if trained else (ATTENDED,):
-        kernel = in_use(problem)
-        if kernel is None:
-            return "gradient"
-        why = refusal(kernel.record, SPECS[ATTENDED].sizes(*turned), turned, lies=side_by_side)
+    for name in held:
+        kernel = in_use(name)
+        sizes = SPECS[ATTENDED].sizes(*turned)
+        why = "" if kernel is None else refusal(kernel.record, sizes, turned, lies=side_by_side)
         if why:
             return why
     if torch.compiler.is_compiling():
@@ -166,12 +168,8 @@ def _refused(turned: Sequence[torch.Tensor], trained: bool) -> str:
 
 def name_attention(report: Report) -> bool:
     """Tells of the kernels and makes their operators; whether there is one."""
-    found = [name for name in (HEADS_FIRST, ATTENDED) if name in STATE.kernels]
-    gradient = f"{ATTENDED}_backward"
-    if gradient in STATE.kernels and ATTENDED not in STATE.kernels:
-        report.skipped.append((gradient, "no forward kernel that keeps what it needs is in use"))
-        STATE.kernels.pop(gradient)
-    for name in (*found, *((gradient,) if gradient in STATE.kernels else ())):
+    found = [name for name in (HEADS_FIRST, ATTENDED, GRADIENT) if name in STATE.kernels]
+    for name in (*found, ATTENDED, GRADIENT) if found else ():
         operator_of(name)
-        report.applied.append((f"torch.nn.functional.{ATTENTION}", name, STATE.kernels[name].certificate))
+    report.applied += [(f"torch.nn.functional.{ATTENTION}", n, STATE.kernels[n].certificate) for n in found]
     return bool(found)

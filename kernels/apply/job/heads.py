@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
+
+ATEN: Any = torch.ops.aten
 
 
 def side_by_side(record: Mapping[str, Any], x: torch.Tensor) -> bool:
@@ -44,29 +47,45 @@ def _plain_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return back @ k, back.mT @ q, weights.to(q.dtype).mT @ g
 
 
-def _by_flash(x: torch.Tensor) -> bool:
-    """Whether torch's FlashAttention computes it: else, and so in float64, the formula does, head by head."""
-    return x.device.type == "cuda" and x.dtype in (torch.float16, torch.bfloat16)
+def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
+    """Whose kernels torch would take, heads first: "cudnn", "flash"; "" where the formula is taken, head by head,
+    as in float64. cuDNN's gradients are not the same each time."""
+    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
+        return ""
+    chosen = torch._fused_sdp_choice(q, k, v, None, 0.0, True)
+    same = torch.are_deterministic_algorithms_enabled()
+    return "cudnn" if chosen == SDPBackend.CUDNN_ATTENTION.value and not same else "flash"
 
 
 def attended(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """q, k, v: (b, s, h, d) → (b, s, h, d), (b, h, s)."""
+    """q, k, v: (b, s, h, d) → (b, s, h, d), (b, h, s), by torch."""
     turned = [x.transpose(1, 2) for x in inputs]
-    if _by_flash(turned[0]):
-        out, logs, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*turned, 0.0, True)
-        return out.transpose(1, 2).contiguous(), logs
-    made = [plain_attention(*(x[:, n : n + 1] for x in turned)) for n in range(turned[0].shape[1])]
-    return torch.cat([out for out, _ in made], 1).transpose(1, 2).contiguous(), torch.cat([x for _, x in made], 1)
+    whose = _torchs(*turned)
+    if whose == "cudnn":
+        out, logs, *_ = ATEN._scaled_dot_product_cudnn_attention(*turned, None, True, 0.0, True)
+    elif whose:
+        out, logs, *_ = ATEN._scaled_dot_product_flash_attention(*turned, 0.0, True)
+    else:
+        made = [plain_attention(*(x[:, n : n + 1] for x in turned)) for n in range(turned[0].shape[1])]
+        out, logs = (torch.cat(found, 1) for found in zip(*made, strict=True))
+    return out.transpose(1, 2).contiguous(), logs.reshape(turned[0].shape[:-1])
 
 
 def attention_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """gradient, q, k, v, out: (b, s, h, d); logs: (b, h, s) → gradients of q, k, v, (b, s, h, d)."""
-    turned = [*(x.transpose(1, 2) for x in inputs[:-1]), inputs[-1]]
-    if _by_flash(turned[0]):
-        s, seed = turned[0].shape[2], torch.zeros(2, dtype=torch.uint64, device=turned[0].device)
-        rest = None, None, s, s, 0.0, True, seed, seed[:0]
-        made = torch.ops.aten._scaled_dot_product_flash_attention_backward(*turned, *rest)
+    """gradient, q, k, v, out: (b, s, h, d); logs: (b, h, s) → gradients of q, k, v, (b, s, h, d), by torch."""
+    *turned, logs = (*(x.transpose(1, 2) for x in inputs[:-1]), inputs[-1])
+    whose, s, device = _torchs(*turned[1:4]), turned[0].shape[2], logs.device
+    if whose == "cudnn":
+        seed = torch.zeros((), dtype=torch.int64, device=device)
+        made = ATEN._scaled_dot_product_cudnn_attention_backward(
+            *turned, logs[..., None], seed, seed, None, None, None, s, s, 0.0, True
+        )
+    elif whose:
+        seed = torch.zeros(2, dtype=torch.uint64, device=device)
+        made = ATEN._scaled_dot_product_flash_attention_backward(
+            *turned, logs, None, None, s, s, 0.0, True, seed, seed[:0]
+        )
     else:
-        heads = [_plain_gradients(*(x[:, n : n + 1] for x in turned)) for n in range(turned[0].shape[1])]
+        heads = [_plain_gradients(*(x[:, n : n + 1] for x in (*turned, logs))) for n in range(turned[0].shape[1])]
         made = [torch.cat(found, 1) for found in zip(*heads, strict=True)]
     return tuple(x.transpose(1, 2).contiguous() for x in made)
