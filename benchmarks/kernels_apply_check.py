@@ -190,7 +190,7 @@ def launched(way: Callable[[], Any], made: list[dict[str, Any]]) -> dict[str, in
     found = {}
     for one in made:
         functions = re.findall(
-            r"(?:@triton\.jit\ndef|__global__ void(?: __\w+__\([^)]*\))*) (\w+)\(", one["source"]
+            r"(?:@(?:triton|gluon)\.jit\ndef|__global__ void(?: __\w+__\([^)]*\))*) (\w+)\(", one["source"]
         )
         found[" ".join((one["problem"], *map(str, one["sizes"].values())))] = sum(
             re.fullmatch(f"{function}(_[0-9]+)?", name) is not None for name in names for function in functions

@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=0, help="how many; 0: all that are visible")
     parser.add_argument("--trials", type=int, default=32)
     parser.add_argument("--search-s", type=float, default=10.0, help="most seconds of each search")
-    parser.add_argument("--most", type=int, default=6)
+    parser.add_argument("--most", type=int, default=12, help="operations; a linear layer's products are of them")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--loss-steps", type=int, default=300)
     parser.add_argument("--autotune-s", type=float, default=320.0, help="the peers' modes compile until then")
