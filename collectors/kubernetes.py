@@ -78,6 +78,8 @@ class _Pod:
     job: str | None
     rank: int | None
     facts: tuple[tuple[str, str], ...]
+    job_uid: str = ""
+    """Of the job's own object, where that made the pod and the pod is not going."""
 
 
 class KubernetesCollector:
@@ -185,7 +187,10 @@ class KubernetesCollector:
             "queue": str(labels.get(QUEUE_LABEL, ""))[:200],
             OPT_OUT: _opted_out(meta),
         }
-        return _Pod(spec.get("nodeName") or None, job or owner.get("name"), rank, tuple(facts.items()))
+        name = job or owner.get("name")
+        is_its_own = owner.get("name") == name and not meta.get("deletionTimestamp")
+        uid = str(owner.get("uid") or "") if is_its_own else ""
+        return _Pod(spec.get("nodeName") or None, name, rank, tuple(facts.items()), uid)
 
     # into the inventory
 
@@ -213,6 +218,8 @@ class KubernetesCollector:
             if pod.job:
                 job = Subject(_K.JOB, f"{namespace}/{pod.job}")
                 relations.add((subject, job))
+                if pod.job_uid:  # the same name submitted anew is another job
+                    inventory.describe(job, uid=pod.job_uid)
                 if pod.rank is not None:
                     rank = rank_of(job, pod.rank)
                     relations |= {(rank, subject), (rank, job)}

@@ -154,10 +154,12 @@ class KubernetesActuator:
             case _K.POD, "running":
                 pod = self._kube.get(pod_path(subject.name))
                 return _word((pod.get("status") or {}).get("phase") == "Running")
-            case _K.JOB, "running":
+            case _K.JOB, ("running" | "uid"):
                 job = kube_jobs.find(self._kube, subject)
                 if job is None:
                     raise NotFound(f"{subject} does not exist", 404)
+                if fact == "uid":
+                    return str(job.object["metadata"].get("uid", ""))
                 return _word(not job.suspended and bool(kube_jobs.live_pods(self._kube, job)))
         return None
 

@@ -80,6 +80,9 @@ class RestartJob:
             params["checkpoint_step"] = step
         if situation.cause in DAMAGED or situation.cause is Fault.HANG:
             params["save_first"] = False  # what it would save now is damaged, or never comes
+        # an owner who submits it anew under its name has done what is proposed: that one is not to be stopped
+        uid = situation.inventory.fact(job, "uid")
+        same = (Precondition(job, "uid", uid),) if uid else ()
         note = "" if step is not None else "no checkpoint was seen in its log: it resumes as its own settings say"
         action = draw_up(
             situation,
@@ -93,6 +96,9 @@ class RestartJob:
             waiting_gpu_hours=waiting,
             note=note,
             params=params,
-            preconditions=(Precondition(job, "running", "false" if situation.cause is Fault.XID else "true"),),
+            preconditions=(
+                Precondition(job, "running", "false" if situation.cause is Fault.XID else "true"),
+                *same,
+            ),
         )
         return Proposal(action, why)

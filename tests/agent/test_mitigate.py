@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from agent.mitigate import REMEDIES, choose
 from collectors.frame import Instant
 from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind, Playbook, Situation
+from controllers.action import Action, ActionKind, Playbook, Precondition, Situation
 from controllers.playbooks.plan import Economy
 from controllers.playbooks.plugins import ALL, build
 from detectors.base import Fault, Finding, Severity, State
@@ -73,6 +74,16 @@ def test_a_leak_in_one_rank_restarts_its_job_from_the_newest_checkpoint() -> Non
     assert action.blast_radius.cost_gpu_hours == pytest.approx(12 * (600 + 600) / 3600)
     assert action.blast_radius.cost_of_waiting_gpu_hours > action.blast_radius.cost_gpu_hours
     assert len(action.blast_radius.pods) == 12
+
+
+def test_a_restart_is_bound_to_the_very_job_where_its_uid_is_known() -> None:
+    inventory = fleet()
+    inventory.describe(Subject.parse("job:ml/a"), uid="u-1")
+    case = replace(situation(Fault.GPU_MEMORY_LEAK, "gpu:GPU-0-3"), inventory=inventory)
+    action = choose(case, PLAYBOOKS).proposal.action
+    assert action is not None
+    assert Precondition(Subject.parse("job:ml/a"), "uid", "u-1") in action.preconditions
+    assert [p.fact for p in chosen(Fault.GPU_MEMORY_LEAK, "gpu:GPU-0-3").preconditions] == ["running"]
 
 
 def test_a_leak_in_a_pod_that_runs_alone_restarts_only_that_pod() -> None:

@@ -70,6 +70,17 @@ def test_nodes_and_gpu_pods_become_relations_with_rack_job_and_rank(
     assert inventory.children(node, 100.0, K.POD) == [pod], "a pod without a GPU is not kept"
 
 
+def test_a_jobs_own_uid_is_told_by_the_pods_that_it_made(cluster: Cluster, collector: KubernetesCollector) -> None:
+    """Not by those of a job within a job set, whose uid is not the set's."""
+    node, own, within = cluster.node(), cluster.owner(), cluster.owner()
+    gpu_pod(cluster, "solo-0", node, ownerReferences=[own], labels={"job-name": own["name"]})
+    gpu_pod(cluster, "set-0", node, ownerReferences=[within], labels={"jobset.sigs.k8s.io/jobset-name": "set"})
+    inventory = Inventory()
+    collector.collect(100.0, inventory, 30.0)
+    assert inventory.fact(Subject(K.JOB, f"{cluster.namespace}/{own['name']}"), "uid") == own["uid"]
+    assert inventory.fact(Subject(K.JOB, f"{cluster.namespace}/set"), "uid") is None
+
+
 def test_a_change_arrives_by_watch_and_what_was_stays_known(
     cluster: Cluster, collector: KubernetesCollector
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_jobs import RESUME_STEP
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, finished, job, stop_pods
-from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.cluster import Cluster, eventually
 from tests.kubernetes_api.faults import Fault
 from tests.kubernetes_api.test_leaving import settled
 
@@ -274,6 +275,35 @@ def test_a_drain_stops_a_gang_once_and_not_rank_by_rank(cluster: Cluster, actuat
     assert found.spec.suspend, "stopped as a whole"
     assert finished(lambda: actuator.execute(action), stop_pods(cluster, "gang")).status is S.DONE
     assert client.BatchV1Api(cluster.api).read_namespaced_job("gang", cluster.namespace).spec.suspend is False
+
+
+def test_a_job_that_was_submitted_anew_under_its_name_is_another_one(
+    cluster: Cluster, actuator: KubernetesActuator
+) -> None:
+    """Its owner has done by hand what was proposed: approved afterwards, that would stop the new one."""
+    batch = client.BatchV1Api(cluster.api)
+    node = cluster.node()
+    name = job(cluster, "train", [node])
+    subject = Subject(SubjectKind.JOB, name)
+    uid = batch.read_namespaced_job("train", cluster.namespace).metadata.uid
+    restart = plan(ActionKind.RESTART_JOB, name, SubjectKind.JOB)
+    bound = replace(restart, preconditions=(Precondition(subject, "uid", uid),))
+    assert actuator.changed(bound) == []
+    batch.delete_namespaced_job("train", cluster.namespace, propagation_policy="Background")
+    eventually(lambda: not job_exists(cluster, "train"), "the job is gone")
+    assert "does not exist any more" in actuator.changed(bound)[0]
+    for pod in cluster.core.list_namespaced_pod(cluster.namespace).items:
+        with suppress(client.ApiException):  # collected with its job meanwhile
+            cluster.remove_pod(pod.metadata.name)
+    job(cluster, "train", [node])
+    (said,) = actuator.changed(bound)
+    assert "uid is" in said
+    assert f"expected {uid}" in said
+
+
+def job_exists(cluster: Cluster, name: str) -> bool:
+    jobs = client.BatchV1Api(cluster.api).list_namespaced_job(cluster.namespace).items
+    return name in [found.metadata.name for found in jobs]
 
 
 def test_a_missing_job_and_a_bare_pod_are_refused(cluster: Cluster, actuator: KubernetesActuator) -> None:
