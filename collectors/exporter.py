@@ -12,6 +12,7 @@ reboot. With a certificate the page is served by TLS, with `client_ca_file` only
 from __future__ import annotations
 
 import math
+import re
 import socket
 import ssl
 import threading
@@ -37,6 +38,7 @@ from collectors.subject import Inventory, Subject, SubjectKind
 
 _MAX_ANSWER_LINES = 10_000
 _REQUEST_TIMEOUT_S = 10.0
+_CURSOR = re.compile(r"-?[0-9]{1,19}")
 _STALE_PERIODS, _STALE_S = 5, 10.0
 _MAX_POST_BYTES = 65_536
 
@@ -168,7 +170,7 @@ class NodeExporter:
                 return 200, "text/plain; version=0.0.4; charset=utf-8", (self._page if fresh else b"") + clock
             case "/kernel-log":
                 text = parse_qs(parts.query).get("after", ["-1"])[0]
-                if not text.lstrip("-").isdecimal() or len(text) > 20:
+                if _CURSOR.fullmatch(text) is None:
                     return 400, "text/plain", b"after: no whole number\n"
                 return 200, "application/x-ndjson", self._lines.after(int(text))
             case "/healthz":

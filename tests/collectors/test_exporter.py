@@ -155,7 +155,9 @@ def test_a_sample_that_fails_is_told_and_the_next_one_is_made(tmp_path: Path, nv
         thread.join(2.0)
 
 
-def test_a_page_that_nobody_renews_says_nothing(tmp_path: Path, nvml_library: ctypes.CDLL) -> None:
+def test_a_page_that_nobody_renews_says_nothing_and_a_cursor_that_is_none_is_refused(
+    tmp_path: Path, nvml_library: ctypes.CDLL
+) -> None:
     nvml_library.stub_reset()
     log, now_s = tmp_path / "kern.log", [100.0]
     log.write_text("[1.0] start\n")
@@ -173,6 +175,8 @@ def test_a_page_that_nobody_renews_says_nothing(tmp_path: Path, nvml_library: ct
         page = built.answer("/metrics")[2]
         assert (b"DCGM_FI" in page, b"nightshift" in page) == (False, True), "but its clock"
         assert built.answer("/healthz")[0] == 503
+        assert {built.answer(f"/kernel-log?after={text}")[0] for text in ("--5", "%C2%B2", "%D9%A3", "x")} == {400}
+        assert {built.answer(f"/kernel-log{text}")[0] for text in ("", "?after=-1", "?after=5")} == {200}
     finally:
         built._server.server_close()
 
