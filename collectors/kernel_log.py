@@ -63,8 +63,9 @@ _OOM_CONTEXT = re.compile(
 )
 _POD_UID = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 _NVLINK = re.compile(
-    r"(?:nvidia-nvlink|NVRM: .*?(?:nvlink|NVLink|knvlink)).*?(?:error|Error|fail|fatal|Fatal|timeout|down)"
+    r"(?:nvidia-nvlink|NVRM: .*?(?:nvlink|NVLink|knvlink)).*?(?:error|Error|fail|fatal|Fatal|timeout|\bdown\b)"
 )
+"""Not "Need to shutdown all links": so does every driver that is unloaded, and every GPU that is reset."""
 _DRIVER = re.compile(r"NVRM: loading NVIDIA UNIX .*?Kernel Module(?: for \S+)?  ?([\d.]+)")
 _LOST = re.compile(
     r"(\d+) (?:callbacks|(?:kernel )?messages|lines) (?:suppressed|lost|dropped)|[Mm]issed (\d+) kernel messages"

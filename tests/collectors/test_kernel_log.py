@@ -188,6 +188,7 @@ def test_an_oom_kill_tells_victim_memory_and_pod() -> None:
         ("net_ratelimit: 45 callbacks suppressed", KernelEventKind.GAP),
         ("systemd-journald: Missed 12 kernel messages", KernelEventKind.GAP),
         ("NVRM: knvlinkUpdateLinkState: NVLink error on link 3", KernelEventKind.NVLINK),
+        ("nvidia-nvlink: link 4 of 0000:9b:00.0 went down", KernelEventKind.NVLINK),
     ],
 )
 def test_boots_gaps_and_link_errors_are_told(line: str, kind: KernelEventKind) -> None:
@@ -199,6 +200,7 @@ def test_boots_gaps_and_link_errors_are_told(line: str, kind: KernelEventKind) -
     [
         "NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
         "NVRM: Xid",
+        "NVRM: knvlinkCoreShutdownDeviceLinks_IMPL: Need to shutdown all links unilaterally for GPU0",
         "usb 1-1: new high-speed USB device",
         "process accounting resumed",
         "audit: messages about Xid (PCI:0000:9b:00): 79 in prose",
