@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?))"
+_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)(?:\.0)?)"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
 _NANOGPT = re.compile(rf"^(?:.* )?iter (\d+): loss ({_NUMBER}), time ({_NUMBER})ms")
@@ -27,7 +27,8 @@ _PROGRESS = re.compile(r"\|\s*(\d+)/(\d+) \[[^,\]]*(?:,\s*([\d.]+|\?)\s*(it/s|s/
 _EPOCH = re.compile(r"^\s*Epoch (\d+)")
 _HF = re.compile(rf"'(loss|grad_norm|learning_rate|step)': '?({_NUMBER})'?")
 _PAIR = re.compile(
-    rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?({_NUMBER})(ms|s)?(?=[\s,;|\]}})"']|$)"""
+    rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\()?({_NUMBER})(ms|s)?"""
+    r"""(?=[\s,;|\]})"']|\.?$|\.\s)"""
 )
 _RANK = re.compile(r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]\s?(\d+)\b)", re.IGNORECASE)
 _SAVED = re.compile(
@@ -212,8 +213,11 @@ def _own(match: re.Match[str], t_s: float | None, rank: int | None) -> TrainerLi
 
 
 def _set(figures: dict[str, float], column: str, text: str, scale: float = 1.0) -> None:
+    clean = text.strip().replace(",", "")
+    if "n" in clean.lower():  # Lightning pads what its bar shows: nan.0
+        clean = clean.partition(".")[0]
     try:
-        value = float(text.strip().replace(",", "")) * scale
+        value = float(clean) * scale
     except ValueError:
         return
     figures[column] = value if math.isfinite(value) else math.inf

@@ -77,6 +77,14 @@ TITAN = (
             {"step_time_s": 0.5, "loss": 2.3},
         ),
         (
+            "Epoch 1:  10%|█ | 100/1000 [00:10<01:30,  2.00it/s, v_num=0, train_loss=nan.0, grad_norm=inf.0]",
+            1100,
+            {"step_time_s": 0.5, "loss": math.inf, "grad_norm": math.inf},
+        ),
+        ("step=7 loss=tensor(nan, device='cuda:0') lr=0.1", 7, {"loss": math.inf, "learning_rate": 0.1}),
+        ("step=7 loss=tensor(2.5)", 7, {"loss": 2.5}),
+        ("step=7, grad_norm=.5, loss=NaN.", 7, {"grad_norm": 0.5, "loss": math.inf}),
+        (
             "step=7 loss=2.5 grad_norm=1.0 lr=1e-4 step_time=250ms tokens_per_s=1000",
             7,
             {"loss": 2.5, "grad_norm": 1.0, "learning_rate": 1e-4, "step_time_s": 0.25, "tokens_per_s": 1000.0},
