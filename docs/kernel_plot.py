@@ -9,8 +9,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "kernels_table.json"
-_LEFT, _WIDTH, _LINE, _TOP = 400, 430, 19, 46
-_LOW, _HIGH = 0.8, 3.2
+_LEFT, _WIDTH, _RIGHT, _LINE, _TOP = 480, 430, 130, 19, 46
+_LOW, _HIGH = 0.9, 3.4
 _COLOURS = {"faster": "#2a9d5c", "inconclusive": "#8a8f98", "slower": "#c8553d"}
 
 
@@ -21,7 +21,7 @@ def kernels_svg() -> str:
     rows.sort(key=lambda r: -r["speedup"][1])
     height = _TOP + _LINE * len(rows) + 12
     title = f"Best peer's time over ours, {record['environment']['gpu']} ({len(rows)} rows, 99 % intervals)"
-    size = f'width="{_LEFT + _WIDTH + 70}" height="{height}"'
+    size = f'width="{_LEFT + _WIDTH + _RIGHT}" height="{height}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
