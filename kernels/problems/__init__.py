@@ -62,6 +62,7 @@ ALL: tuple[Problem, ...] = (
     matmul.MATMUL,
     matmul.LINEAR,
     matmul.LINEAR_WEIGHT_GRADIENT,
+    matmul.LINEAR_WEIGHT_GRADIENT_WIDE,
     particle_weights.PARTICLE_WEIGHTS,
     quantise.QUANTISE,
     quantise.DEQUANTISE,

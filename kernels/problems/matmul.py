@@ -46,6 +46,15 @@ def make_weight_gradient(case: Case, draw: Draw) -> Inputs:
     return gradient, draw.normal((case["m"], case["k"]), case.torch_dtype)
 
 
+def wide_weight_gradient_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The same of 16-bit matrices in float32, as it was added up: (n, k)."""
+    if gradient.element_size() > 2:
+        return gradient.t() @ x
+    if gradient.is_cuda:
+        return torch.mm(gradient.t(), x, out_dtype=torch.float32)
+    return gradient.float().t() @ x.float()
+
+
 MATMUL = Problem(
     name="matmul",
     family="matmul",
@@ -84,4 +93,11 @@ LINEAR_WEIGHT_GRADIENT = replace(
         Axis("k", (1, 17, 64, 127, 256), 1, 1024),
     ),
     gradients=(),
+)
+LINEAR_WEIGHT_GRADIENT_WIDE = replace(
+    LINEAR_WEIGHT_GRADIENT,
+    name="linear_weight_gradient_wide",
+    reference=wide_weight_gradient_reference,
+    dtypes=("float16", "bfloat16"),
+    compulsory_bytes=lambda case: 2 * case["m"] * (case["n"] + case["k"]) + 4 * case["n"] * case["k"],
 )

@@ -28,6 +28,9 @@ def cost(found: Found) -> Cost:
             m, n, k = s["m"], s["n"], s["k"]
             moved = (m * k + k * n + m * n) * size
             return Cost(moved, 2 * m * n * k, 2 * moved, 4 * m * n * k)
+        case "linear_weight_gradient_wide":
+            m, n, k = s["m"], s["n"], s["k"]
+            return Cost(m * (n + k) * size + n * k * 4, 2 * m * n * k, 0, 0)
         case "linear_bias":
             m, n, k = s["m"], s["n"], s["k"]
             moved = (m * k + k * n + n + m * n) * size

@@ -20,7 +20,7 @@ DTYPES = {
     "signed char": "int8",
 }
 Sizes = Mapping[str, int]
-PRODUCTS = ("matmul", "linear", "linear_bias", "linear_weight_gradient")
+PRODUCTS = ("matmul", "linear", "linear_bias", "linear_weight_gradient", "linear_weight_gradient_wide")
 """Matrix products, by which operand lies transposed: none, the right one (without a bias, with one), the left."""
 BIASED = "it adds a bias"
 """The note of a product that is not all of its operator."""

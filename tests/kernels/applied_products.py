@@ -133,7 +133,8 @@ def copied(kernels: Any) -> dict[str, Any]:
         model = Job()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if ours:
-            report = kernels.apply(model, optimizer, log=lambda _: None, shadow_every=1, weight_copies=True)
+            # no checks: a step that is checked is torch's, and leaves no copies
+            report = kernels.apply(model, optimizer, log=lambda _: None, shadow_every=0, weight_copies=True)
 
         def call(given: torch.Tensor, model: nn.Module = model) -> Any:
             with torch.autocast("cpu", dtype=torch.float16):
@@ -144,6 +145,7 @@ def copied(kernels: Any) -> dict[str, Any]:
             optimizer.step()
         runs.append(made)
     return {
+        "fresh": sum(copy.holds(copy.weight()) for copy in kernels.MODELS[0]),
         "equal": alike(*runs, 100.0),
         "calls": calls(kernels),
         "places": sum(problem == "adamw_many" for _, problem, _ in report.applied),
@@ -198,6 +200,60 @@ def compiled(kernels: Any) -> dict[str, Any]:
     seen["equal"].append(alike(step(model, run, x), want))
     seen["back"] = config.post_grad_custom_post_pass is None and kernels.STATE.multiply is None
     return {**seen, "graphs": graphs}
+
+
+def wide(kernels: Any) -> dict[str, Any]:
+    """Layers that read copies, where products give float32: eager, and in a graph that a compiler is left with."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kernels.SMALLEST = 64
+    x, model = torch.randn(3, 4, K), Job()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    kernels.apply(model, optimizer, log=lambda _: None, shadow_every=0, weight_copies=True)
+    kernels.STATE.wide_products = True  # as on a GPU
+
+    def call(given: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return model(given)
+
+    for _ in range(2):
+        step(model, call, x)
+        optimizer.step()
+    kernels.STATE.kernels["linear_weight_gradient_wide n=32 k=16 float16"].calls = 0
+    kernels.STATE.shadow_every = 1
+    step(model, call, x)
+    with torch.autocast("cpu", dtype=torch.float16):
+        given = x.half().reshape(-1, K)
+        out = model.layer(given)
+    g = torch.randn(M, N, dtype=torch.float16)
+    (dw,) = torch.autograd.grad(out, model.layer.weight, g)
+    exact = g.double().t() @ given.double()
+    seen: dict[str, Any] = {
+        "calls": slots(kernels),
+        "wrong": sum(k.shadow_mismatches for k in kernels.STATE.kernels.values()),
+    }
+    seen["gap"] = float((dw.double() - exact).abs().max() / exact.abs().max())
+    seen["graphs"] = []
+    aten = torch.ops.aten
+    for kind, rows, turned in ((torch.float32, M, True), (torch.float16, M, True), (torch.float32, 99, True),
+                               (torch.float32, M, False)):  # fmt: skip
+        graph = torch.fx.Graph()
+        with FakeTensorMode():
+            values = [torch.empty(rows, N, dtype=torch.float16), torch.empty(rows, K, dtype=torch.float16)]
+            values[0] = values[0] if turned else torch.empty(N, rows, dtype=torch.float16)
+            left, right = graph.placeholder("left"), graph.placeholder("right")
+            left.meta["val"], right.meta["val"] = values
+            if turned:
+                left = graph.call_function(aten.permute.default, (left, [1, 0]))
+                left.meta["val"] = values[0].t()
+            made = graph.call_function(aten.mm.dtype, (left, right, kind))
+            made.meta["val"] = torch.empty(N, K, dtype=kind)
+            graph.output(made)
+            kernels.MultiplyByKernels()(graph)
+        graph.lint()
+        seen["graphs"].append([str(n.target) for n in graph.nodes if n.op == "call_function"])
+    kernels.unapply(model)
+    return seen
 
 
 class Biased(nn.Module):

@@ -148,6 +148,10 @@ def made_of(family: Family, problem: str, case: Case) -> dict[str, Any]:
 PRODUCTS_OF: dict[str, Family] = {name: Linear() if name == "linear_bias" else Matmul() for name in PRODUCTS}
 
 
+def _kind(product: str) -> str:
+    return "float16" if product.endswith("_wide") else "float32"
+
+
 def every_record() -> list[dict[str, Any]]:
     """A kernel of ours for every place in a job's file."""
     rows, logits = Case.of("float32", m=6, n=64), Case.of("float32", m=6, v=48)
@@ -167,7 +171,7 @@ def every_record() -> list[dict[str, Any]]:
         *(made_of(Gated(), name, rows) for name in ("swiglu", "swiglu_backward", "geglu")),
         made_of(FusedMlp(), "fused_mlp", Case.of("float32", m=6, d=16, f=32)),
         *(made_of(Linear(), name, Case.of("float32", m=6, n=32, k=16)) for name in BENT),
-        *(made_of(of, name, Case.of("float32", m=6, n=32, k=16)) for name, of in PRODUCTS_OF.items()),
+        *(made_of(of, name, Case.of(_kind(name), m=6, n=32, k=16)) for name, of in PRODUCTS_OF.items()),
         *rotary_records(b=1, s=6, h=4, g=2),
         made_of(EmbeddingGradient(), "embedding_gradient", Case.of("float32", t=6, d=64, v=48)),
         attention_record(),

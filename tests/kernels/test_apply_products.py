@@ -66,8 +66,26 @@ def test_layers_that_read_copies_of_their_weights_multiply_by_the_same_kernels(t
     seen = run("copied", tmp_path, listed, script=SCRIPT)
     assert seen["equal"]
     assert seen["places"] >= 3, "the layers, and the optimiser"
+    assert seen["fresh"] == 3, "copies are there to be read"
     assert seen["calls"] == {"linear": 3, "linear_weight_gradient": 3, "matmul": 3, "adamw_many": 3}
     assert seen["wrong"] == 0
+
+
+def test_layers_that_read_copies_keep_float32_gradients_of_their_weights_by_a_kernel_that_gives_them(
+    tmp_path: Path,
+) -> None:
+    """In a compiled region it stands for the product that gives float32, of the same sizes and strides alone."""
+    layer = Case.of("float16", m=12, n=32, k=16)
+    listed = [made_of(Matmul(), "linear_weight_gradient_wide", layer)]
+    listed.append(made_of(Flat(), "adamw_many", Case.of("float16", n=40)))
+    seen = run("wide", tmp_path, listed, script=SCRIPT)
+    assert seen["calls"] == {"linear_weight_gradient_wide": 2, "adamw_many": 2}, "a step's, and one more"
+    assert seen["gap"] < 1e-6, "nothing is rounded to 16 bits"
+    assert seen["wrong"] == 0
+    ours, narrow, rows, lies = seen["graphs"]
+    assert ours == ["nightshift.linear_weight_gradient_wide.default"]
+    assert narrow == rows == ["aten.permute.default", "aten.mm.dtype"]
+    assert lies == ["aten.mm.dtype"]
 
 
 def biased(dtype: str, family: Family | None = None) -> list[dict[str, Any]]:

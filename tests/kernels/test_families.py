@@ -43,6 +43,7 @@ TINY = {
     "matmul": {"m": 33, "n": 48, "k": 64},
     "linear": {"m": 33, "n": 48, "k": 64},
     "linear_weight_gradient": {"m": 64, "n": 40, "k": 48},
+    "linear_weight_gradient_wide": {"m": 64, "n": 40, "k": 48},
     "particle_weights": {"m": 700, "k": 3},
     "quantise": {"m": 3, "n": 40},
     "dequantise": {"m": 3, "n": 40},

@@ -187,6 +187,7 @@ OTHERWISE = {
     "adamw": "a mark that the optimiser leaves", "adamw_many": "searched with adamw where products have 16 bits",
     "adamw_cast": "as adamw_many, for a weight alone",
     "embedding_gradient": "time of its backward pass",
+    "linear_weight_gradient_wide": "asked for by name, where a job reads copies of its weights",
     "linear_gelu_tanh": "its kernel's name, which a trace without a GPU has not",
     "copy": "a bare copy is no operation of a model", "permute": "a bare copy is no operation of a model",
 }  # fmt: skip

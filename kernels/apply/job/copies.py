@@ -8,10 +8,10 @@ looks; a compiled region asks once, at the model's start, and stale copies are m
 through `.data` outside of an optimiser nobody counts: copies are compared bit by bit in the first steps and now and
 then, and given up where they differ. So they have to be asked for: `apply(…, weight_copies=True)`.
 
-The gradient of such a layer's weight is asked of the matrix product in float32 where it can give that, which saves
-its cast as well; it is then nearer to the exact one than torch's own, which is rounded to 16 bits on the way. Where
-gradients are differentiated again (`create_graph=True`), they are torch's,
-of the weight itself.
+The gradient of such a layer's weight is asked of the matrix product in float32 where it can give that, by a
+kernel that was certified for it or by torch, which saves its cast as well; it is then nearer to the exact one than
+torch's own, which is rounded to 16 bits on the way. Where gradients are differentiated again (`create_graph=True`),
+they are torch's, of the weight itself.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Copied(torch.autograd.Function):
             dx = rows @ narrow
         else:
             if STATE.wide_products:
-                dw = torch.mm(rows.t(), given, out_dtype=torch.float32)
+                dw = times("linear_weight_gradient_wide", rows, given)
             else:
                 dw = times("linear_weight_gradient", rows, given).to(weight.dtype)
             dx = times("matmul", rows, ctx.narrow)

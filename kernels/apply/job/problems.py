@@ -80,6 +80,15 @@ def _biased(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
     return original_of("linear")(x, weight, bias)
 
 
+def _wide_gradient(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """gᵀ · x of 16-bit matrices in float32."""
+    if g.element_size() > 2:
+        return g.t() @ x
+    if g.is_cuda:
+        return torch.mm(g.t(), x, out_dtype=torch.float32)
+    return g.float().t() @ x.float()
+
+
 def _mlp_reference(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> Any:
     linear = original_of("linear")
     return linear(_silu_product(linear(x, gate), linear(x, up)), down)
@@ -320,6 +329,12 @@ SPECS: dict[str, Spec] = {
         "(Tensor g, Tensor x) -> Tensor",
         lambda g, x: g.t() @ x,
         lambda g, x: x.new_empty((g.shape[1], x.shape[1])),
+        lambda g, x: {"m": g.shape[0], "n": g.shape[1], "k": x.shape[1]},
+    ),
+    "linear_weight_gradient_wide": Spec(
+        "(Tensor g, Tensor x) -> Tensor",
+        _wide_gradient,
+        lambda g, x: g.new_empty((g.shape[1], x.shape[1]), dtype=torch.float32),
         lambda g, x: {"m": g.shape[0], "n": g.shape[1], "k": x.shape[1]},
     ),
     **{

@@ -140,6 +140,8 @@ class MultiplyByKernels:
             self._swap(graph, node)
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default):
             self._swap_biased(graph, node)
+        for node in graph.find_nodes(op="call_function", target=getattr(torch.ops.aten.mm, "dtype", None)):
+            self._swap_wide(graph, node)
         graph.eliminate_dead_code()
 
     def _swap(self, graph: Any, node: Any) -> None:
@@ -178,6 +180,21 @@ class MultiplyByKernels:
         bias, x, weight = node.args
         with graph.inserting_before(node):
             made = graph.call_function(operator_of("linear_bias")._opoverload, (x, _turned(graph, weight), bias))
+        _put(graph, node, made, given)
+
+    def _swap_wide(self, graph: Any, node: Any) -> None:
+        """gᵀ · x of 16-bit matrices in float32."""
+        values: list[Any] = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in node.args[:2]]
+        if len(node.args) != 3 or node.args[2] != torch.float32 or node.kwargs or not all(map(_known, values)):
+            return
+        given = (values[0].t(), values[1])
+        if values[0].element_size() > 2 or not all(x.is_contiguous() for x in given):
+            return
+        if kernel_for("linear_weight_gradient_wide", *given)[0] is None:
+            return
+        with graph.inserting_before(node):
+            turned = (_turned(graph, node.args[0]), node.args[1])
+            made = graph.call_function(operator_of("linear_weight_gradient_wide")._opoverload, turned)
         _put(graph, node, made, given)
 
 

@@ -27,7 +27,7 @@ NORM = "rmsnorm_cast_backward"
 MANY = "adamw_many"
 """AdamW's step over all tensors in one launch, weights' 16-bit copies with it."""
 
-PRODUCTS = ("matmul", "linear", "linear_bias", "linear_weight_gradient")
+PRODUCTS = ("matmul", "linear", "linear_bias", "linear_weight_gradient", "linear_weight_gradient_wide")
 """A step multiplies matrices of many shapes: of each of these a job may hold a kernel for each shape."""
 
 HALVES = tuple(f"rotary_half{how}{back}" for how in ("", "_by_position") for back in ("", "_backward"))

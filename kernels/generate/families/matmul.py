@@ -53,7 +53,7 @@ $shift    out = c + i.to(tl.int64)[:, None] * n + j[None, :]
 def entry(a, b$row):
 $turned    m, k = a.shape
     n = b.shape[1]
-    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    c = torch.empty((m, n), dtype=$kind, device=a.device)
     if m and n:
         matmul[(triton.cdiv(m, $bm) * triton.cdiv(n, $bn),)](
             a, b, ${given}c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1),
@@ -98,7 +98,7 @@ $shift        if SPLIT == 2:
 def entry(a, b$row):
     $rows = a.shape
     n = b.shape[$columns]
-    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    c = torch.empty((m, n), dtype=$kind, device=a.device)
     if m and n:
         tiles = triton.cdiv(m, $bm) * triton.cdiv(n, $bn)
         units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 2
@@ -118,6 +118,7 @@ TURNED = {
     "linear": "    b = b.t()\n",
     "linear_bias": "    b = b.t()\n",
     "linear_weight_gradient": "    a = a.t()\n",
+    "linear_weight_gradient_wide": "    a = a.t()\n",
 }
 """What makes a · b of a problem's inputs."""
 _BY_POINTERS = """    total += tl.load(bias + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
@@ -132,7 +133,7 @@ _RIGHT = ("right.load([turn * BK, j])", "right.load([j, turn * BK]).T")
 def tiled(problem: str, config: Config) -> dict[str, str]:
     """How descriptors read the operands of a problem."""
     bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-    left, right = problem == "linear_weight_gradient", problem in ("linear", "linear_bias")
+    left, right = problem.startswith("linear_weight_gradient"), problem in ("linear", "linear_bias")
     return {
         "rows": "k, m" if left else "m, k",
         "columns": "0" if right else "1",
@@ -150,6 +151,11 @@ def shifted(problem: str, lines: str) -> dict[str, str]:
     return {"row": ", bias", "given": "bias, ", "shift": lines}
 
 
+def _kind(problem: str) -> str:
+    """The dtype of the result."""
+    return "torch.float32" if problem.endswith("_wide") else "a.dtype"
+
+
 class Matmul:
     name = "matmul"
     problems = tuple(TURNED)
@@ -160,11 +166,12 @@ class Matmul:
         if case.dtype == "float32":
             return float32_products.space()
         wide = case.element_bytes
+        written = 4 if problem.endswith("_wide") else wide
 
         def admits(config: Config) -> bool:
             bm, bn, bk, stages, warps = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps"))
             tma = config["way"] != "pointers"
-            room = stages * bk * (bm + bn) * wide + (bm * bn * wide // int(config["split"]) if tma else 0)
+            room = stages * bk * (bm + bn) * wide + (bm * bn * written // int(config["split"]) if tma else 0)
             held = bm * bn / (32 * warps)
             fits = room <= 227 << 10 and 64 <= held <= 128
             whole = tma or (config["persistent"] == 0 and config["split"] == 1 and config["specialised"] == 0)
@@ -187,7 +194,7 @@ class Matmul:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         layouts = "contiguous padded transposed offset"
-        turned = {**config, "turned": TURNED[problem], **shifted(problem, _BY_POINTERS)}
+        turned = {**config, "turned": TURNED[problem], "kind": _kind(problem), **shifted(problem, _BY_POINTERS)}
         if case.dtype == "float32":
             return render(problem, float32_products.MATMUL, turned, layouts=layouts, like=case)
         if config["way"] == "pointers":
@@ -196,5 +203,6 @@ class Matmul:
         sizes = ", ".join(f"{name} {case[name]}..{case[name]}" for name in "mnk")
         keys = {"dtypes": "float16 bfloat16", "bounds": sizes if fixed else "m 1.., n 8.. /8, k 8.. /8"}
         values = {**config, **tiled(problem, config), **shifted(problem, _BY_TILES)}
+        values["kind"] = _kind(problem)
         values["fixed"] = ": tl.constexpr" if fixed else ""
         return render(problem, DESCRIPTORS, values, layouts="contiguous", keys=keys, like=case)
