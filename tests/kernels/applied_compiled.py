@@ -193,7 +193,9 @@ def opchecked(kernels: Any) -> dict[str, Any]:
         **dict.fromkeys(kernels.BENT, (torch.randn(6, 16), torch.randn(32, 16), torch.randn(32))),
         "matmul": (torch.randn(6, 16), torch.randn(16, 32)),
         "linear": (torch.randn(6, 16), torch.randn(32, 16)),
+        "linear_bias": (torch.randn(6, 16), torch.randn(32, 16), torch.randn(32)),
         "linear_weight_gradient": (torch.randn(6, 32), torch.randn(6, 16)),
+        "linear_weight_gradient_wide": (torch.randn(6, 32).half(), torch.randn(6, 16).half()),
         **{
             name: (torch.randn(first), torch.randn(second), *torch.randn(2, 6, 8))
             for how, first, second in (
@@ -203,7 +205,8 @@ def opchecked(kernels: Any) -> dict[str, Any]:
             for name in (f"rotary_half{how}", f"rotary_half{how}_backward")
         },
         **{
-            f"rotary_interleaved{back}": (torch.randn(1, 4, 6, 8), *torch.randn(2, 6, 4))
+            f"rotary_interleaved{how}{back}": (torch.randn(shape), *torch.randn(2, 6, 4))
+            for how, shape in (("", (1, 4, 6, 8)), ("_by_position", (1, 6, 4, 8)))
             for back in ("", "_backward")
         },
         "embedding_gradient": (rows, index, 48),
