@@ -181,8 +181,7 @@ def from_problem(
     for_jobs: bool = False,
     backward: bool = False,
 ) -> list[Work]:
-    """Each timed case of a reference problem, or of a problem file (`….py`); or one given case. backward: each
-    with its gradients behind it: a product's are two products."""
+    """Each timed case of a reference problem or a problem file (`….py`), or one; backward: gradients too."""
     problem = load_problem(Path(name)) if name.endswith(".py") else named(name)
     if case is not None and (why := problem.outside(case)):
         raise ProblemError(f"{name}, case {str(case)!r}: {why}")
@@ -200,8 +199,7 @@ def from_trace(
 ) -> tuple[Profile, list[Work], list[tuple[Hotspot, str]]]:
     """(profile, works, decisions): what would gain the step `min_gain`, best first, and why not others."""
     found = read_profile(path, peaks)
-    works, decisions = from_profile(found, folder, peaks, most, min_gain, seed)
-    return found, works, decisions
+    return found, *from_profile(found, folder, peaks, most, min_gain, seed)
 
 
 def from_profile(
@@ -217,9 +215,8 @@ def from_profile(
     """(works, decisions) of a profile, what the step would gain most by first: casts that a kernel saves count.
 
     Of a hotspot first what writes or reads its casts too; its kernels for code that casts nothing come last of all.
-    Matrix products come where `expected_gain` puts them, with the products that their gradients are.
-    `problems`: only these (those that a job's file has a place for); untrained: of
-    them those whose place is only where nothing is differentiated."""
+    Matrix products come where `expected_gain` puts them, with the products that their gradients are. problems: only
+    these; untrained: of them those that a job's file has a place for only where nothing is differentiated."""
     works: list[Work] = []
     covered: list[Work] = []
     decisions: list[tuple[Hotspot, str]] = []

@@ -71,6 +71,12 @@ def attended(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return out.transpose(1, 2).contiguous(), logs.reshape(turned[0].shape[:-1])
 
 
+def like_attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and dtypes of what `attended` makes, for a compiler."""
+    b, s, h, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty((b, h, s), dtype=torch.promote_types(q.dtype, torch.float32))
+
+
 def attention_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """gradient, q, k, v, out: (b, s, h, d); logs: (b, h, s) → gradients of q, k, v, (b, s, h, d), by torch."""
     *turned, logs = (*(x.transpose(1, 2) for x in inputs[:-1]), inputs[-1])

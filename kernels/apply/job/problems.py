@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.apply.job.heads import attended, attention_gradients
+from kernels.apply.job.heads import attended, attention_gradients, like_attended
 from kernels.apply.job.state import ATTENDED, MANY, NORM, STATE
 
 
@@ -362,10 +362,7 @@ SPECS: dict[str, Spec] = {
     ATTENDED: Spec(
         "(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)",
         attended,
-        lambda q, k, v: (
-            q.new_empty(q.shape),
-            q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.promote_types(q.dtype, torch.float32)),
-        ),
+        like_attended,
         lambda q, *rest: dict(zip("bshd", q.shape, strict=True)),
     ),
     f"{ATTENDED}_backward": Spec(
