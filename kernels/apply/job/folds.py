@@ -82,6 +82,13 @@ VIEWS = ("view", "reshape", "_unsafe_view", "alias")
 _CASTS = ("_to_copy", "convert_element_type")
 
 
+def seen_through(node: Any) -> Any:
+    """What a value is a view of: as many elements in the same order."""
+    while node.op == "call_function" and operator_name(node) in (*VIEWS, "unsqueeze", "squeeze"):
+        node = node.args[0]
+    return node
+
+
 def narrow_source(node: Any, kind: torch.dtype) -> Any:
     """What was cast, if `node` is a view of a cast from that dtype to float32."""
     while isinstance(node, torch.fx.Node) and operator_name(node) in VIEWS:

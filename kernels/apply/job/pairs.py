@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.folds import VIEWS, operator_name
+from kernels.apply.job.folds import VIEWS, operator_name, seen_through
 
 Terms = Mapping[tuple[int, Any], int]
 """One element of a pair: (element of what is rotated, table or None while there is none) → coefficient."""
@@ -212,7 +212,7 @@ class _PairReader:
             sizes = sizes[:-1]
         if not self._fits(sizes) or node is None:
             return None
-        source = _source(node)
+        source = seen_through(node)
         return AngleTable(source) if _is_plain(source, value.dtype) else None
 
     def _complex(self, node: Any) -> tuple[AngleTable, AngleTable, int] | None:
@@ -225,7 +225,7 @@ class _PairReader:
             sign = -sign if operator_name(node) in _CONJUGATES else sign
             node = node.args[0]
         if operator_name(node) == "complex" and not node.kwargs:
-            parts = [_source(part) for part in node.args]
+            parts = [seen_through(part) for part in node.args]
             shapes = {_value(part).shape for part in node.args}  # type: ignore[union-attr]
             if len(shapes) == 1 and all(_is_plain(part, self.value.dtype) for part in parts):
                 return AngleTable(parts[0]), AngleTable(parts[1]), sign
@@ -250,13 +250,6 @@ _COMPLEX_OF = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 def _value(node: Any) -> torch.Tensor | None:
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
-
-
-def _source(node: Any) -> Any:
-    """What a value is a view of: as many elements in the same order."""
-    while node.op == "call_function" and operator_name(node) in (*VIEWS, "unsqueeze", "squeeze"):
-        node = node.args[0]
-    return node
 
 
 def _is_plain(node: Any, kind: torch.dtype) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.folds import operator_name
+from kernels.apply.job.folds import operator_name, seen_through
 
 Half = Mapping[tuple[int, int], int]
 """One half of a tensor: (half of what is rotated, half of the table or −1 while there is none) → coefficient."""
@@ -204,17 +204,5 @@ def _read(node: Any, x: Any, cos: Any, rest: list[Any]) -> Rotation | None:
     problem += "_backward" if total == _BACK else ""
     heads = 1 if rows == 2 else 2
     others = tuple(n for dim, n in enumerate(value.shape) if dim != heads)
-    key = (problem, moved, _root(cos), _root(reader.table), rows, others, value.dtype)
+    key = (problem, moved, seen_through(cos), seen_through(reader.table), rows, others, value.dtype)
     return Rotation(node, x, cos, reader.table, problem, moved, key)
-
-
-def _root(node: Any) -> Any:
-    while node.op == "call_function" and operator_name(node) in (
-        "unsqueeze",
-        "view",
-        "squeeze",
-        "alias",
-        "reshape",
-    ):
-        node = node.args[0]
-    return node
