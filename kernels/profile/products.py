@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.problem import Case, Problem
 from kernels.problems import BY_NAME
-from kernels.profile.gradients import products_of
+from kernels.profile.gradients import searches_of
 from kernels.profile.hotspots import Hotspot, Profile
 from kernels.profile.pattern import PRODUCTS
 
@@ -22,12 +22,7 @@ def expected_gain(found: Profile, hotspot: Hotspot, gain: float) -> float:
     return min(gain, saved_s / (found.step_s - saved_s)) if saved_s < found.step_s else gain
 
 
-def gradients_of(problem: str, case: Case) -> list[tuple[str, Case]]:
-    """(problem, case) of the products that a product's gradients are."""
-    return [(name, Case.of(case.dtype, case.layout, **sizes)) for name, sizes in products_of(problem, case.sizes)]
-
-
 def backward_of(problem: str, case: Case) -> list[tuple[Problem, Case]]:
     """(problem, case) of all that an operation is differentiated by: its gradient as one problem, or products."""
-    listed = [(f"{problem}_backward", case), *gradients_of(problem, case)]
-    return [(BY_NAME[name], of) for name, of in listed if name in BY_NAME]
+    _, *listed = searches_of(problem, case.sizes, backward=True)
+    return [(BY_NAME[name], Case.of(case.dtype, case.layout, **sizes)) for name, sizes in listed if name in BY_NAME]

@@ -27,7 +27,7 @@ from kernels.problem import Case
 from kernels.problems import named
 from kernels.profile.hotspots import profile
 from kernels.profile.pattern import BIASED
-from kernels.profile.products import gradients_of
+from kernels.profile.products import backward_of
 from kernels.profile.roofline import Peaks
 from kernels.report import write_report
 from kernels.suite import SuiteAuthor, binding_of
@@ -220,9 +220,11 @@ def test_a_job_s_products_are_searched_where_ours_can_win_and_never_before_what_
     alone = replace(found, hotspots=(replace(slow, backward_s=0.0),))
     works, ((_, why),) = from_profile(alone, tmp_path, peaks, **asked)
     assert (works, why) == ([], "the job's file has a place for it only without a bias")
-    ((_, back), (_, weight)) = gradients_of("matmul", Case.of("float16", m=2, n=3, k=5))
+    ((_, back), (_, weight)) = backward_of("matmul", Case.of("float16", m=2, n=3, k=5))
     assert back == weight == Case.of("float16", m=2, n=5, k=3), "g · bᵀ, and aᵀ · g"
-    assert gradients_of("softmax", Case.of("float16", m=2, n=3)) == []
+    same = Case.of("float16", m=2, n=3)
+    assert [(p.name, c) for p, c in backward_of("softmax", same)] == [("softmax_backward", same)]
+    assert backward_of("quantise", same) == []
 
 
 def test_a_pod_is_told_enough_to_search_what_a_trace_would_have_it_search(tmp_path: Path) -> None:
