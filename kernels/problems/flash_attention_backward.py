@@ -6,6 +6,7 @@ device. The logarithms are near those of normal scores, so that no weight overfl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -69,9 +70,11 @@ def _cudnn(*inputs: torch.Tensor) -> Any:
     return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(*others, logs[..., None], *rest)
 
 
-def _turned(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Heads first, where the last one is the logarithms, which have them first already."""
-    return (*(x.transpose(1, 2) for x in inputs[:-1]), inputs[-1])
+def _by_position(function: Callable[..., Three], *inputs: torch.Tensor) -> Three:
+    """The same of tensors with positions first, all but the last: the logarithms have heads first either way."""
+    *others, logs = inputs
+    to_q, to_k, to_v = function(*(x.transpose(1, 2) for x in others), logs)
+    return to_q.transpose(1, 2), to_k.transpose(1, 2), to_v.transpose(1, 2)
 
 
 def by_position_reference(
@@ -83,8 +86,7 @@ def by_position_reference(
     logs: torch.Tensor,
 ) -> Three:
     """The same with gradient, q, k, v, out and the gradients as (b, s, h, d); logs: (b, h, s)."""
-    to_q, to_k, to_v = reference(*_turned(gradient, q, k, v, out, logs))
-    return to_q.transpose(1, 2), to_k.transpose(1, 2), to_v.transpose(1, 2)
+    return _by_position(reference, gradient, q, k, v, out, logs)
 
 
 def by_position_oracle(
@@ -95,16 +97,15 @@ def by_position_oracle(
     out: torch.Tensor,
     logs: torch.Tensor,
 ) -> Three:
-    to_q, to_k, to_v = oracle(*_turned(gradient, q, k, v, out, logs))
-    return to_q.transpose(1, 2), to_k.transpose(1, 2), to_v.transpose(1, 2)
+    return _by_position(oracle, gradient, q, k, v, out, logs)
 
 
 def _flash_by_position(*inputs: torch.Tensor) -> Any:
-    return tuple(x.transpose(1, 2) for x in _flash(*_turned(*inputs)))
+    return _by_position(_flash, *inputs)
 
 
 def _cudnn_by_position(*inputs: torch.Tensor) -> Any:
-    return tuple(x.transpose(1, 2) for x in _cudnn(*_turned(*inputs)))
+    return _by_position(_cudnn, *inputs)
 
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
