@@ -47,8 +47,8 @@ class Contestant(Protocol):
 @dataclass
 class Stir:
     """Does before a baseline's timed call what a candidate's process does before one: blends the slot's values with
-    the next slot's. What is made is thrown away, but addresses are as cold for both then: a GPU remembers where few
-    pages lie, and a tensor of hundreds of megabytes that was not touched for long is slower to read."""
+    the next slot's. What is made is thrown away; but whatever that traffic leaves behind, in caches of addresses
+    or in the memory itself, both then find alike."""
 
     blends: bool
     rooms: dict[tuple[int, torch.Size, torch.dtype], torch.Tensor] = field(default_factory=dict)
