@@ -99,8 +99,9 @@ TABLES = (
                 number(" µs", digits=0)),
             Row("… launched by the compiler itself", "rows/open/host_us", number(" µs", digits=0)),
         ),
-        "Triton and CUDA C++, each: plain calls, a compiled region closed and open, `reduce-overhead`, recorded "
-        "in a CUDA graph and replayed on other values.",
+        "Norms and pointwise functions in Triton and in CUDA C++, products with rotary embeddings, attention; "
+        "each: plain calls, a compiled region closed and open, `reduce-overhead`, recorded in a CUDA graph and "
+        "replayed on other values.",
     ),
     Table(
         "Where the compiled training step goes (no kernel of ours, one H200)",

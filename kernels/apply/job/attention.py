@@ -155,9 +155,9 @@ def _attended_by_kernel(*given: torch.Tensor) -> Any:
 def _refused(turned: Sequence[torch.Tensor], held: Sequence[str]) -> str:
     if transformed():
         return "transform"
+    sizes = SPECS[ATTENDED].sizes(*turned)
     for name in held:
         kernel = in_use(name)
-        sizes = SPECS[ATTENDED].sizes(*turned)
         why = "" if kernel is None else refusal(kernel.record, sizes, turned, lies=side_by_side)
         if why:
             return why

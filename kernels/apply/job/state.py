@@ -32,9 +32,9 @@ PRODUCTS = ("matmul", "linear", "linear_bias", "linear_weight_gradient", "linear
 
 HALVES = tuple(f"rotary_half{how}{back}" for how in ("", "_by_position") for back in ("", "_backward"))
 """Rotary embeddings whose pairs lie half a width apart: heads first, or positions first."""
+
 ATTENDED = "flash_attention_by_position"
 """Causal attention of (b, s, h, d), with what its gradients need."""
-
 
 PAIRS = tuple(f"rotary_interleaved{how}{back}" for how in ("", "_by_position") for back in ("", "_backward"))
 """Rotary embeddings whose pairs lie side by side. Of each a job may hold a kernel for each number of heads: keys
