@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from figure_rows import Row, Table, count, number, percent
@@ -10,11 +9,6 @@ from figure_rows import Row, Table, count, number, percent
 
 def _judged(value: Any) -> str:
     return f"{value['right']} of {value['judged']}"
-
-
-def _since(value: dict[str, Any], how: str) -> str:
-    steps = value["step_ms"]
-    return f"{statistics.median(steps['no kernels']) / statistics.median(steps[how]):.2f}×"
 
 
 def _ways(rows: Any) -> str:
@@ -58,10 +52,6 @@ TABLES = (
             *(Row(f"with kernels over the same mode of torch.compile, {mode}", f"over_own_mode/{name}", number("×"))
               for mode, name in (("default", "compile + kernels"),
                                  ("reduce-overhead", "compile reduce-overhead + kernels"))),
-            Row("… default, since the host sends addresses and no table: as closed operators", "default_mode_since",
-                lambda x: _since(x, "addresses sent")),
-            Row("… … launched by the compiler, as a canary in that mode may choose", "default_mode_since",
-                lambda x: _since(x, "addresses sent, launched by the compiler")),
             Row("max-autotune among the peers", "",
                 lambda x: "yes" if "compile max-autotune" in x["step_s"] else x["broken"]["max-autotune"]),
             Row("steps of 300 with the loss outside five eager seeds' band: kernels, a new seed",
@@ -78,16 +68,15 @@ TABLES = (
             Row("largest gap to the eager loss of the same seed", "loss/gap_to_own_seed/kernels", number(digits=4)),
             Row("… of torch.compile alone", "loss/gap_to_own_seed/compile", number(digits=4)),
             Row("… the band's median width", "loss/band_median_width", number(digits=4)),
-            Row("from the trace to the last figure, on two GPUs", "elapsed_s", number(" s", digits=0)),
+            Row("from the trace to the last figure; GPUs", "",
+                lambda x: f"{x['elapsed_s']:.0f} s; {x['environment']['gpus']}"),
             Row("kernels that the canary kept in the compiled step", "kept",
                 lambda names: ", ".join(names) or "none"),
         ),
         "One unbroken run: profile, searches, certificates, file, canary, race, loss. All with fused AdamW. The "
         "canary decides in the step itself which certified kernels stay. Of six runs that are alike each is first "
         "or last at a third of the steps, and a run without any kernel leaves five others' band so often: the loss "
-        "is held against further eager seeds. The canary ran in reduce-overhead; in the default mode the same "
-        "kernels were slower, because the host made the optimiser's whole table in every step, beside the loss's "
-        "process. Since then it sends addresses: timed by itself, with the same certificates.",
+        "is held against further eager seeds. The canary ran in reduce-overhead.",
     ),
     Table(
         "The job's file on an H200: the ways in which its kernels are launched",

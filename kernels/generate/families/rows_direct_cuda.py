@@ -1,8 +1,8 @@
 """Softmax, its gradient, RMS and layer normalisation in CUDA C++: a block holds its rows in registers.
 
-Every 16-byte load is under way before the first value is used, and loads and stores say what they want to be in L2
-(PTX ISA, `createpolicy`): what is read once should leave first, and what was there before then need not be written
-back in our time. `blocks` bounds how many blocks a multiprocessor runs at once: what is under way takes room in L2.
+Every 16-byte load is under way before the first value is used. Loads and stores say how long they want to stay in
+L2 (PTX ISA, `createpolicy`), and rows may be taken in either order; which is best is measured. `blocks` bounds how
+many blocks a multiprocessor runs at once: what is under way takes room in L2.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class RowsDirectCuda:
             admits,
             threads=(32, 64, 128, 256, 512, 1024),
             rows=(1, 2, 4),
-            reads=("evict_first", "evict_normal"),
+            reads=("evict_first", "evict_normal", "evict_last"),
             writes=("evict_first", "evict_normal", "evict_last"),
             fetch=(64, 128, 256),
             order=("first", "last"),
