@@ -129,15 +129,7 @@ class KubernetesEventsCollector:
         return KubeApi.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
 
     def _status(self, what: str, follower: Follower[Any], now_s: float) -> SourceStatus:
-        source = source_subject(self.plugin, what)
-        silent_s, fault = follower.health()
-        if silent_s is None:
-            reason, detail = fault or (Reason.TIMEOUT, f"no list of {what} yet")
-            return SourceStatus(source, now_s, False, reason, detail)
-        if silent_s > self._settings.stale_s:
-            reason, detail = fault or (Reason.STALE, f"not heard for {silent_s:.0f} s")
-            return SourceStatus(source, now_s, False, reason, detail)
-        return SourceStatus(source, now_s, True, detail=fault[1] if fault else "", samples=follower.count())
+        return follower.status(source_subject(self.plugin, what), what, now_s, self._settings.stale_s)
 
     def _told(self, now_s: float, inventory: Inventory) -> Iterator[LogRecord]:
         for event in self._events.take().values():

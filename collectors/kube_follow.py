@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from collectors.base import Permanent, Temporary
-from collectors.frame import Reason
+from collectors.frame import Reason, SourceStatus
 from collectors.kube_api import Busy, Expired, KubeApi, Object, Quiet, Refused, Stop
+from collectors.subject import Subject
 
 QUIET_S = 90.0
 """Where a server sends bookmarks, it does so about once a minute: after more silence the watch is opened anew."""
@@ -70,11 +71,20 @@ class Follower(Generic[T]):
         with self._lock:
             return (None if self._heard is None else self._timer() - self._heard), self._fault
 
-    def malformed(self) -> int:
-        """Objects since the last call that could not be understood; they are left out."""
+    def status(self, source: Subject, what: str, now_s: float, stale_s: float) -> SourceStatus:
+        """The health as a source's, `what` naming the objects; with it, how many of them since the last call could
+        not be understood and are left out."""
+        silent_s, fault = self.health()
+        if silent_s is None:
+            reason, detail = fault or (Reason.TIMEOUT, f"no list of {what} yet")
+            return SourceStatus(source, now_s, False, reason, detail)
+        if silent_s > stale_s:
+            reason, detail = fault or (Reason.STALE, f"not heard for {silent_s:.0f} s")
+            return SourceStatus(source, now_s, False, reason, detail)
         with self._lock:
-            count, self._malformed = self._malformed, 0
-            return count
+            malformed, self._malformed = self._malformed, 0
+        rejected = {Reason.MALFORMED: malformed} if malformed else {}
+        return SourceStatus(source, now_s, True, None, fault[1] if fault else "", self.count(), rejected)
 
     def count(self) -> int:
         with self._lock:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Reason, SourceStatus
+from collectors.frame import SourceStatus
 from collectors.kube_api import KubeApi, Object
 from collectors.kube_follow import Follower
 from collectors.pages import source_subject
@@ -122,19 +122,8 @@ class KubernetesCollector:
         settings = self._settings
         return KubeApi.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
 
-    def _status(self, what: str, follower: Follower[_Node] | Follower[_Pod], now_s: float) -> SourceStatus:
-        source = source_subject(self.plugin, what)
-        silent_s, fault = follower.health()
-        if silent_s is None:
-            reason, detail = fault or (Reason.TIMEOUT, f"no list of {what} yet")
-            return SourceStatus(source, now_s, False, reason, detail)
-        if silent_s > self._settings.stale_s:
-            reason, detail = fault or (Reason.STALE, f"not heard for {silent_s:.0f} s")
-            return SourceStatus(source, now_s, False, reason, detail)
-        malformed = follower.malformed()
-        rejected = {Reason.MALFORMED: malformed} if malformed else {}
-        detail = fault[1] if fault else ""
-        return SourceStatus(source, now_s, True, None, detail, follower.count(), rejected)
+    def _status(self, what: str, follower: Follower[Any], now_s: float) -> SourceStatus:
+        return follower.status(source_subject(self.plugin, what), what, now_s, self._settings.stale_s)
 
     # what is kept of an object
 

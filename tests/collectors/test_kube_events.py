@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from kubernetes import client
 
-from collectors.frame import LogRecord
+from collectors.frame import LogRecord, Reason, SourceStatus
 from collectors.kube_events import CHANGES, EVENTS, KubernetesEventsCollector, KubernetesEventsSettings
 from collectors.subject import Inventory, Subject, SubjectKind
 from tests.kubernetes_api.cluster import Cluster
@@ -24,11 +25,13 @@ class Follow:
         self.collector = KubernetesEventsCollector(KubernetesEventsSettings(kubeconfig=path))
         self.inventory = Inventory("prod-1")
         self.lines: list[LogRecord] = []
+        self.statuses: list[SourceStatus] = []
 
     def look(self) -> None:
         batch = self.collector.collect(time.time(), self.inventory, 30.0)
         assert all(status.ok for status in batch.sources), batch.sources
         self.lines += batch.logs
+        self.statuses += batch.sources
 
     def until(self, holds: Callable[[LogRecord], bool]) -> LogRecord:
         end = time.monotonic() + 60.0
@@ -117,3 +120,21 @@ def test_an_image_that_is_replaced_is_a_change_of_the_cluster(cluster: Cluster, 
     line = follow.until(lambda r: "driver:580" in r.text)
     assert line.text == f"DaemonSet {cluster.namespace}/{name}: image driver: driver:570 -> driver:580, by argocd"
     assert line.subject == follow.inventory.cluster
+
+
+def test_events_that_cannot_be_understood_are_counted_and_the_watch_goes_on(
+    cluster: Cluster, follow: Follow
+) -> None:
+    name, at = cluster.node(), datetime.fromtimestamp(int(time.time()), UTC)
+    events = follow.collector._events
+    project = events._project
+
+    def broken(obj: Any) -> Any:
+        return int("1k") if obj.get("reason") == "Odd" else project(obj)
+
+    events._project = broken
+    about = {"kind": "Node", "name": name}
+    happened(cluster, "Warning", "Odd", about, at, "cannot be read")
+    happened(cluster, "Warning", "KubeletHung", about, at, "can be read")
+    follow.until(lambda r: "can be read" in r.text)
+    assert sum(status.rejected.get(Reason.MALFORMED, 0) for status in follow.statuses) >= 1
