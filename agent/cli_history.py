@@ -34,21 +34,12 @@ def lookback(
     from agent.lookback_page import as_json_values, as_text
     from agent.lookback_signals import blind_signals
     from agent.settings import load as load_settings
-    from collectors.base import Permanent
-    from collectors.http import checked_url
-    from collectors.prometheus import PrometheusCollector
-    from collectors.prometheus_range import RangeReader
     from collectors.subject import Inventory
     from detectors.ecc_sku import told_of
 
     settings = load_settings(config)
-    end_s = time.time() // step_s * step_s
-    start_s = end_s - days * 86400.0
-    try:
-        source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
-    except Permanent as error:
-        raise Permanent(f"--prometheus: {error}") from error
-    reader, inventory = RangeReader(source, step_s, load=load), Inventory(settings.cluster)
+    reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
+    inventory = Inventory(settings.cluster)
     progress = _progress(start_s, end_s, sys.stderr.isatty() and not as_json)
     try:
         reader.probe(end_s)
@@ -80,6 +71,23 @@ def lookback(
         typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))
     else:
         typer.echo(as_text(told, reader.reading), nl=False)
+
+
+def _opened(
+    prometheus: str, matchers: str, days: float, step_s: float, load: float
+) -> tuple[RangeReader, float, float]:
+    """A reader of the last `days`, and from when to when they are (Unix s), in whole steps."""
+    from collectors.base import Permanent
+    from collectors.http import checked_url
+    from collectors.prometheus import PrometheusCollector
+    from collectors.prometheus_range import RangeReader
+
+    try:
+        source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
+    except Permanent as error:
+        raise Permanent(f"--prometheus: {error}") from error
+    end_s = time.time() // step_s * step_s
+    return RangeReader(source, step_s, load=load), end_s - days * 86400.0, end_s
 
 
 def _progress(start_s: float, end_s: float, say: bool) -> Callable[[float], None]:
@@ -150,20 +158,13 @@ def calibrate(
     from agent.settings import load as load_settings
     from collectors.base import Permanent
     from collectors.http import checked_url
-    from collectors.prometheus import PrometheusCollector
-    from collectors.prometheus_range import RangeReader
     from collectors.subject import Inventory
     from detectors.calibration import fitted, listen, loosened, save
     from detectors.plugins import ALL
 
     settings = load_settings(config)
-    end_s = time.time() // step_s * step_s
-    start_s = end_s - days * 86400.0
-    try:
-        source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
-    except Permanent as error:
-        raise Permanent(f"--prometheus: {error}") from error
-    reader, inventory = RangeReader(source, step_s, load=load), Inventory(settings.cluster)
+    reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
+    inventory = Inventory(settings.cluster)
     progress = _progress(start_s, end_s, sys.stderr.isatty())
     try:
         reader.probe(end_s)
