@@ -65,7 +65,7 @@ def ours(runs: Runs, with_lr: bool = True, with_norm: bool = True) -> list[list[
             if len(step) == 0:
                 continue
             norm = runs.norm[row][part] if with_norm else np.ones(len(step))
-            columns = {"loss": loss, "grad_norm": norm}
+            columns = {"loss": np.where(np.isnan(loss), np.inf, loss), "grad_norm": norm}
             columns |= {"learning_rate": runs.lr[row][part]} if with_lr else {}
             place = np.arange(first + 1, first + 1 + len(step), dtype=float)  # one step a second: a time is a place
             series.append(StepSeries(job, "run", step, place, columns, "bench"))

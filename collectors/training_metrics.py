@@ -43,6 +43,8 @@ class _Subject:
     step: int | None = None
     at_s: float = math.nan
     run: int = 0
+    numbers: set[str] = field(default_factory=set)
+    """The figures that have been numbers: a NaN of theirs was computed, any other's is a gauge not set yet."""
 
 
 @dataclass
@@ -215,7 +217,9 @@ class TrainingMetricsCollector:
     def _step(self, subject: Subject, told: Mapping[str, tuple[float, float]], place: _Place) -> StepSeries | None:
         """The subject's new step, or None where nothing moved. A step that goes back is a new run."""
         known = self._known[subject]
-        figures = {c: v for c, (v, _) in told.items() if c in STEP_COLUMNS and not math.isnan(v)}
+        stepped = {c: v for c, (v, _) in told.items() if c in STEP_COLUMNS}
+        figures = {c: v for c, v in stepped.items() if c in known.numbers or not math.isnan(v)}
+        known.numbers |= {c for c, v in figures.items() if math.isfinite(v)}
         at_s = max(at for _, at in told.values())
         step_value = told.get("step", (math.nan, 0.0))[0]
         if math.isfinite(step_value) and abs(step_value) < 2**53:

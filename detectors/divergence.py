@@ -128,11 +128,10 @@ class Divergence:
         step = np.concatenate([one.step for one in queue])
         t_s = np.concatenate([one.t_s for one in queue])
         loss = np.concatenate([one.column("loss") for one in queue])
-        printed = np.concatenate([self._printed(one) for one in queue])
         lr = np.concatenate([one.column("learning_rate") for one in queue])
         norm = np.concatenate([one.column("grad_norm") for one in queue])
         last_t = np.maximum.accumulate(np.concatenate([[table["last_t_s"][slot]], np.nan_to_num(t_s, nan=-np.inf)]))
-        keep = printed & (t_s >= last_t[:-1])
+        keep = ~np.isnan(loss) & (t_s >= last_t[:-1])
         keep[keep] = self._in_turn(slot, step[keep])
         step, t_s, loss, lr, norm = (a[keep] for a in (step, t_s, loss, lr, norm))
         before = np.concatenate([[table["last_step"][slot]], step[:-1]])
@@ -171,19 +170,6 @@ class Divergence:
         if self.machine.table["finite_run"][slot] < count:
             return False
         return float(np.median(self.machine.recent(np.array([slot]), count)[0])) < self._well_below[subject]
-
-    @staticmethod
-    def _printed(series: StepSeries) -> NDArray[Any]:
-        """A loss column whose NaN is a printed NaN: where any other figure of the step was printed."""
-        if "loss" not in series.columns:
-            return np.zeros(len(series.step), dtype=bool)
-        loss = series.column("loss")
-        others = [series.column(c) for c in ("grad_norm", "learning_rate", "step_time_s") if c in series.columns]
-        if not others:
-            return np.ones(len(loss), dtype=bool)
-        spoken = np.any([np.isfinite(o) for o in others], axis=0)
-        found: NDArray[Any] = ~np.isnan(loss) | spoken | np.all([np.isnan(o) for o in others], axis=0)
-        return found
 
     def _judge(self, subject: Subject, at_s: float, inventory: Inventory) -> list[Finding]:
         table = self.machine.table

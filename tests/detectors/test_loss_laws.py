@@ -101,6 +101,11 @@ def shift_of_the_data(run: Run) -> None:
     run.norm[run.onset :] *= np.exp(1.1 * np.exp(-run.since / 6.0))
 
 
+def steps_without_a_loss(run: Run) -> None:
+    """A step that the loss scaler skipped prints its rates and no loss; some trainers print one loss in ten steps."""
+    run.loss[run.step % run.rng.integers(3, 40) == 0] = np.nan
+
+
 def spikes(run: Run) -> None:
     """Single hard or garbage batches, however high."""
     for place in run.rng.choice(np.arange(100, 690), size=int(run.rng.integers(1, 9)), replace=False):
@@ -136,6 +141,7 @@ BENIGN = (
     gradients_alone,
     shift_of_the_data,
     spikes,
+    steps_without_a_loss,
     noisier_batches,
     learning_rate_step,
     rewind,
@@ -151,7 +157,7 @@ def test_what_is_benign_says_nothing(law: Law, of: range) -> None:
 
 
 @OF
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
 def test_a_loss_that_is_no_number_is_told_in_the_tick_that_brings_it(value: float, of: range) -> None:
     """One such step is enough."""
 
