@@ -35,6 +35,7 @@ except ImportError as missing:
 
 __all__ = [
     "CHART",
+    "PG",
     "ROOT",
     "SETS",
     "Object",

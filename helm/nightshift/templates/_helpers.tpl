@@ -1,10 +1,17 @@
 {{- define "nightshift.name" -}}
-{{- if contains "nightshift" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-nightshift" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- if contains "nightshift" .Release.Name }}{{ .Release.Name | trunc 50 | trimAll "-" }}{{ else }}{{ printf "%s-nightshift" .Release.Name | trunc 50 | trimAll "-" }}{{ end -}}
+{{- end }}
+
+{{/* fit: [name, suffix, longest name that this kind may have]: a name that is too long gets a hash for its end */}}
+{{- define "nightshift.fit" -}}
+{{- $name := index . 0 }}{{ $suffix := index . 1 }}{{ $room := sub (index . 2) (len $suffix) | int -}}
+{{- if gt (len $name) $room }}{{ $name = printf "%s-%s" ($name | trunc (sub $room 9 | int) | trimAll "-") ($name | sha256sum | trunc 8) }}{{ end -}}
+{{ $name }}{{ $suffix }}
 {{- end }}
 
 {{- define "nightshift.selector" -}}
 app.kubernetes.io/name: nightshift
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "nightshift.labels" -}}
@@ -32,9 +39,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with .Values.global.imagePullSecrets }}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Whom the console and the node agents answer. An empty `from` would be everybody: nobody is no rule at all. */}}
+{{- define "nightshift.ingressFrom" -}}
+{{- with .Values.networkPolicy.ingressFrom -}}
+- from: {{- toYaml . | nindent 4 }}
+  ports: [{port: http, protocol: TCP}]
+{{- else }}[]{{ end }}
 {{- end }}
 
 {{/* What every container may do: nothing beyond its own process. */}}
@@ -139,6 +154,9 @@ seccompProfile: {type: RuntimeDefault}
 {{/* Mistakes that a schema cannot say. */}}
 {{- define "nightshift.check" -}}
 {{- $postgresql := .Values.store.postgresql.existingSecret -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" (include "nightshift.name" .)) -}}
+{{- fail (printf "release name %s: Services are named after it, so it begins with a letter and has no dot" .Release.Name) -}}
+{{- end -}}
 {{- if and (gt (int .Values.replicas) 1) (not $postgresql) -}}
 {{- fail "replicas: more than one needs PostgreSQL (SQLite is one file for one daemon): name a Secret with its URL in store.postgresql.existingSecret" -}}
 {{- end -}}
@@ -157,13 +175,29 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (include "nightshift.searches" .) (not .Values.kernelSearch.signerSecret) -}}
 {{- fail "kernelSearch.signerSecret: kernel_job needs the name of a Secret with signer.key, by which its certificates are signed" -}}
 {{- end -}}
+{{- $v := .Values }}{{ $own := "" -}}
+{{- range list
+  (list "actuatorSettings" $v.actuatorSettings (dict "type" $own "actions" "actions" "namespaces" "rbac.namespaces"))
+  (list "repair.settings" $v.repair.settings (dict "type" $own "actions" "actions" "namespaces" "rbac.namespaces" "namespace" $own))
+  (list "kernelSearch.settings" $v.kernelSearch.settings (dict "type" $own "namespace" $own))
+  (list "scheduling.settings" $v.scheduling.settings (dict "enabled" "scheduling.enabled" "act" "scheduling.act" "kueue" "scheduling.kueue" "kinds" "scheduling.kinds"))
+  (list "power.settings" $v.power.settings (dict "enabled" "power.enabled" "act" "power.act" "racks" "power.racks"))
+  (list "sources.kubernetes.settings" $v.sources.kubernetes.settings (dict "type" $own))
+  (list "sources.prometheus.settings" $v.sources.prometheus.settings (dict "type" $own "url" "sources.prometheus.url"))
+  (list "config.console" (dig "console" (dict) $v.config) (dict "port" "console.port" "secrets_dir" "console.existingSecret"))
+  (list "podLabels" $v.podLabels (dict "app.kubernetes.io/name" $own "app.kubernetes.io/instance" $own "app.kubernetes.io/component" $own))
+-}}
+{{- $place := index . 0 }}{{ $said := index . 1 -}}
+{{- range $name, $where := index . 2 }}{{ if hasKey $said $name -}}
+{{- fail (printf "%s.%s: %s" $place $name (ternary (printf "say it in %s" $where) "the chart sets it" (ne $where ""))) -}}
+{{- end }}{{ end }}{{ end -}}
+{{- if and .Values.scheduling.act (not .Values.scheduling.enabled) -}}
+{{- fail "scheduling.act: needs scheduling.enabled" -}}
+{{- end -}}
 {{- if and .Values.scheduling.act (not (include "nightshift.acts" .)) -}}
 {{- fail "scheduling.act: opens gates and writes holds: it needs mode: act" -}}
 {{- end -}}
 {{- with .Values.power -}}
-{{- range $name := list "enabled" "act" "racks" }}{{ if hasKey $.Values.power.settings $name -}}
-{{- fail (printf "power.settings.%s: say it in power.%s" $name $name) -}}
-{{- end }}{{ end -}}
 {{- if and .act (not .enabled) -}}
 {{- fail "power.act: needs power.enabled" -}}
 {{- end -}}
