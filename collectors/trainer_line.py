@@ -6,6 +6,7 @@
     HF Trainer    {'loss': 2.3, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.1}   step: tqdm's `100/1000 [`
     Lightning     Epoch 0:  10%|█ | 100/1000 [00:10<01:30, 9.90it/s, v_num=0, train_loss=2.30]
     key=value     step=100 loss=2.3 grad_norm=1.2 lr=1e-4 step_time=0.25s tokens_per_s=1000 rank=3, also as JSON
+    others        that tell their step otherwise: `collectors.trainer_formats`
 
 A printed NaN or infinity of a figure is +inf here, because NaN means "not printed".
 """
@@ -18,19 +19,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from collectors.trainer_formats import counted, in_parts, of_another, spaced
+
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)(?:\.0)?)"
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,3})*m")
+"""Colours and moves of the cursor, also as syslog and log shippers leave them: escaped, or without escape."""
 _MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
 _NANOGPT = re.compile(rf"^(?:.* )?iter (\d+): loss ({_NUMBER}), time ({_NUMBER})ms")
 _NANOGPT_EVAL = re.compile(r"\bstep \d+: train loss \S+, val loss")
 _PROGRESS = re.compile(r"\|\s*(\d+)/(\d+) \[[^,\]]*(?:,\s*([\d.]+|\?)\s*(it/s|s/it))?(.*)\]")
-_EPOCH = re.compile(r"^\s*Epoch (\d+)")
+_EPOCH = re.compile(r"\bepoch[:\s]\s*\[?(\d+)", re.IGNORECASE)
 _HF = re.compile(rf"'(loss|grad_norm|learning_rate|step)': '?({_NUMBER})'?")
 _PAIR = re.compile(
     rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\()?({_NUMBER})(ms|s)?"""
     r"""(?=[\s,;|\]})"']|\.?$|\.\s)"""
 )
-_RANK = re.compile(r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]\s?(\d+)\b)", re.IGNORECASE)
+_RANK = re.compile(r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]?\s?(\d+)\b)", re.IGNORECASE)
 _SAVED = re.compile(
     r"(?:\bsaved\b.*\bcheckpoint|\bcheckpoint\b.*\bsaved\b|finished saving.*checkpoint|saving model checkpoint to"
     r"|^saving checkpoint to\b)",
@@ -48,17 +52,36 @@ _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?
 _CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
 
 _NAMES = {
-    "step": ("step", "iteration", "iter", "global_step", "train/step", "train/global_step"),
-    "loss": ("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss", "train_loss_step"),
-    "grad_norm": ("grad_norm", "gnorm", "gradnorm", "grad-norm", "grad norm", "train/grad_norm", "gradient_norm"),
+    "step": ("step", "iteration", "iter", "global_step", "train/step", "train/global_step", "num_updates"),
+    "loss": (
+        *("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss", "train_loss_step"),
+        *("reduced_train_loss", "step_loss", "total_loss"),
+    ),
+    "grad_norm": (
+        *("grad_norm", "gnorm", "gradnorm", "grad-norm", "grad norm", "train/grad_norm", "gradient_norm", "norm"),
+    ),
     "learning_rate": ("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr"),
-    "step_time_s": ("step_time", "step_time_s", "iter_time", "time_per_step", "step_time_ms", "iter_time_ms"),
-    "tokens_per_s": ("tokens_per_s", "tokens_per_sec", "tokens/s", "tok/s", "tps", "wps", "tokens_per_second"),
+    "step_time_s": (
+        *("step_time", "step_time_s", "iter_time", "time_per_step", "step_time_ms", "iter_time_ms", "dt"),
+        "train_step_timing in s",
+    ),
+    "tokens_per_s": (
+        "tokens_per_s",
+        "tokens_per_sec",
+        "tokens/s",
+        "tok/s",
+        "tok/sec",
+        "tps",
+        "wps",
+        "tokens_per_second",
+    ),
     "compute_s": ("compute_s", "compute_time", "compute_time_s", "fwd_bwd_time"),
     "data_s": ("data_s", "data_time", "data_time_s", "dataloader_time", "data_load_time"),
     "comm_s": ("comm_s", "comm_time", "comm_time_s", "allreduce_time"),
     "rank": ("rank", "global_rank"),
 }
+_IN_EPOCH = {"time": "step_time_s", "data": "data_s"}
+"""What PyTorch's examples, timm and MMEngine call them."""
 _COLUMN_OF = {alias: column for column, aliases in _NAMES.items() for alias in aliases}
 FIGURES = (
     "loss",
@@ -108,7 +131,7 @@ class LinePattern:
 
 def read_line(text: str, patterns: Sequence[LinePattern] = ()) -> TrainerLine | None:
     """What the line says, or None where it says nothing of training. Never raises."""
-    if "\x1b" in text:
+    if "\x1b" in text or ("m" in text and "[" in text):
         text = _ANSI.sub("", text)
     t_s, text = _without_cri(text)
     if t_s is None:
@@ -157,17 +180,33 @@ def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
             else:
                 _set(figures, key, value)
         return _step(step_text) if step_text else _progress(text)[0], figures, None
+    if ("[batch=" in text or "Train loss/" in text) and any(parts := in_parts(text)):
+        _set(figures, "loss", parts[1] or "")
+        return _step(parts[0] or ""), figures, None
+    return _pairs(text)
+
+
+def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
+    """A line of names and values, after a progress bar or without one."""
     step, figures, rest = _progress(text)
-    is_bar = step is not None
+    is_bar, in_epoch = step is not None, False
+    rest = rest if is_bar else text
     told_rank: int | None = None
-    for key, value, unit in _PAIR.findall(rest if is_bar else text):
-        column = _COLUMN_OF.get(key.lower())
+    pairs = [(m.group(1).lower(), m.group(2), m.group(3), m.start(1)) for m in _PAIR.finditer(rest)]
+    if not is_bar and any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs):
+        pass
+    elif not is_bar and ("loss" in text or "Loss" in text):
+        told, in_epoch = counted(text)
+        step = None if told is None else _step(told)
+        pairs += [(key, value, "", at) for key, value, at in spaced(rest)]
+    for key, value, unit, at in pairs:
+        column = _COLUMN_OF.get(key) or (_IN_EPOCH.get(key) if in_epoch else None)
         if column == "step":
             step = _step(value) if step is None else step
         elif column == "rank":
             told_rank = _step(value)
-        elif column is not None and column not in figures:
-            in_ms = unit == "ms" or key.lower().endswith("_ms")
+        elif column is not None and column not in figures and not of_another(column, rest, at):
+            in_ms = unit == "ms" or key.endswith("_ms")
             _set(figures, column, value, 1e-3 if in_ms else 1.0)
     if step is None:
         return None, {}, told_rank  # a loss without a step is an evaluation or a summary
@@ -183,7 +222,7 @@ def _progress(text: str) -> tuple[int | None, dict[str, float], str]:
         return None, {}, ""
     number, total, speed, unit, rest = match.groups()
     step, figures = _step(number), {}
-    epoch = _EPOCH.match(text)
+    epoch = _EPOCH.search(text, 0, match.start())
     if step is not None and epoch is not None:
         step += int(epoch.group(1)[:9]) * int(total[:12])
     if speed and speed != "?" and float(speed) > 0:

@@ -50,6 +50,18 @@ TITAN = (
     "[titan] 2026-11-21 13:00:00,500 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  8.0123  \x1b[33mgrad_norm:  "
     "1.2345  \x1b[34mmemory: 10.00GiB(20.00%)  tps: 12,345  tflops: 10.0  mfu: 20.0%\x1b[39m"
 )
+MMENGINE = (
+    "11/21 10:00:00 - mmengine - INFO - Epoch(train)  [1][ 100/1000]  lr: 1.0000e-02  eta: 1:00:00  "
+    "time: 0.2500  data_time: 0.0100  memory: 10000  loss: 2.3  loss_cls: 1.0"
+)
+FAIRSEQ = (
+    "2026-11-21 10:00:00 | INFO | train_inner | epoch 002:    100 / 5000 loss=8.5, nll_loss=7.1, wps=1000, "
+    "num_updates=5100, lr=1e-05, gnorm=1.2, loss_scale=128"
+)
+NEMO = (
+    "Training epoch 0, iteration 99/999 | lr: 3e-05 | global_batch_size: 512 | global_step: 99 | "
+    "reduced_train_loss: 8.125 | train_step_timing in s: 1.25 | consumed_samples: 51200"
+)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +102,83 @@ TITAN = (
             {"loss": 2.5, "grad_norm": 1.0, "learning_rate": 1e-4, "step_time_s": 0.25, "tokens_per_s": 1000.0},
         ),
         ('{"step": 7, "train/loss": NaN, "grad_norm": 3}', 7, {"loss": math.inf, "grad_norm": 3.0}),
+        (
+            "Epoch: [2][ 100/5005]\tTime  0.250 ( 0.300)\tData  0.010 ( 0.050)\tLoss 6.9e+00 (6.95e+00)\tAcc@1",
+            10110,
+            {"step_time_s": 0.25, "data_s": 0.01, "loss": 6.9},
+        ),
+        (
+            "Train: 1 [ 100/1251 (  8%)]  Loss: 6.95 (6.96)  Time: 0.250s, 1000/s  LR: 1e-05  Data: 0.010 (0.05)",
+            1351,
+            {"loss": 6.95, "step_time_s": 0.25, "learning_rate": 1e-5, "data_s": 0.01},
+        ),
+        (
+            MMENGINE,
+            1100,
+            {"learning_rate": 0.01, "step_time_s": 0.25, "data_s": 0.01, "loss": 2.3},
+        ),
+        (
+            "INFO - Iter(train) [  100/80000]  lr: 1.0e-02  data_time: 0.01  loss: 2.3",
+            100,
+            {"learning_rate": 0.01, "data_s": 0.01, "loss": 2.3},
+        ),
+        ("Train Epoch: 1 [6400/60000 (11%)]\tLoss: 0.345", 66400, {"loss": 0.345}),
+        ("Epoch [1/10], Step [100/600], Loss: 0.3456", 700, {"loss": 0.3456}),
+        ("Epoch 1/10, batch 100/600, loss = nan", 700, {"loss": math.inf}),
+        (
+            "step   100/19073 | loss: 2.345678 | lr 6.0000e-04 | norm: 1.2345 | dt: 250.00ms | tok/sec: 1000.0",
+            100,
+            {
+                "loss": 2.345678,
+                "learning_rate": 6e-4,
+                "grad_norm": 1.2345,
+                "step_time_s": 0.25,
+                "tokens_per_s": 1000.0,
+            },
+        ),
+        (
+            "2026-11-21T10:00:00Z INFO rank0: step 100 loss 2.345 lr 1e-4",
+            100,
+            {"loss": 2.345, "learning_rate": 1e-4},
+        ),
+        (
+            "Step 100 | param norm: 300.0 | grad norm: 1.5 | val loss: 2.5 | loss: 2.25",
+            100,
+            {"grad_norm": 1.5, "loss": 2.25},
+        ),
+        (
+            FAIRSEQ,
+            5100,
+            {"loss": 8.5, "tokens_per_s": 1000.0, "learning_rate": 1e-5, "grad_norm": 1.2},
+        ),
+        (
+            "I1121 10:00:00.12 140 logging_writer.py:48] [100] learning_rate=0.001, loss=2.3",
+            100,
+            {"learning_rate": 0.001, "loss": 2.3},
+        ),
+        (
+            NEMO,
+            99,
+            {"learning_rate": 3e-5, "loss": 8.125, "step_time_s": 1.25},
+        ),
+        ("100it [00:10,  9.90it/s, loss=2.3]", 100, {"loss": 2.3}),
+        (
+            "Train epoch 2:  10%|█ | 100/1000 [00:10<01:30, 2.00it/s, loss=2.3]",
+            2100,
+            {"step_time_s": 0.5, "loss": 2.3},
+        ),
+        ("[batch=100/1000]:", 100, {}),
+        ("\t Train loss/train/total: 2.3456", None, {"loss": 2.3456}),
+        (
+            "[11/21 10:00:00 d2.utils.events]:  eta: 1:00:00  iter: 99  total_loss: 2.3  lr: 0.01",
+            99,
+            {"loss": 2.3, "learning_rate": 0.01},
+        ),
+        (
+            "\x1b[A\x1b[2K[rank1]: #033[32mstep: 10  [33mloss:  8.0  [39mgrad_norm:  1.2",
+            10,
+            {"loss": 8.0, "grad_norm": 1.2},
+        ),
         ("successfully saved checkpoint from iteration     500 to /ckpt", 500, {"checkpoint_saved": 1.0}),
         ("Saving model checkpoint to out/checkpoint-80", 80, {"checkpoint_saved": 1.0}),
         ("saving checkpoint to out", None, {"checkpoint_saved": 1.0}),
@@ -110,6 +199,12 @@ def test_every_trainers_step_line_is_read(line: str, step: int | None, figures: 
         "epoch 3 finished, loss: 2.0",
         "Map:  57%|█████▋    | 570/1000 [00:01<00:00, 500.00 examples/s]",
         "validation loss=2.0",
+        "step 100 eval: loss=2.0",
+        "step=100, val loss=2.0",
+        "[eval] Step 100/1000 Loss 2.0",
+        "INFO - Epoch(val) [1][ 100/500]  data_time: 0.01  time: 0.2  loss: 2.0",
+        "Test: [ 100/196]\tTime  0.250 ( 0.300)\tLoss 6.9e+00 (6.95e+00)",
+        "Overflow at step 100: loss scale 65536 reduced",
         "saving checkpoint at iteration     500 to /ckpt in torch_dist format",
         "",
     ],

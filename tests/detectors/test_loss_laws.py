@@ -102,7 +102,7 @@ def shift_of_the_data(run: Run) -> None:
 
 
 def steps_without_a_loss(run: Run) -> None:
-    """A step that the loss scaler skipped prints its rates and no loss; some trainers print one loss in ten steps."""
+    """A step that the loss scaler skipped prints no loss; some trainers print one loss in ten steps."""
     run.loss[run.step % run.rng.integers(3, 40) == 0] = np.nan
 
 
