@@ -12,11 +12,13 @@ MAX_LINE_BYTES = 2**16
 @dataclass(frozen=True, slots=True)
 class Read:
     """Whole lines with the byte offset of each, oldest first. `replaced`: the file is another one than before, or
-    was cut; `skipped_bytes` were passed over because they were too many or held a line that never ends."""
+    was cut; `skipped_bytes` were passed over because they were too many or held a line that never ends;
+    `changed_s`: when the file was last written (Unix s)."""
 
     lines: tuple[tuple[int, bytes], ...] = ()
     replaced: bool = False
     skipped_bytes: int = 0
+    changed_s: float = 0.0
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Tail:
                 self._skipping = True
             stream.seek(self._offset)
             lines, passed = self._lines(stream.read(self.max_bytes))
-        return Read((*before, *lines), replaced, skipped + passed)
+        return Read((*before, *lines), replaced, skipped + passed, status.st_mtime)
 
     def _lines(self, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
         skipped = 0

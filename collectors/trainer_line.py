@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from collectors.trainer_formats import counted, in_parts, of_another, spaced
@@ -98,13 +98,15 @@ FIGURES = (
 @dataclass(frozen=True, slots=True)
 class TrainerLine:
     """step: None where the line gives none; figures: column of `STEP_COLUMNS` → value (+inf: printed, not finite);
-    t_s: the line's own time (Unix s) or None; `started`: the process began anew."""
+    t_s: the line's own time (Unix s) or None; `zoned`: it names its time zone, else it was taken for UTC;
+    `started`: the process began anew."""
 
     step: int | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     t_s: float | None = None
     rank: int | None = None
     started: bool = False
+    zoned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,14 @@ def read_line(text: str, patterns: Sequence[LinePattern] = ()) -> TrainerLine | 
     if "\x1b" in text or ("m" in text and "[" in text):
         text = _ANSI.sub("", text)
     t_s, text = _without_cri(text)
-    if t_s is None:
-        t_s = stamp_s(text)
+    if t_s is not None:
+        return _read(text, patterns, t_s)
+    t_s, zoned = _stamp(text)
+    line = _read(text, patterns, t_s)
+    return line if zoned or line is None or line.t_s != t_s else replace(line, zoned=False)
+
+
+def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> TrainerLine | None:
     rank = _rank(text) if "rank" in text or "RANK" in text or "Rank" in text else None
     for pattern in patterns:
         if (match := pattern.expression.search(text)) is not None:
@@ -277,17 +285,18 @@ def _rank(text: str) -> int | None:
 def _without_cri(text: str) -> tuple[float | None, str]:
     """Takes off what the container runtime puts before each line (CRI log format)."""
     match = _CRI.match(text)
-    return (None, text) if match is None else (stamp_s(match.group(1)), text[match.end() :])
+    return (None, text) if match is None else (_stamp(match.group(1))[0], text[match.end() :])
 
 
-def stamp_s(text: str) -> float | None:
-    """The first ISO-like time in a line's first 80 characters (Unix s); without a zone it is UTC."""
+def _stamp(text: str) -> tuple[float | None, bool]:
+    """The first ISO-like time in a line's first 80 characters (Unix s), and whether it names its zone; without one
+    it is taken for UTC."""
     match = _STAMP.search(text[:80])
     if match is None:
-        return None
+        return None, True
     day, clock, fraction, zone = match.groups()
     try:
         at = datetime.fromisoformat(f"{day}T{clock}{'+00:00' if zone in (None, 'Z') else zone}").astimezone(UTC)
     except ValueError:
-        return None
-    return at.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+        return None, True
+    return at.timestamp() + (float(f"0.{fraction}") if fraction else 0.0), zone is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -32,6 +32,11 @@ FILE_PATTERNS = (
 )
 """The kubelet's /var/log/pods and /var/log/containers, and `<namespace>_<pod>_<container>.log`."""
 FUTURE_S = 300.0
+LIVE_S = 120.0
+"""What was written no longer ago was just written."""
+QUARTER_S = 900.0
+NEAREST_S, FARTHEST_S = 3600.0, 14 * 3600.0
+"""How far from UTC a zone is that is not UTC."""
 MAX_TEXT = 2048
 _NOTABLE = re.compile(
     r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
@@ -61,8 +66,20 @@ class _File:
     highest: dict[Subject, int] = field(default_factory=dict)
     """The furthest step of each subject in this run."""
     begins: bool = False
-    """A line said that a process starts; whether it trains anew, its first step tells: an evaluation loads
-    checkpoints, too."""
+    """A line said that a process starts, or the file is another; whether it trains anew, its first step tells: an
+    evaluation loads checkpoints, and logs are rotated."""
+    zone_s: float = 0.0
+    """What to add to a time that names no zone and is not in UTC."""
+
+    def keep_zone(self, lines: Sequence[TrainerLine | None], changed_s: float, now_s: float) -> None:
+        """Lines that were just written tell how far their clock is from UTC: by quarters of an hour."""
+        t_s = next((line.t_s for line in reversed(lines) if line is not None and not line.zoned), None)
+        if t_s is None or time.time() - changed_s > LIVE_S:
+            return
+        zone_s = round((now_s - t_s) / QUARTER_S) * QUARTER_S
+        is_zone = zone_s == 0 or NEAREST_S <= abs(zone_s) <= FARTHEST_S
+        if is_zone and abs(now_s - t_s - zone_s) <= LIVE_S:
+            self.zone_s = zone_s
 
 
 class TrainingLogsCollector:
@@ -226,15 +243,17 @@ class TrainingLogsCollector:
     ) -> int:
         read = file.tail.read()
         if read.replaced:
-            file.runs += 1
-            file.highest.clear()
+            file.begins = True  # or it was only rotated: its first step tells
         if read.skipped_bytes:
             rejected[Reason.TOO_LARGE] = rejected.get(Reason.TOO_LARGE, 0) + 1
         kept: list[LogRecord] = []
         last: LogRecord | None = None
-        for offset, text in _texts(read.lines):
-            line = read_line(text, self._lines)
+        told = [(offset, text, read_line(text, self._lines)) for offset, text in _texts(read.lines)]
+        file.keep_zone([line for _, _, line in told], read.changed_s, now_s)
+        for offset, text, read_as in told:
+            line = read_as
             t_s = now_s if line is None or line.t_s is None else line.t_s
+            t_s += file.zone_s if line is not None and not line.zoned else 0.0
             if t_s > now_s + FUTURE_S:
                 rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1
                 t_s = now_s

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +340,43 @@ def test_a_checkpoint_that_an_evaluation_loads_is_no_restart(collector: Any, tmp
             stream.write(text)
         runs.append(only(take(of)).run)
     assert runs[0] == runs[1] == runs[2] != runs[3]
+
+
+def test_a_rotated_log_is_the_same_run_and_one_that_begins_anew_is_not(collector: Any, tmp_path: Path) -> None:
+    """The kubelet rotates at 10 MiB: each time the run's loss was learned anew, and a divergence was over."""
+    log, of = tmp_path / "ml_job-3_trainer.log", collector()
+    runs = []
+    for step in (10, 11, 12, 5):
+        if log.exists():
+            log.rename(tmp_path / "ml_job-3_trainer.log.20261121-130000")
+        log.write_text(f"step={step} loss=2\n")
+        runs.append(only(take(of)).run)
+    assert runs[0] == runs[1] == runs[2] != runs[3]
+
+
+@pytest.mark.parametrize("zone_h", [-7.0, -3.5, 0.0, 5.75, 13.0])
+def test_a_clock_without_a_zone_is_understood_from_lines_that_were_just_written(
+    zone_h: float, collector: Any, tmp_path: Path
+) -> None:
+    """A log in California's time was eight hours old: its run hung, and no restart of it was ever proved. Where the
+    clock is put back in autumn, an hour of steps was late."""
+    log, of = tmp_path / "ml_job-3_trainer.log", collector()
+    for n, hours in enumerate((zone_h, zone_h, zone_h - (zone_h < 0))):
+        for old_s in (20.0, 10.0):
+            at = datetime.fromtimestamp(NOW - old_s + 3600.0 * hours, UTC).strftime("%Y-%m-%d %H:%M:%S,000")
+            with log.open("a") as stream:
+                stream.write(f"{at} INFO step={10 * n - int(old_s / 5) + 5} loss=2\n")
+        batch = take(of)
+        assert only(batch).t_s.tolist() == pytest.approx([NOW - 20.0, NOW - 10.0], abs=1.0)
+        assert not batch.sources[0].rejected
+
+
+def test_a_line_that_is_old_is_in_no_other_zone(collector: Any, tmp_path: Path) -> None:
+    """Of a log that ended five hours ago the lines are five hours old."""
+    log = tmp_path / "ml_job-3_trainer.log"
+    log.write_text("2026-11-21 08:01:30 INFO step=1 loss=2\n")
+    os.utime(log, times=(time.time() - 18_000.0,) * 2)
+    assert only(take(collector())).t_s[0] == pytest.approx(NOW - 18_000.0, abs=60.0)
 
 
 def test_a_restart_changes_the_run_and_a_rewind_alone_does_not(collector: Any, tmp_path: Path) -> None:
