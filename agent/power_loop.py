@@ -135,7 +135,7 @@ class PowerLoop:
         tripped = self._racks.look(tick, self._windows)
         if tripped:
             self._telling.health(Health(budget_events=tripped))
-        if self._closed_s == -math.inf:
+        if self._closed_s == -math.inf or self._closed_s > tick.at_s:  # the first look, or the clock was set back
             self._closed_s = tick.at_s
         due = bool(tripped) or tick.at_s - self._closed_s >= self.settings.window_s
         if due:

@@ -28,6 +28,12 @@ def power_range(settings: PowerSettings, window: GpuWindow, told: Mapping[str, N
     return int(settings.min_w * 1000), int(settings.max_w * 1000)
 
 
+def seen_age_s(read_s: float, now_s: float, stale_s: float) -> float:
+    """How long ago something was read (s). A time that lies further ahead than clocks differ is of before the clock
+    was set back: how old it is nobody knows, so it is infinitely old."""
+    return now_s - read_s if read_s - now_s <= stale_s else math.inf
+
+
 def shield_gpu(
     settings: PowerSettings,
     rack: str,
@@ -50,7 +56,7 @@ def shield_gpu(
         mine.default_mw if mine is not None else high,
         mine.fallback_mw if mine is not None else high,
         None if math.isnan(window.limit_w) else round(window.limit_w * 1000.0),
-        now_s - window.read_s,
+        seen_age_s(window.read_s, now_s, settings.shield.stale_s),
         incident=ill,
         slowdown=belief[2].slowdown if belief is not None and sure else math.nan,
         slowdown_budget=belief[2].budget if belief is not None else settings.shield.slowdown,
@@ -131,7 +137,8 @@ class Beliefs:
         ranges = [power_range(self._settings, w, told) for w in members]
         lowest = max(level_of(low / high) for low, high in ranges)
         shares = [w.limit_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]
-        read = all(now_s - w.read_s <= self._settings.shield.stale_s for w in members)
+        stale_s = self._settings.shield.stale_s
+        read = all(seen_age_s(w.read_s, now_s, stale_s) <= stale_s for w in members)
         level = level_of(min(shares)) if read and all(map(math.isfinite, shares)) else -1
         draw = sum(w.draw_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)) / len(members)
         gang = self.gangs.get(job)

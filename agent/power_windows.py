@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from collectors.frame import StepSeries
+from collectors.frame import Frame, StepSeries
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from detectors.throttle import POWER_CAP, REASONS
@@ -118,7 +118,8 @@ class Windows:
         self._steps[series.subject].extend(times.tolist())
 
     def draws_mw(self, tick: Tick) -> dict[str, float]:
-        """Node → sum of the newest draws of its GPUs (mW); NaN where one of them is not known."""
+        """Node → sum of the newest draws of its GPUs (mW); NaN where one of them is not known. One that the node
+        showed before and does not show now may still draw what its limit was: it counts at that."""
         frame = tick.frames.get(SubjectKind.GPU)
         found: dict[str, float] = defaultdict(float)
         if frame is None:
@@ -129,7 +130,19 @@ class Windows:
             node = self._inventory.above(gpu, SubjectKind.NODE, tick.at_s)
             if node is not None:
                 found[node.name] += float(draws[row])
+        for gpu, limit_mw in self._not_shown(frame).items():
+            node = self._inventory.above(gpu, SubjectKind.NODE, tick.at_s)
+            if node is not None and node.name in found:
+                found[node.name] += limit_mw
         return found
+
+    def _not_shown(self, frame: Frame) -> dict[Subject, float]:
+        """GPUs that were seen before and are not in the frame, with their newest limits (mW)."""
+        with self._lock:
+            if len(self._gpus) <= len(frame.index):
+                return {}
+            shown = set(frame.index.subjects)
+            return {gpu: sums.limit_w * 1000.0 for gpu, sums in self._gpus.items() if gpu not in shown}
 
     def close(self, at_s: float) -> tuple[list[GpuWindow], Mapping[str, tuple[float, float]]]:
         """(GPUs, job → (work per second, age of its last step)). Begins the next window."""

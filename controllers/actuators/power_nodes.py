@@ -36,6 +36,10 @@ from collectors.rotation import Renewed
 
 _PARALLEL = 32
 _MAX_BYTES = 1 << 20
+_MAX_MW = 100_000_000
+"""No GPU takes that much: a node that says so is not believed."""
+_NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading an answer raises that is none."""
 
 
 class Settings(BaseModel):
@@ -224,9 +228,17 @@ class PowerNodes:
                 return NodeStatus(error=self._refused[node])
             fields = NodeGpu.__dataclass_fields__
             gpus = {str(u): NodeGpu(**{name: int(g[name]) for name in fields}) for u, g in body["gpus"].items()}
+            for uuid, gpu in gpus.items():
+                if (
+                    not 0 < gpu.min_mw <= gpu.default_mw <= gpu.max_mw <= _MAX_MW
+                    or not 0 < gpu.fallback_mw <= _MAX_MW
+                ):
+                    raise ValueError(
+                        f"{uuid}: takes {gpu.min_mw} to {gpu.max_mw} mW, {gpu.default_mw} mW by default"
+                    )
             by_hand = frozenset(map(str, body.get("clocks_by_hand", ())))
             return NodeStatus(gpus, float(body["left_s"]), clocks_by_hand=by_hand)
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (httpx.HTTPError, *_NO_ANSWER) as error:
             return NodeStatus(error=f"{address}: {type(error).__name__}: {error}"[:300])
 
     def _grant(self, client: httpx.Client, node: str, lease: Mapping[str, Any]) -> Grant:

@@ -33,14 +33,16 @@ class Breaker:
     tripped_s: float = -math.inf
 
     def look(self, draw_mw: float, budget_mw: int, now_s: float, s: Settings) -> Breaker:
-        """After one reading of the rack's whole draw (GPUs and hosts; NaN: not read)."""
+        """After one reading of the rack's whole draw (GPUs and hosts; NaN: not read). Times after `now_s` are of
+        before the clock was set back: they count as now."""
+        tripped_s = min(self.tripped_s, now_s)
         if not math.isfinite(draw_mw) or draw_mw < 0:
-            read_s = now_s if self.read_s == -math.inf else self.read_s
+            read_s = now_s if self.read_s == -math.inf else min(self.read_s, now_s)
             blind = now_s - read_s >= s.blind_s
-            return replace(self, read_s=read_s, tripped_s=now_s if blind else self.tripped_s)
+            return replace(self, read_s=read_s, tripped_s=now_s if blind else tripped_s)
         over_since_s = min(self.over_since_s, now_s) if draw_mw > budget_mw else math.inf
         trips = draw_mw > budget_mw * (1.0 + s.trip_share) or now_s - over_since_s >= s.slow_s
-        return Breaker(over_since_s, now_s, now_s if trips else self.tripped_s)
+        return Breaker(over_since_s, now_s, now_s if trips else tripped_s)
 
     def open(self, now_s: float, s: Settings) -> bool:
         """Whether the rack's GPUs have to be at their fallback."""

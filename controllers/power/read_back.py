@@ -24,12 +24,22 @@ def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], no
     `granted`: node → whether it said that it had carried the last orders out. A limit that had been confirmed and
     is another now, or one that was neither ordered nor there before, was set by a person. One that was granted and
     was never read back in PATIENCE turns is a lie. A reading may be older than the last order: then it is what the
-    order before it made, and says nothing of the last.
+    order before it made, and says nothing of the last. What was remembered for a time after `now_s` (the clock was
+    set back since) counts from now.
     """
+    changed_s = {uuid: min(at_s, now_s) for uuid, at_s in memory.changed_s.items()}
+    memory = replace(memory, changed_s=changed_s)
     confirmed, manual, liars = set(memory.confirmed), set(memory.manual), set(memory.liars)
     seen = list(gpus)
     unread = dict(memory.unread_mw)
-    unmet, locked = dict(memory.unmet), {j: t for j, t in memory.locked_until_s.items() if t > now_s}
+    unmet, locked = (
+        dict(memory.unmet),
+        {
+            job: min(until_s, now_s + s.lockout_s)
+            for job, until_s in memory.locked_until_s.items()
+            if until_s > now_s
+        },
+    )
     for gpu in seen:
         if not math.isnan(gpu.slowdown) and gpu.job and gpu.slowdown > gpu.slowdown_budget + 0.01:
             locked[gpu.job] = now_s + s.lockout_s
@@ -64,6 +74,7 @@ def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], no
         unread_mw=unread,
         unmet=unmet,
         locked_until_s=locked,
+        raised_at_s={rack: min(at_s, now_s) for rack, at_s in memory.raised_at_s.items()},
     )
 
 

@@ -4,6 +4,7 @@ more."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -17,7 +18,7 @@ from controllers.power.shield import Settings as ShieldSettings
 class RackSettings(BaseModel):
     """One feed with a budget: the nodes behind it, and what they draw beside their GPUs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     nodes: tuple[str, ...] = Field(min_length=1, description="Names of its nodes")
     budget_w: float = Field(gt=0, description="What the rack may draw in all (W)")
@@ -27,7 +28,7 @@ class RackSettings(BaseModel):
 class PowerSettings(BaseModel):
     """Power limits chosen by policy, within racks' budgets and jobs' slowdown budgets."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     enabled: bool = Field(False, description="Look, propose and keep receipts")
     act: bool = Field(False, description="Also order limits through the nodes' leases; else everything is a shadow")
@@ -50,7 +51,7 @@ class PowerSettings(BaseModel):
     lease_s: float = Field(
         90.0, ge=10, le=600, description="A node falls back this long after the last renewal (s)"
     )
-    slowdown_of: dict[str, float] = Field(
+    slowdown_of: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
         default_factory=dict, description="Slowdown budget by namespace, where it is not `shield.slowdown` (share)"
     )
     opted_in: frozenset[str] = Field(
@@ -63,6 +64,8 @@ class PowerSettings(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> PowerSettings:
+        if self.min_w > self.max_w:
+            raise ValueError(f"min_w: {self.min_w:g} W is above max_w, {self.max_w:g} W")
         if self.lease_s < 2 * self.window_s:
             raise ValueError("lease_s: at least two windows, or one late turn ends every lease")
         seen: dict[str, str] = {}
