@@ -39,6 +39,7 @@ from agent.people import Directory
 from agent.policies import build_policies
 from agent.power import build_power
 from agent.practice import Practice
+from agent.repaired import Repaired
 from agent.scheduling import build_scheduling
 from agent.settings import Settings
 from agent.store import Store
@@ -96,6 +97,7 @@ class App:
         self.inventory = Inventory(settings.cluster)
         self.store = Store(settings.store_url, self.clock, inventory=self.inventory)
         self.by_hand = ByHand(self.store, self.inventory)
+        self.repaired = Repaired(self.store, self.inventory)
         self.keeping = Keeping(self.store.database, settings.keeping)
         self.directory = Directory(settings.people)
         self.gate = Gate(self.store, settings.approval, self.clock, self.directory)
@@ -178,6 +180,7 @@ class App:
         if not look.problem:
             self.policies.turn(now_s)
         self.watch.confirm(self.by_hand.look(look.tick.logs))
+        self.repaired.look(look.tick.events, now_s)
         if not look.problem:
             self.keeping.turn(now_s)
         if look.decisions:

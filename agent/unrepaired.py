@@ -3,7 +3,8 @@
 A GPU that has to be reset, or its node rebooted, logs its Xid once; then nobody uses it, and its log is quiet. That
 the detector calls the episode over says that no further line came, not that the GPU may be trusted. So an incident
 with such a line stays open, and its plan may be approved, until something was done: by us, by a person who says so
-(reject, close), or by a driver that began anew, after which the detector calls the line grave no more.
+(reject, close), or by a driver that began anew: while the episode lasts its detector says so, and later
+`agent.repaired` does.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import sqlalchemy as sa
 
 from agent.incident import Cause, Incident, last_cause
 from agent.tables import findings, incidents, steps
-from detectors.base import Fault, Severity
+from detectors.base import Fault, Finding, Severity
 
 
 def is_unrepaired(incident: Incident) -> bool:
     """Whether silence alone is what speaks for an incident."""
     done_s = max((step.at_s for step in incident.history if step.cause == Cause.ACTION_DONE), default=-float("inf"))
     return last_cause(incident) != Cause.REJECTED and any(
-        stored.finding.fault is Fault.XID
-        and stored.finding.severity is Severity.CRITICAL
-        and stored.finding.since.t_s > done_s
-        for stored in incident.findings
+        is_grave(stored.finding) and stored.finding.since.t_s > done_s for stored in incident.findings
     )
+
+
+def is_grave(finding: Finding) -> bool:
+    """Whether what it tells of lasts until something is done."""
+    return finding.fault is Fault.XID and finding.severity is Severity.CRITICAL
 
 
 def unrepaired() -> sa.ColumnElement[bool]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.incident import IncidentState
+from agent.repaired import Repaired
+from agent.unrepaired import is_unrepaired
+from collectors.base import Temporary
+from collectors.frame import Instant, LogRecord
+from collectors.kernel_event import KernelEvent, KernelEventKind
+from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import ActionKind, Proposal
 from detectors.base import Fault, Severity, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_finding, an_action
@@ -108,3 +115,77 @@ def test_without_a_plan_it_is_watched_until_a_person_closes_it(world: World, clo
         assert lifecycle.wait_idle()
         assert world.store.incident(name).state is _S.MONITORING
         assert world.gate.close(name, ANN, "replaced").changed
+
+
+def booted(at_s: float, node: Subject = NODE) -> KernelEvent:
+    record = LogRecord(Instant(at_s), "node_log n1", node, "Linux version 6.8.0", 1)
+    return KernelEvent(KernelEventKind.BOOT, record, node, attributes={"scope": "host"})
+
+
+def test_a_repair_by_hand_is_over_when_its_node_began_anew_and_stayed_quiet(
+    world: World, clock: ManualClock
+) -> None:
+    """Somebody rebooted the node long after its Xid fell silent: its incident stood open until it was closed."""
+    held = Inventory()
+    held.observe(GPU, NODE, 0.0)
+    repaired = Repaired(world.store, held)
+    with running(world, plan=lambda incident: Proposal(None, "nothing fits")) as lifecycle:
+        name = opened(world)
+        assert lifecycle.wait_idle()
+        told(world, name, State.CLEAR)
+        clock.advance(10_000)
+        for at_s, node in ((980.0, NODE), (11_000.0, Subject(SubjectKind.NODE, "n2"))):
+            repaired.look([booted(at_s, node)], clock.now_s())  # before its error, and another's
+        clock.advance(100)
+        assert lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.MONITORING
+
+        held.observe(Subject(SubjectKind.GPU, "GPU-new"), NODE, clock.now_s())  # its board was replaced
+        repaired.look([booted(clock.now_s() - 5.0)], clock.now_s())
+        read = world.store.incident(name)
+        assert read.clear_since_s == clock.now_s()
+        assert read.findings[0].finding.summary.endswith("its driver has begun anew since")
+        assert lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.MONITORING, "quiet is counted from the repair"
+        clock.advance(11)
+        assert lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.RESOLVED
+    assert [r.body["node"] for r in world.store.audit.records() if r.kind == "repair_seen"] == ["n1"]
+    assert world.store.audit.verify().ok
+
+
+def test_an_error_that_comes_back_after_the_repair_keeps_its_incident(world: World, clock: ManualClock) -> None:
+    held = Inventory()
+    held.observe(GPU, NODE, 0.0)
+    with running(world, plan=lambda incident: Proposal(None, "nothing fits")) as lifecycle:
+        name = opened(world)
+        assert lifecycle.wait_idle()
+        told(world, name, State.CLEAR)
+        clock.advance(1_000)
+        Repaired(world.store, held).look([booted(clock.now_s())], clock.now_s())
+        clock.advance(5)
+        again = a_finding(Fault.XID, severity=Severity.CRITICAL, since_s=clock.now_s(), at_s=clock.now_s())
+        world.store.attach(name, again)
+        world.store.update_finding(name, replace(again, state=State.CLEAR))
+        clock.advance(10_000)
+        assert lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.MONITORING
+
+
+def test_a_beginning_that_could_not_be_stored_is_stored_at_a_later_look(
+    world: World, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Inventory()
+    held.observe(GPU, NODE, 0.0)
+    name, repaired = opened(world), Repaired(world.store, held)
+    told(world, name, State.CLEAR)
+
+    def away(*_: object, **__: object) -> None:
+        raise Temporary("the database is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "incidents", away)
+        repaired.look([booted(1_100.0)], 1_100.0)
+    assert is_unrepaired(world.store.incident(name))
+    repaired.look([], 1_115.0)
+    assert not is_unrepaired(world.store.incident(name))
