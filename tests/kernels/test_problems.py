@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,7 +23,13 @@ def _candidate(problem: Problem, domain: Domain | None = None) -> Candidate:
     )
 
 
-@pytest.mark.parametrize("problem", ALL, ids=lambda p: p.name)
+def _with_length() -> list[Any]:
+    """All problems; those whose oracle is slow on a CPU run with the long tests."""
+    long = ("flash_attention", "flash_attention_backward", "linear_gelu")
+    return [pytest.param(p, marks=[pytest.mark.full] if p.name in long else [], id=p.name) for p in ALL]
+
+
+@pytest.mark.parametrize("problem", _with_length())
 def test_eager_and_the_rounded_oracle_pass_their_own_probes(problem: Problem) -> None:
     """Neither torch's result nor the correctly rounded one may ever be refused."""
     for probe in plan(problem, _candidate(problem), b"contract", INTERPRETER):
