@@ -12,29 +12,28 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from collectors.frame import Instant, LogRecord, Reason
 from collectors.http import SourceError
 from collectors.kernel_log import MAX_TEXT
+from collectors.local_time import zone_of
 from collectors.subject import Subject
+from collectors.syslog_line import SyslogLine, read_syslog
 from collectors.tail import Tail
 
 KMSG = Path("/dev/kmsg")
 _KMSG_BYTES = 8192
 _MAX_RECORDS = 100_000
-_KERNEL = r" (\S+) kernel(?:\[\d+\])?: (?:\[ *[\d.]+\] )?(.*)"
-_SYSLOG = re.compile(r"^([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d)" + _KERNEL)
-_ISO = re.compile(r"^(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d))" + _KERNEL)
-_DMESG = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] (.*)")
 _UNNAMED = ("", "localhost")
 """What a machine calls itself before it knows its name, and in a file that names no host."""
 _MOST_HOSTS = 16
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+FUTURE_S = 300.0
+_ENOUGH = 10
+"""Lines that tell a file of another kind from a single odd line."""
 
 
 @dataclass
@@ -176,6 +175,9 @@ class FileReader:
         self._is_named = False
         self._others: dict[str, None] = {}
         """Hosts of other names; a file of one alone is this machine's, whatever it calls itself."""
+        self._is_known = False
+        self._zone_s = 0.0
+        """What to add to a time that names no zone (s)."""
 
     def read(self, now_s: float) -> Lines:
         try:
@@ -187,15 +189,22 @@ class FileReader:
         lines = Lines()
         if read.skipped_bytes:
             lines.lost.append((0, f"{read.skipped_bytes} bytes were passed over"))
-        found = [(offset, parse_syslog(line.decode(errors="replace"), now_s)) for offset, line in read.lines]
-        told = [(offset, *line) for offset, line in found if line is not None]
-        for _, _, _, host in told:
-            self._heed(host)
+        found = [(offset, read_syslog(line.decode(errors="replace"), now_s)) for offset, line in read.lines]
+        self._keep_zone([line for _, line in found], read.changed_s, now_s)
+        told = [(offset, line) for offset, line in found if line is not None and line.text is not None]
+        for _, line in told:
+            self._heed(line.host)
         if not self._is_named and len(self._others) > 1:
             several = f"{self._path} has lines of several hosts ({', '.join(list(self._others)[:3])}, …)"
             raise SourceError(Reason.MALFORMED, f"{several}: give this one's name in the log as `node`")
-        ours = [line for line in told if not self._is_named or self._is_ours(line[3])]
-        lines.malformed = len(told) - len(ours)
+        ours = [line for line in told if not self._is_named or self._is_ours(line[1].host)]
+        unknown = sum(
+            line is None and bool(raw.strip()) for (_, line), (_, raw) in zip(found, read.lines, strict=True)
+        )
+        self._is_known |= any(line is not None for _, line in found)
+        if unknown >= _ENOUGH and not self._is_known:
+            raise SourceError(Reason.MALFORMED, f"no line of {self._path} is of a syslog's or dmesg's known form")
+        lines.malformed = len(told) - len(ours) + unknown
         lines.records.extend(self._records(ours, now_s))
         return lines
 
@@ -209,10 +218,19 @@ class FileReader:
     def _is_ours(self, host: str) -> bool:
         return host in _UNNAMED or _is_same_host(host, self._node.name)
 
-    def _records(self, told: Iterable[tuple[int, float | None, str, str]], now_s: float) -> Iterable[LogRecord]:
-        for offset, at_s, text, _ in told:
+    def _keep_zone(self, lines: Sequence[SyslogLine | None], changed_s: float, now_s: float) -> None:
+        newest = lines[-1] if lines else None
+        if newest is not None and newest.at_s is not None and not newest.zoned:
+            zone_s = zone_of(newest.at_s, changed_s, now_s)
+            self._zone_s = self._zone_s if zone_s is None else zone_s
+
+    def _records(self, told: Iterable[tuple[int, SyslogLine]], now_s: float) -> Iterable[LogRecord]:
+        for offset, line in told:
+            at_s = line.at_s if line.at_s is None or line.zoned else line.at_s + self._zone_s
+            if at_s is not None and at_s > now_s + FUTURE_S:
+                at_s = None  # of a clock that is not this one's
             exact = Instant(now_s if at_s is None else at_s, 0.0 if at_s else 5.0, self._node.name)
-            yield LogRecord(exact, str(self._path), self._node, text[:MAX_TEXT], offset)
+            yield LogRecord(exact, str(self._path), self._node, (line.text or "")[:MAX_TEXT], offset)
 
     def close(self) -> None:
         return
@@ -222,39 +240,6 @@ def _is_same_host(one: str, other: str) -> bool:
     """Whether two names are one host's, the one short and the other with its domain perhaps."""
     one, other = one.casefold(), other.casefold()
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-def parse_syslog(line: str, now_s: float) -> tuple[float | None, str, str] | None:
-    """(Unix s or None, text, host or "") of a kernel's line in a syslog or dmesg file; None for other programs'
-    lines.
-
-    Classic syslog has neither year nor zone: the zone is taken as UTC and the year as the newest that is not later
-    than a day from now.
-    """
-    if (match := _ISO.match(line)) is not None:
-        try:
-            return datetime.fromisoformat(match.group(1)).timestamp(), match.group(3), match.group(2)
-        except ValueError:
-            return None, match.group(3), match.group(2)
-    if (match := _SYSLOG.match(line)) is not None:
-        at_s = _without_year(match.group(1), match.group(2), match.group(3), now_s)
-        return at_s, match.group(5), match.group(4)
-    if (match := _DMESG.match(line)) is not None:
-        return None, match.group(2), ""
-    return None
-
-
-def _without_year(month: str, day: str, clock: str, now_s: float) -> float | None:
-    year = datetime.fromtimestamp(now_s, UTC).year
-    for guess in (year + 1, year, year - 1):
-        try:
-            stamp = f"{guess}-{_MONTHS.index(month) + 1:02d}-{int(day):02d}T{clock}+00:00"
-            at_s = datetime.fromisoformat(stamp).timestamp()
-        except ValueError:
-            continue
-        if at_s <= now_s + 86400:
-            return at_s
-    return None
 
 
 def _unescaped(raw: bytes) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from collectors.frame import STEP_COLUMNS, Instant, LogRecord, Reason, SourceStatus, StepSeries
+from collectors.local_time import zone_of
 from collectors.nccl_line import read_nccl_line
 from collectors.pages import source_subject
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -32,11 +33,6 @@ FILE_PATTERNS = (
 )
 """The kubelet's /var/log/pods and /var/log/containers, and `<namespace>_<pod>_<container>.log`."""
 FUTURE_S = 300.0
-LIVE_S = 120.0
-"""What was written no longer ago was just written."""
-QUARTER_S = 900.0
-NEAREST_S, FARTHEST_S = 3600.0, 14 * 3600.0
-"""How far from UTC a zone is that is not UTC."""
 MAX_TEXT = 2048
 _NOTABLE = re.compile(
     r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
@@ -72,14 +68,10 @@ class _File:
     """What to add to a time that names no zone and is not in UTC."""
 
     def keep_zone(self, lines: Sequence[TrainerLine | None], changed_s: float, now_s: float) -> None:
-        """Lines that were just written tell how far their clock is from UTC: by quarters of an hour."""
+        """Lines that were just written tell how far their clock is from UTC."""
         t_s = next((line.t_s for line in reversed(lines) if line is not None and not line.zoned), None)
-        if t_s is None or time.time() - changed_s > LIVE_S:
-            return
-        zone_s = round((now_s - t_s) / QUARTER_S) * QUARTER_S
-        is_zone = zone_s == 0 or NEAREST_S <= abs(zone_s) <= FARTHEST_S
-        if is_zone and abs(now_s - t_s - zone_s) <= LIVE_S:
-            self.zone_s = zone_s
+        zone_s = None if t_s is None else zone_of(t_s, changed_s, now_s)
+        self.zone_s = self.zone_s if zone_s is None else zone_s
 
 
 class TrainingLogsCollector:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 from collectors.check import check_collect
 from collectors.frame import Reason
 from collectors.kernel_event import KernelEventKind
-from collectors.kernel_log_readers import KMSG, parse_syslog
+from collectors.kernel_log_readers import KMSG
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.subject import Inventory
+from collectors.syslog_line import SyslogLine, read_syslog
 from collectors.tick import Batch
 
 NOW = 1_795_266_000.0  # 2026-11-21T13:00:00Z
@@ -199,9 +201,79 @@ def test_a_log_that_cannot_be_read_is_told(collector: Any, given: dict[str, Any]
 
 def test_a_stamp_without_a_year_is_the_newest_that_can_be() -> None:
     new_year = 1_798_761_700.0  # 2027-01-01T00:01:40Z
-    assert parse_syslog("Dec 31 23:59:59 n1 kernel: x", new_year) == (1_798_761_599.0, "x", "n1")
-    assert parse_syslog("Feb 30 23:59:59 n1 kernel: x", new_year) == (None, "x", "n1")
-    assert parse_syslog("Dec 31 23:59:59 n1 cron[1]: x", new_year) is None
+    assert read_syslog("Dec 31 23:59:59 n1 kernel: x", new_year) == SyslogLine(1_798_761_599.0, False, "n1", "x")
+    assert read_syslog("Feb 30 23:59:59 n1 kernel: x", new_year) == SyslogLine(None, False, "n1", "x")
+    assert read_syslog("Dec 31 23:59:59 n1 cron[1]: x", new_year) == SyslogLine(1_798_761_599.0, False, "", None)
+
+
+@pytest.mark.parametrize(
+    ("head", "old_s", "zoned", "host"),
+    [
+        ("Nov 21 13:00:00 n1 kernel: [12345.678901] ", 0.0, False, "n1"),
+        ("Nov 21 13:00:00 n1 kernel: [12345.678901][ T1234] ", 0.0, False, "n1"),
+        ("Nov 21 12:59:50.123456 n1 kernel: ", 10.0, False, "n1"),
+        ("Nov 21 12:59:50 n1 kern.err kernel: [12345.678901] ", 10.0, False, "n1"),
+        ("2026-11-21T12:59:50.500000+00:00 n1 kernel: [12345.678901] ", 9.5, True, "n1"),
+        ("2026-11-21T13:59:50+0100 n1 kernel: ", 10.0, True, "n1"),
+        ("2026-11-21 12:59:50 n1 kernel: ", 10.0, False, "n1"),
+        ("<4>1 2026-11-21T12:59:50.500000Z n1 kernel - - - ", 9.5, True, "n1"),
+        ("<4>Nov 21 12:59:50 n1 kernel: ", 10.0, False, "n1"),
+        ("Sat 2026-11-21 12:59:50 UTC n1 kernel: ", 10.0, True, "n1"),
+        ("Sat 2026-11-21 13:59:50 CET n1 kernel: ", -3590.0, False, "n1"),
+        ("1795265990.500000 n1 kernel: ", 9.5, True, "n1"),
+        ("[12345.678901] ", None, True, ""),
+        ("<6>[12345.678901][    C3] ", None, True, ""),
+        ("\x1b[33m[12345.678901]\x1b[0m ", None, True, ""),
+        ("kern  :warn  : [12345.678901] ", None, True, ""),
+        ("[Sat Nov 21 12:59:50 2026] ", 10.0, False, ""),
+        ("[lun. nov. 21 12:59:50 2026] ", None, False, ""),
+        ("kern  :err   : [Sat Nov 21 12:59:50 2026] ", 10.0, False, ""),
+        ("2026-11-21T12:59:50,500000+00:00 ", 9.5, True, ""),
+    ],
+)
+def test_a_line_is_read_however_dmesg_and_syslogs_write_it(
+    head: str, old_s: float | None, zoned: bool, host: str
+) -> None:
+    """In a form that was not known a GPU that fell off the bus was not heard of, and the source was healthy."""
+    found = read_syslog(head + XID, NOW)
+    assert found is not None
+    assert (found.text, found.zoned, found.host) == (XID, zoned, host)
+    assert found.at_s == (None if old_s is None else pytest.approx(NOW - old_s, abs=0.5))
+
+
+@pytest.mark.parametrize("line", ["", "x", XID, "Nov 21 13:00:00 n1 app[7]: kernel: " + XID, "{}", "[12:00] x"])
+def test_other_programs_lines_are_no_kernels(line: str) -> None:
+    found = read_syslog(line, NOW)
+    assert found is None or found.text is None
+
+
+def test_a_file_of_another_kind_is_a_source_that_is_lost(collector: Any, tmp_path: Path) -> None:
+    """Nothing is heard there, and silence would pass for health; a few odd lines are counted."""
+    path = tmp_path / "app.log"
+    path.write_text('{"level": "info"}\n' * 20)
+    of = collector(source="file", path=path)
+    batch = check_collect(of, NOW, Inventory(), 30.0)
+    assert (batch.sources[0].ok, batch.sources[0].reason) == (False, Reason.MALFORMED)
+    with path.open("a") as stream:
+        stream.write(f"odd\n<4>[ 12.5] {XID}\n")
+    batch = take(of)
+    assert (len(batch.events), batch.sources[0].rejected) == (1, {Reason.MALFORMED: 1})
+
+
+@pytest.mark.parametrize("zone_h", [-8, 0, 9])
+def test_a_machine_on_local_time_is_understood_and_a_clock_ahead_is_not_believed(
+    zone_h: int, collector: Any, tmp_path: Path
+) -> None:
+    """In California's time each error of the last quarter of an hour was dropped as eight hours old."""
+    path = tmp_path / "kern.log"
+    at = datetime.fromtimestamp(NOW - 30.0 + 3600.0 * zone_h, UTC)
+    path.write_text(f"{at:%b %d %H:%M:%S} n1 kernel: {XID}\n{at:%b %d %H:%M:%S} n1 cron[1]: x\n")
+    (event,) = take(collector(source="file", path=path)).events
+    assert event.record.at.t_s == pytest.approx(NOW - 30.0, abs=1.0)
+    ahead = tmp_path / "ahead.log"
+    ahead.write_text(f"2026-11-21T23:00:07Z n1 kernel: {XID}\n")
+    (event,) = take(collector(source="file", path=ahead)).events
+    assert event.record.at.t_s == NOW
 
 
 def syslog(*hosts: str) -> str:
