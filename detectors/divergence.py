@@ -26,9 +26,12 @@ from detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
 from detectors.promise import stated
 from detectors.snapshot import pack, unpack
 
-VERSION = 4
+VERSION = 5
 """1, 2: no memory of the lowest loss of a watch; a watch that is open goes on from its next step.
-3: no gradient norms; the witness is learned anew."""
+3: no gradient norms; the witness is learned anew. 4: no count of steps without a loss; it begins anew."""
+UNSAID_STEPS, UNSAID_TIMES, SAID_STEPS = 10, 3, 20
+"""A run that printed this many losses (the last) and prints none for more steps than the first figure, and than the
+second times its longest pause before, has none to print: a loss scaler skips every step of a run that is lost."""
 LATE = 3
 """A step that goes back by no more than this many strides of the log is a late line."""
 HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 140, 156, 171, 172})
@@ -63,6 +66,8 @@ class Divergence:
         self._well_below: dict[Subject, float] = {}
         """Runs that ended while diverged: the loss below which their successor has left the divergence behind."""
         self._sources: dict[Subject, str] = {}
+        self._unsaid: dict[Subject, tuple[int, int]] = {}
+        """Steps without a loss: since the last loss, and at most between two losses of this run."""
         self._hardware: list[tuple[float, Subject, int]] = []
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
 
@@ -123,6 +128,7 @@ class Divergence:
             if known is not None and known != one.run:
                 self._remember(slot, subject, one)
                 self.machine.restart(slot)
+                self._unsaid.pop(subject, None)
             self._runs[subject] = one.run
             self._sources[subject] = one.source
         step = np.concatenate([one.step for one in queue])
@@ -131,11 +137,36 @@ class Divergence:
         lr = np.concatenate([one.column("learning_rate") for one in queue])
         norm = np.concatenate([one.column("grad_norm") for one in queue])
         last_t = np.maximum.accumulate(np.concatenate([[table["last_t_s"][slot]], np.nan_to_num(t_s, nan=-np.inf)]))
-        keep = ~np.isnan(loss) & (t_s >= last_t[:-1])
+        in_time = t_s >= last_t[:-1]
+        loss = self._overdue(slot, subject, step, loss, in_time & (np.isfinite(lr) | np.isfinite(norm)))
+        keep = ~np.isnan(loss) & in_time
         keep[keep] = self._in_turn(slot, step[keep])
         step, t_s, loss, lr, norm = (a[keep] for a in (step, t_s, loss, lr, norm))
         before = np.concatenate([[table["last_step"][slot]], step[:-1]])
         return step, t_s, loss, lr, norm, (step < before) & (before >= 0)
+
+    def _overdue(
+        self, slot: int, subject: Subject, steps: NDArray[np.int64], loss: NDArray[Any], trained: NDArray[np.bool_]
+    ) -> NDArray[Any]:
+        """The losses, infinite where a training step printed none for too long. trained: [n] lines that tell what
+        only a training step has, its rate or its gradients; a step that comes again does not count."""
+        table = self.machine.table
+        last, total = int(table["last_step"][slot]), int(table["total"][slot])
+        count, longest = self._unsaid.get(subject, (0, 0))
+        if not count and not np.isnan(loss).any():
+            return loss
+        made = loss.copy()
+        for place, value in enumerate(loss.tolist()):
+            if not np.isnan(value):
+                if count <= max(UNSAID_STEPS, UNSAID_TIMES * longest):
+                    longest = max(longest, count)
+                last, total, count = int(steps[place]), total + 1, 0
+            elif trained[place] and steps[place] > last:
+                last, count = int(steps[place]), count + 1
+                if total >= SAID_STEPS and count > max(UNSAID_STEPS, UNSAID_TIMES * longest):
+                    made[place] = np.inf
+        self._unsaid[subject] = count, longest
+        return made
 
     def _in_turn(self, slot: int, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[n] which steps are news: after the last one, or far enough back to be a resumed run. Where several ranks
@@ -237,12 +268,14 @@ class Divergence:
         table = self.machine.table
         count = int(table["nonfinite"][slot])
         since_s = float(table["nonfinite_t_s"][slot])
+        unsaid = self._unsaid.get(subject, (0, 0))[0]
+        said = f"The loss is not a number since step {int(table['last_step'][slot]) - count + 1}"
         return Alarm(
             Fault.LOSS_NONFINITE,
             subject,
             since_s if np.isfinite(since_s) else at_s,
             Severity.CRITICAL,
-            f"The loss is not a number since step {int(table['last_step'][slot]) - count + 1}",
+            f"No loss is printed any more: none in the last {unsaid} steps" if unsaid else said,
             score=CERTAIN,
             threshold=1.0,
             evidence=(self._exhibit(slot, subject, float(table["base"][slot])),),
@@ -304,13 +337,14 @@ class Divergence:
             "subjects": subjects,
             "runs": {str(s): run for s, run in self._runs.items()},
             "well_below": {str(s): limit if np.isfinite(limit) else None for s, limit in self._well_below.items()},
+            "unsaid": {str(s): list(counts) for s, counts in self._unsaid.items()},
             "hardware": [[t, str(gpu), code] for t, gpu, code in self._hardware],
             "episodes": self._episodes.saved(),
         }
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
-        _, meta, arrays = unpack(state, self.name, (1, 2, 3, VERSION))
+        _, meta, arrays = unpack(state, self.name, (1, 2, 3, 4, VERSION))
         fresh = Divergence(self.settings)
         fresh.machine.table.load(meta["subjects"], arrays)
         fresh._episodes.load(meta["episodes"])
@@ -318,4 +352,6 @@ class Divergence:
         self._runs = {Subject.parse(s): run for s, run in meta["runs"].items()}
         limits = meta["well_below"] if "well_below" in meta else dict.fromkeys(meta["ended"])
         self._well_below = {Subject.parse(s): np.inf if limit is None else limit for s, limit in limits.items()}
+        unsaid = meta.get("unsaid", {})
+        self._unsaid = {Subject.parse(s): (count, longest) for s, (count, longest) in unsaid.items()}
         self._hardware = [(t, Subject.parse(gpu), code) for t, gpu, code in meta["hardware"]]

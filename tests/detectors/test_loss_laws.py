@@ -157,6 +157,22 @@ def test_what_is_benign_says_nothing(law: Law, of: range) -> None:
 
 
 @OF
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_loss_that_is_printed_no_more_while_steps_go_on_is_told(every: int, of: range) -> None:
+    """A loss scaler skips every step of a run that is lost, and a skipped step prints no loss. Within ten steps, or
+    three times as many as the run let pass before."""
+
+    def lost(run: Run) -> None:
+        run.loss[run.step % every != 0] = np.nan
+        run.loss[run.onset :] = np.nan
+
+    for run, found in zip(*drawn(lost, of), strict=True):
+        assert {f.fault for f in found} == {Fault.LOSS_NONFINITE}
+        assert 0.0 < found[0].at.t_s - run.onset <= 3 * every + 20.0
+        assert found[0].summary.startswith("No loss is printed any more: none in the last ")
+
+
+@OF
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
 def test_a_loss_that_is_no_number_is_told_in_the_tick_that_brings_it(value: float, of: range) -> None:
     """One such step is enough."""
