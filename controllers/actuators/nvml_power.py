@@ -14,6 +14,16 @@ from collectors.base import Permanent, Temporary
 from controllers.actuators.power_leases import Range
 
 
+def _range(index: int) -> tuple[str, Range]:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    low, high = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+    default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+    now = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)
+    clock = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    runs = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    return str(pynvml.nvmlDeviceGetUUID(handle)), Range(low, high, default, now, clock, runs)
+
+
 class NvmlPower:
     """See `power_leases.Device`."""
 
@@ -24,18 +34,22 @@ class NvmlPower:
             raise Permanent(f"NVML: {error}") from error
 
     def ranges(self) -> Mapping[str, Range]:
-        found = {}
+        """Of the GPUs that answer: one that is lost keeps no other from its fallback. Raises Temporary where none
+        does."""
+        found, failed = {}, None
         try:
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                low, high = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-                default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
-                now = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)
-                clock = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                runs = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                found[str(pynvml.nvmlDeviceGetUUID(handle))] = Range(low, high, default, now, clock, runs)
+            count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             raise Temporary(f"NVML: {error}") from error
+        for index in range(count):
+            try:
+                uuid, own = _range(index)
+            except pynvml.NVMLError as error:
+                failed = error
+                continue
+            found[uuid] = own
+        if failed is not None and not found:
+            raise Temporary(f"NVML: {failed}") from failed
         return found
 
     def set_limit(self, uuid: str, limit_mw: int) -> None:

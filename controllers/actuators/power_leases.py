@@ -8,8 +8,10 @@ both the old and the new one.
 
 A limit that is not the one that was set here was set by a person: it is left as it is, by leases and fallback
 alike, and told. At the start, when nothing was set here yet, that is any limit below the fallback that no lease
-explains. A clock is locked once, not at every renewal; one that runs above the lock that was set here, or that the
-agent says is a person's (`clocks_left`), is not touched, and not freed when the lease ends.
+explains. One that was away and is back at its default was reset, and goes to its fallback again. A GPU that does
+not answer keeps no other from its limit. A clock is locked once, not at every renewal; one that runs above the
+lock that was set here, or that the agent says is a person's (`clocks_left`), is not touched, and not freed when the
+lease ends.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Range:
 
 
 class Device(Protocol):
-    """The GPUs' limits. All raise Temporary or Permanent. `clock_mhz` None: the clock is free."""
+    """The GPUs' limits. All raise Temporary or Permanent. `clock_mhz` None: the clock is free. A GPU that does not
+    answer is not among the `ranges`."""
 
     def ranges(self) -> Mapping[str, Range]: ...
     def set_limit(self, uuid: str, limit_mw: int) -> None: ...
@@ -82,13 +85,16 @@ class PowerLeases:
         self._locked: dict[str, int] = {}  # by us, and not freed since; 0: it is not known whether it took
         self._clock_by_hand: set[str] = set()
         self._left: frozenset[str] = frozenset()
-        ranges = device.ranges()
-        for uuid, found in ranges.items():
+        self._wanted_mw = fallback_mw
+        self._fallback: dict[str, int] = {}
+        self._read: dict[str, int] = {}  # each GPU's limit as it was read or set last
+        self._away: frozenset[str] = frozenset()  # seen before, and not at the last look
+        for uuid, found in device.ranges().items():
             if fallback_mw is not None and not found.min_mw <= fallback_mw <= found.max_mw:
                 raise Refused(f"fallback of {fallback_mw} mW: {uuid} takes {found.min_mw} to {found.max_mw} mW")
-        self._fallback = {u: r.default_mw if fallback_mw is None else fallback_mw for u, r in ranges.items()}
-        self._set = {u: r.now_mw for u, r in ranges.items() if r.now_mw >= self._fallback[u]}
+        self._ranges()
         self._apply(self._fallback)
+        self._owed = False
 
     def grant(self, body: bytes, now_s: float) -> Lease:
         """Takes a lease up, whole or not at all; `now_s` is of a clock that does not jump.
@@ -105,7 +111,7 @@ class PowerLeases:
         with self._lock:
             if lease.term < self._term:
                 raise Refused(f"term {lease.term} is over; the present one is {self._term}")
-            ranges = self._device.ranges()
+            ranges = self._ranges()
             for uuid, limit_mw in lease.limits_mw.items():
                 if uuid not in ranges:
                     raise Refused(f"{uuid} is no GPU of this machine")
@@ -126,6 +132,7 @@ class PowerLeases:
                 self._clock_by_hand -= self._left - set(lease.clocks_left)  # given back
                 self._left = frozenset(lease.clocks_left)
                 self._clocks(lease.clocks_mhz)
+                self._owed = False
             except (Temporary, Permanent):
                 self._end()
                 raise
@@ -148,7 +155,7 @@ class PowerLeases:
         """The lease, how long it still holds, and of each GPU its range, its fallback and the limit as it is
         read."""
         with self._lock:
-            ranges = self._device.ranges()
+            ranges = self._ranges()
             left_s = max(0.0, self._ends_s - now_s) if self._lease else 0.0
             gpus = {
                 uuid: {**asdict(found), "fallback_mw": self._fallback.get(uuid, found.default_mw)}
@@ -159,12 +166,31 @@ class PowerLeases:
             told = {"lease": lease, "left_s": left_s, "term": self._term, "gpus": gpus, "by_hand": by_hand}
             return {**told, "clocks_by_hand": sorted(self._clock_by_hand)}
 
+    def _ranges(self) -> Mapping[str, Range]:
+        """The GPUs that answer now. One that is seen for the first time gets a fallback; one that was away and is
+        at its default was reset meanwhile, not set by a person. Both go to their fallback with the next turn."""
+        found = self._device.ranges()
+        for uuid, own in found.items():
+            wanted_mw, is_new = self._wanted_mw, uuid not in self._fallback
+            if is_new:
+                fits = wanted_mw is not None and own.min_mw <= wanted_mw <= own.max_mw
+                self._fallback[uuid] = wanted_mw if fits and wanted_mw is not None else own.default_mw
+            reset = uuid in self._away and own.now_mw == own.default_mw != self._read[uuid]
+            if (is_new and own.now_mw >= self._fallback[uuid]) or reset:
+                self._set[uuid] = own.now_mw
+                self._owed |= self._lease is None and own.now_mw != self._fallback[uuid]
+            if reset:
+                self._locked.pop(uuid, None)
+            self._read[uuid] = own.now_mw
+        self._away = frozenset(self._fallback.keys() - found.keys())
+        return found
+
     def _by_hand(self, uuid: str, now_mw: int) -> bool:
         return self._set.get(uuid) != now_mw
 
     def _clocks(self, clocks_mhz: Mapping[str, int]) -> None:
         failed: list[str] = []
-        ranges = self._device.ranges() if self._locked else {}
+        ranges = self._ranges() if self._locked else {}
         self._clock_by_hand |= self._left
         for uuid in sorted(self._locked.keys() | clocks_mhz.keys()):
             wanted_mhz, mine_mhz = clocks_mhz.get(uuid), self._locked.get(uuid, 0)
@@ -197,7 +223,7 @@ class PowerLeases:
         self._owed = False
 
     def _apply(self, limits_mw: Mapping[str, int]) -> None:
-        now = {uuid: found.now_mw for uuid, found in self._device.ranges().items()}
+        now = {uuid: found.now_mw for uuid, found in self._ranges().items()}
         mine = {u: mw for u, mw in limits_mw.items() if u in now and not self._by_hand(u, now[u])}
         wanted = {u: mw for u, mw in mine.items() if now[u] != mw}
         failed: list[str] = []
@@ -206,7 +232,7 @@ class PowerLeases:
                 continue  # what was not lowered must not be added to
             try:
                 self._device.set_limit(uuid, limit_mw)
-                self._set[uuid] = limit_mw
+                self._set[uuid] = self._read[uuid] = limit_mw
             except (Temporary, Permanent) as error:
                 failed.append(f"{uuid}: {error}")
         if failed:

@@ -202,3 +202,59 @@ def test_a_gpu_that_only_says_that_it_was_set_is_read_back(device: NvmlPower, nv
     nvml_library.stub_lie(5, 1)
     leases.grant(lease(), 0.0)
     assert leases.status(0.0)["gpus"][GPUS[5]]["now_mw"] == FALLBACK_MW
+
+
+def test_a_board_that_is_lost_keeps_no_other_from_its_fallback(
+    device: NvmlPower, nvml_library: ctypes.CDLL
+) -> None:
+    """When the lease ends, and for a node agent that starts meanwhile; a lease that names it is refused and says
+    which; one for the others is granted."""
+    leases = PowerLeases(device, FALLBACK_MW)
+    leases.grant(lease(), 100.0)
+    nvml_library.stub_lose(3, 1)
+    assert set(leases.status(110.0)["gpus"]) == {*GPUS} - {GPUS[3]}
+    with pytest.raises(Refused, match=f"{GPUS[3]} is no GPU of this machine"):
+        leases.grant(lease(), 120.0)
+    assert leases.turn(161.0) is True
+    assert limits(device) == {FALLBACK_MW}
+    leases.grant(lease(gpus=GPUS[:3]), 170.0)
+    assert leases.turn(171.0) is False
+    assert [device.ranges()[uuid].now_mw for uuid in GPUS[:3]] == [500_000] * 3
+    leases.close()
+    PowerLeases(device, 300_000)
+    assert limits(device) == {300_000}
+
+
+def test_a_board_that_comes_back_from_a_reset_goes_to_its_fallback(
+    device: NvmlPower, nvml_library: ctypes.CDLL
+) -> None:
+    """It is at its default then, which nobody set; one that a person had set before it was away stays theirs."""
+    leases = PowerLeases(device, FALLBACK_MW)
+    leases.grant(lease(300_000), 100.0)
+    nvml_library.stub_by_hand(4, 700_000)
+    leases.status(101.0)
+    for board in (3, 4):
+        nvml_library.stub_lose(board, 1)
+    leases.turn(161.0)
+    nvml_library.stub_by_hand(3, 700_000)  # what the driver's reset leaves
+    for board in (3, 4):
+        nvml_library.stub_lose(board, 0)
+    told = leases.status(162.0)
+    assert told["by_hand"] == [GPUS[4]]
+    assert leases.turn(163.0) is True
+    found = device.ranges()
+    assert (found[GPUS[3]].now_mw, found[GPUS[4]].now_mw) == (FALLBACK_MW, 700_000)
+
+
+def test_a_board_that_is_seen_later_than_the_start_is_at_its_fallback_too(
+    device: NvmlPower, nvml_library: ctypes.CDLL
+) -> None:
+    nvml_library.stub_lose(5, 1)
+    leases = PowerLeases(device, FALLBACK_MW)
+    nvml_library.stub_lose(5, 0)
+    assert leases.status(100.0)["gpus"][GPUS[5]]["fallback_mw"] == FALLBACK_MW
+    assert leases.turn(101.0) is True
+    assert limits(device) == {FALLBACK_MW}
+    leases.grant(lease(), 110.0)
+    assert leases.turn(111.0) is False
+    assert limits(device) == {500_000}
