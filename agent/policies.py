@@ -21,7 +21,8 @@ from agent.settings import Settings
 from agent.store import Store
 from collectors.base import Permanent
 from collectors.seal import SealError, trusted_keys
-from controllers.policy_file import Interface, PolicyFile, parse, read_bytes
+from controllers.drift import Envelope
+from controllers.policy_file import Interface, PolicyFile, PolicyRefused, parse, read_bytes
 
 _FILE = "policy-file/"
 
@@ -59,6 +60,7 @@ def stand_up(
     PolicyRefused, and changes nothing, where the daemon would refuse it."""
     raw = read_bytes(path)
     found = parse(raw, str(path), interface, _trusted(interface.kind, keys))
+    _fit(found, str(path))
     policies.store.keep({_FILE + interface.kind: raw})
     policies.stand(interface.kind, f"{found.name}@{found.sha256[:12]}", found.sha256, by)
     with policies.store.database.write() as connection:
@@ -74,10 +76,20 @@ def stood_up(store: Store, interface: Interface, keys: Sequence[Path]) -> Policy
     if kept is None:
         return None
     try:
-        return parse(kept[1], f"the stored {interface.kind} policy", interface, _trusted(interface.kind, keys))
+        where = f"the stored {interface.kind} policy"
+        return _fit(parse(kept[1], where, interface, _trusted(interface.kind, keys)), where)
     except Permanent as refused:
         structlog.get_logger("policies").error("stored policy refused; the heuristic is asked", why=str(refused))
         return None
+
+
+def _fit(file: PolicyFile, where: str) -> PolicyFile:
+    """Raises PolicyRefused, naming `where`, for what is only read once the policy is asked: its envelope."""
+    try:
+        Envelope.of(file)
+    except PolicyRefused as error:
+        raise PolicyRefused(f"{where}: {error}") from None
+    return file
 
 
 def _trusted(kind: str, keys: Sequence[Path]) -> dict[str, Ed25519PublicKey]:

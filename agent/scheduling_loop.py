@@ -102,7 +102,7 @@ class SchedulingLoop:
 
     def take(self, tick: Tick) -> None:
         self.loads.take(tick)
-        if self._thread is None or tick.at_s - self._due_s < self.settings.every_s:
+        if self._thread is None or 0.0 <= tick.at_s - self._due_s < self.settings.every_s:  # below: it was set back
             return
         self._due_s = tick.at_s
         try:

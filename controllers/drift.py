@@ -61,7 +61,7 @@ class Envelope:
             return cls(names, n.mean - n.clip * n.scale, n.mean + n.clip * n.scale)
         try:
             low, high = np.array([told[name] for name in names], dtype=np.float64).T
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise PolicyRefused(f"training.envelope: {type(error).__name__}: {error}") from error
         if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
             raise PolicyRefused("training.envelope: a range is no number or upside down")

@@ -6,21 +6,27 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
 from agent.cli import app
 from agent.gate import Gate
 from agent.keeping import Keeping
 from agent.keeping import Settings as KeepingSettings
+from agent.policies import stand_up, stood_up
 from agent.policy import ApprovalSettings, Person, Role, Rule
 from agent.policy_gate import PolicyGate
 from agent.policy_watch import PolicyWatch
 from agent.receipts import Receipts
 from agent.store import Store
 from collectors.base import Permanent
+from collectors.seal import Signer
 from controllers.action import ActionKind
 from controllers.decision import Clip, Decision, Mode
+from controllers.policy_file import Network, Normaliser, PolicyFile, PolicyRefused, write
+from controllers.power.features import ACTIONS, FEATURES, INTERFACE
 from controllers.promotion import Criteria, Health
 from tests.agent.incidents import ManualClock
 from tests.agent.killed_policy import a_receipt
@@ -224,3 +230,24 @@ def test_a_replica_that_stands_by_gives_up_nothing_and_one_that_takes_over_says_
     with store.database.write() as connection:
         policies._write(connection, replace(climb_from, mode=Mode.ACTIVE), "test", "policy_promoted", {})
     assert leader.trusts("scheduling")("job", True, clock.now_s()).designed == 0.0
+
+
+@pytest.mark.parametrize(
+    "envelope", [{"level": [0, 1]}, dict.fromkeys(FEATURES, (1, 0)), dict.fromkeys(FEATURES, (0, "far")), [1]]
+)
+def test_a_policy_whose_envelope_is_not_fit_is_not_stood_up_and_ends_no_daemon(
+    policies: PolicyGate, store: Store, tmp_path: Path, envelope: object
+) -> None:
+    """Signed as it is: refused by name when it is stood up; one that stands in the store already, such as after a
+    downgrade, leaves the kind to its heuristic."""
+    signer, key, path = Signer.generate(), tmp_path / "key.pub", tmp_path / "p.json"
+    key.write_text(signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex())
+    n = len(FEATURES)
+    network = Network(Normaliser(np.zeros(n), np.ones(n)), ((np.zeros((len(ACTIONS), n)), np.zeros(len(ACTIONS))),))
+    training = {"environment_sha256": "ab", "seeds": [1], "envelope": envelope}
+    write(path, PolicyFile("odd", INTERFACE, network, training, {}), signer)
+    with pytest.raises(PolicyRefused, match=r"p\.json: training\.envelope"):
+        stand_up(policies, path, INTERFACE, [key], "ann@example.org", 1.0)
+    assert policies.standings() == []
+    store.keep({"policy-file/power": path.read_bytes()})
+    assert stood_up(store, INTERFACE, [key]) is None

@@ -52,3 +52,16 @@ def test_its_thread_outlives_any_turn_that_fails_and_opens_by_age_what_it_held(e
         assert [gate.name for gate in api.gates()] == ["n/a"], "the one that cannot be written keeps no other shut"
     finally:
         loop.close()
+
+
+def test_turns_go_on_when_the_clock_was_set_back() -> None:
+    """Or what is held would stay shut for as long as it was set back."""
+    api, failed = Failing(StaleView("nodes: no answer"), "a"), threading.Semaphore(0)
+    loop = loop_on(api, lambda outcome, _n: failed.release() if outcome == "failed" else None)
+    loop.start()
+    try:
+        for now_s in (10_000.0, 6400.0):
+            loop.take(Tick(now_s, {}))
+            assert failed.acquire(timeout=30.0)
+    finally:
+        loop.close()
