@@ -34,7 +34,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("gpu_memory_utilization_percent", _GPU, "%", _G, "Memory busy", "DCGM_FI_DEV_MEM_COPY_UTIL", high=100),
     Metric(
-        "gpu_throttle_reasons", _GPU, "bit mask", _G, "Clock event reasons", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
+        "gpu_throttle_reasons",
+        _GPU,
+        "bit mask",
+        _G,
+        "Clock event reasons",
+        "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS",
+        aliases=("DCGM_FI_DEV_CLOCKS_EVENT_REASONS",),  # since DCGM 3.3
     ),
     Metric("gpu_xid_last", _GPU, "code", _G, "Last Xid; never clears", "DCGM_FI_DEV_XID_ERRORS"),
     Metric("gpu_ecc_sbe_total", _GPU, "errors", _C, "Corrected, volatile", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"),

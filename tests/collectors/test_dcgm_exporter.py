@@ -85,6 +85,15 @@ def test_values_arrive_in_our_units_and_relations_in_the_inventory(collector: An
     assert batch.sources[0].covers == (Subject(SubjectKind.NODE, "n1"),)
 
 
+@pytest.mark.parametrize("name", ["CLOCK_THROTTLE_REASONS", "CLOCKS_EVENT_REASONS"])
+def test_clock_event_reasons_are_read_by_their_name_of_either_release(
+    collector: Any, page_server: Any, name: str
+) -> None:
+    """DCGM 3.3 renamed the field: behind a newer exporter no GPU was ever hot."""
+    page_server.pages["/m"] = row(f"DCGM_FI_DEV_{name}", 64).encode()
+    assert frame(take(collector(page_server.at("/m")))).value(gpu(0), "gpu_throttle_reasons") == 64
+
+
 def test_an_openmetrics_page_without_its_end_was_cut_short(collector: Any, page_server: Any) -> None:
     """Cut between two lines it looks whole, and the GPUs of the rest look lost."""
     kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
