@@ -51,7 +51,7 @@ def run(config: Config = None) -> None:
 
 @app.command()
 def node(
-    host: Annotated[str, typer.Option(help="Address to listen on")] = "0.0.0.0",
+    host: Annotated[str, typer.Option(help="Address to listen on (:: is every one, of IPv6 and IPv4)")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on")] = 9400,
     period_s: Annotated[float, typer.Option(help="Time between two samples (s)")] = 1.0,
     certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM) to serve with")] = None,

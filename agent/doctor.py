@@ -6,7 +6,6 @@ in the daemon.
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from agent.settings import Settings
 from agent.slack.room import try_out as try_slack
 from agent.slack.settings import Settings as SlackSettings
 from collectors.base import Permanent, Temporary
+from collectors.listening import listening
 from collectors.subject import Inventory
 
 _SECRET_WORDS = ("token", "password", "secret", "key", "cert")
@@ -120,14 +120,11 @@ def _port(settings: Settings) -> Check:
     console = settings.console
     if not console.enabled or console.port == 0:
         return Check("console", True, "no fixed port" if console.enabled else "switched off")
-    family = socket.AF_INET6 if ":" in console.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((console.host, console.port))
-        except OSError as error:
-            detail = f"{console.host}:{console.port}: {error.strerror}"
-            return Check("console", False, detail, "is the daemon running already? else set console.port")
+    try:
+        listening(console.host, console.port).close()
+    except OSError as error:
+        detail = f"{console.host}:{console.port}: {error.strerror}"
+        return Check("console", False, detail, "is the daemon running already? else set console.port")
     return Check("console", True, f"{console.host}:{console.port} is free")
 
 

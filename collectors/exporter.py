@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from collectors.dcgm_exporter import NODE_TIME
 from collectors.frame import Frame
+from collectors.listening import listening
 from collectors.local_kernel_log import LocalKernelLogCollector
 from collectors.metrics import METRICS, MetricType
 from collectors.nvml import NvmlCollector
@@ -48,7 +49,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    host: str = Field("0.0.0.0", description="Address to listen on")
+    host: str = Field("0.0.0.0", description="Address to listen on; `::`: every one, of IPv6 and IPv4")
     port: int = Field(9400, ge=0, le=65535, description="Port to listen on; 0: any free one")
     period_s: float = Field(1.0, ge=0.1, le=60, description="Time between two samples (s)")
     max_lines: int = Field(20_000, ge=100, description="Kernel log lines that are kept for those who ask")
@@ -127,9 +128,13 @@ class NodeExporter:
         self._stopping = threading.Event()
         self._server: ThreadingHTTPServer
         if settings.certificate_file is not None:
-            self._server = _TlsServer((settings.host, settings.port), self._handler(), settings)
+            self._server = _TlsServer(self._handler(), settings)
         else:
-            self._server = ThreadingHTTPServer((settings.host, settings.port), self._handler())
+            self._server = ThreadingHTTPServer(("", 0), self._handler(), bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listening(settings.host, settings.port)
+        self._server.server_address = self._server.socket.getsockname()
+        self._server.server_activate()
         self._server.daemon_threads = True
 
     @property
@@ -244,10 +249,10 @@ class NodeExporter:
 class _TlsServer(ThreadingHTTPServer):
     """Each connection is met with the newest certificate: a renewal needs no restart and ends no connection."""
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], settings: Settings) -> None:
+    def __init__(self, handler: type[BaseHTTPRequestHandler], settings: Settings) -> None:
         named = (settings.certificate_file, settings.key_file, settings.client_ca_file)
         self._context = Renewed([file for file in named if file is not None], lambda: _server_context(settings))
-        super().__init__(address, handler)
+        super().__init__(("", 0), handler, bind_and_activate=False)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         plain, address = super().get_request()

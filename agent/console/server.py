@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from collectors.base import Permanent
+from collectors.listening import listening
 
 _START_S = 10.0
 
@@ -56,13 +57,9 @@ class Server:
 
 def _listen(host: str, port: int) -> socket.socket:
     """The socket, bound before anything else starts, so that a taken port is said at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        listener = listening(host, port)
     except OSError as error:
-        listener.close()
         raise Permanent(f"console.port: cannot listen on {host}:{port}: {error.strerror}") from error
     listener.listen(128)
     return listener

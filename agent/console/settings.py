@@ -76,7 +76,9 @@ class Settings(BaseModel):
 
     enabled: bool = Field(True, description="Whether the console and the health endpoints are served")
     host: str = Field(
-        "127.0.0.1", description="Address to listen on; elsewhere than loopback, reading needs sign-in"
+        "127.0.0.1",
+        description="Address to listen on (`::`: every one, of IPv6 and IPv4); elsewhere than loopback, reading "
+        "needs sign-in",
     )
     port: int = Field(8471, ge=0, le=65535, description="Port to listen on; 0: any free one")
     allowed_hosts: tuple[str, ...] = Field(

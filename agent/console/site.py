@@ -157,6 +157,7 @@ class Site:
             address = ipaddress.ip_address(request.client.host)
         except ValueError:
             return None
+        address = getattr(address, "ipv4_mapped", None) or address  # how a socket of both families names IPv4's
         if not any(address in network for network in proxy.addresses):
             return None
         names = request.headers.getlist(proxy.user_header)

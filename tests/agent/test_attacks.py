@@ -350,13 +350,15 @@ def test_cookies_are_for_us_alone(aim: Aim) -> None:
     assert "domain" not in cookie.lower()
 
 
-def test_a_trusted_proxy_names_people_and_they_write_with_the_forms_token(aim: Aim) -> None:
-    """From its address the header counts, with the directory's role; two headers or an odd one count as none."""
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
+def test_a_trusted_proxy_names_people_and_they_write_with_the_forms_token(aim: Aim, host: str) -> None:
+    """From its address the header counts, with the directory's role; two headers or an odd one count as none. A
+    socket of both families tells IPv4 addresses as ::ffff:127.0.0.1."""
     target = aim(host="0.0.0.0", proxy=ProxySettings(addresses=("127.0.0.0/8",)))
-    server = Server(target.app, "127.0.0.1", 0)
+    server = Server(target.app, host, 0)
     server.start()
     try:
-        with httpx.Client(base_url=server.url, follow_redirects=False) as web:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", follow_redirects=False) as web:
             assert web.get("/incidents").status_code == 303
             who = {"X-Forwarded-Email": "ann@example.org"}
             page = web.get("/incidents", headers=who)

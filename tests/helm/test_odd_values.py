@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent.settings import load
 from tests.helm.chart import PG, SETS, helm_python, kubernetes_validate, objects, render
@@ -190,3 +191,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_values_that_contradict_each_other_are_refused_by_name(values: dict[str, Any], said: str) -> None:
     with pytest.raises(helm_python.HelmError, match=said):
         render(values)
+
+
+def test_agent_and_node_agents_listen_on_both_families() -> None:
+    """A pod of an IPv6 cluster has no other address, and its probes come to that."""
+    made = objects({"node": {"enabled": True}})
+    (config,) = (item for item in made if item["kind"] == "ConfigMap")
+    assert yaml.safe_load(config["data"]["nightshift.yaml"])["console"]["host"] == "::"
+    (daemon,) = (item for item in made if item["kind"] == "DaemonSet")
+    assert "--host=::" in daemon["spec"]["template"]["spec"]["containers"][0]["args"]

@@ -102,7 +102,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}{{ end -}}
 {{- with .Values.sources.prometheus }}{{ if .url }}{{ $sources = append $sources (mergeOverwrite (dict "type" "prometheus" "url" .url) .settings) }}{{ end }}{{ end -}}
 {{- $sources = concat $sources .Values.sources.extra -}}
-{{- $console := dict "host" "0.0.0.0" "port" (int .Values.console.port) -}}
+{{- $console := dict "host" "::" "port" (int .Values.console.port) -}}
 {{- if and .Values.console.ingress.enabled .Values.console.ingress.tlsSecret }}{{ $_ := set $console "behind_tls" true }}{{ end -}}
 {{- if .Values.console.existingSecret }}{{ $_ := set $console "secrets_dir" "/etc/nightshift/console" }}{{ end -}}
 {{- with include "nightshift.publicUrl" . }}{{ $_ := set $console "public_url" . }}{{ if hasPrefix "https:" . }}{{ $_ := set $console "behind_tls" true }}{{ end }}{{ end -}}
