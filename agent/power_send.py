@@ -42,6 +42,9 @@ def leases(
         mine = lease["limits_mw"]
         if ordered := {u: mhz for u, mhz in locks.ordered_mhz.items() if u in mine}:
             lease["clocks_mhz"] = ordered
+        ours = locks.changed_s.keys() - locks.ordered_mhz.keys() - locks.manual - locks.odd.keys()
+        if freed := sorted(ours & mine.keys()):
+            lease["clocks_freed"] = freed
         if left := sorted(locks.manual & mine.keys()):
             lease["clocks_left"] = left
     return found

@@ -62,6 +62,10 @@ class Lease(BaseModel):
     limits_mw: dict[str, int] = Field(min_length=1)
     clocks_mhz: dict[str, int] = Field(default_factory=dict, description="SM clock at most, of GPUs that are named")
     clocks_left: tuple[str, ...] = Field((), description="GPUs whose clock a person set: not touched")
+    clocks_freed: tuple[str, ...] = Field(
+        (),
+        description="GPUs whose clock the agent had locked and is to be free; this machine may have forgotten it",
+    )
     held_mw: dict[str, int] = Field(
         default_factory=dict, description="What the agent had ordered before; this machine may have forgotten it"
     )
@@ -83,6 +87,7 @@ class PowerLeases:
         self._owed = False
         self._set: dict[str, int] = {}
         self._locked: dict[str, int] = {}  # by us, and not freed since; 0: it is not known whether it took
+        self._clock_sure: set[str] = set()  # locked or freed by this process
         self._clock_by_hand: set[str] = set()
         self._left: frozenset[str] = frozenset()
         self._wanted_mw = fallback_mw
@@ -131,6 +136,8 @@ class PowerLeases:
                 self._apply({**self._fallback, **lease.limits_mw})
                 self._clock_by_hand -= self._left - set(lease.clocks_left)  # given back
                 self._left = frozenset(lease.clocks_left)
+                forgotten = {*lease.clocks_freed} & ranges.keys() - self._clock_sure - self._locked.keys()
+                self._locked |= dict.fromkeys(forgotten, 0)
                 self._clocks(lease.clocks_mhz)
                 self._owed = False
             except (Temporary, Permanent):
@@ -207,6 +214,7 @@ class PowerLeases:
             except (Temporary, Permanent) as error:
                 failed.append(f"{uuid}: {error}")
                 continue
+            self._clock_sure.add(uuid)
             if wanted_mhz is None:
                 del self._locked[uuid]
             else:

@@ -234,6 +234,21 @@ def test_another_phase_frees_the_clock_and_power_is_tried_again() -> None:
     assert decisions(w)[-1].seen["lever"] == "power"
 
 
+def test_a_lock_that_a_killed_node_agent_left_is_freed_and_once() -> None:
+    """Its next process knows of no lock, and NVML tells none; the agent remembers. What a person locks after that
+    is theirs."""
+    w = World()
+    w.run(25)
+    assert set(w.nodes["n0"].lock.values()) != {None}
+    w.compute = True
+    w.nodes["n0"].leases = PowerLeases(w.nodes["n0"], FALLBACK)
+    w.run(4)
+    assert w.locks() == {None}
+    w.nodes["n0"].lock["G1"] = 1101
+    w.run(6)
+    assert w.nodes["n0"].lock == {"G0": None, "G1": 1101}
+
+
 def test_an_incident_and_the_emergency_stop_suspend_it() -> None:
     """Locks stay as they are, renewed; nothing new is ordered."""
     ill, halted = [frozenset[str]()], [False]

@@ -172,6 +172,22 @@ def test_clocks_are_locked_with_a_lease_and_free_without(device: NvmlPower, nvml
             leases.grant(json.dumps({**body, "clocks_mhz": wrong}).encode(), 2.0)
 
 
+def test_a_lock_of_an_earlier_process_is_freed_where_the_agent_says_that_it_was_its(
+    device: NvmlPower, nvml_library: ctypes.CDLL
+) -> None:
+    """Once, and of GPUs that are there; a person's is not touched."""
+    body = {**json.loads(lease()), "clocks_mhz": {GPUS[0]: 1200, GPUS[1]: 1200, GPUS[2]: 1200}}
+    PowerLeases(device, FALLBACK_MW).grant(json.dumps(body).encode(), 0.0)  # and was killed
+    leases = PowerLeases(device, FALLBACK_MW)
+    body |= {"clocks_mhz": {}, "clocks_freed": [GPUS[0], GPUS[1], "GPU-gone"], "clocks_left": [GPUS[1]]}
+    leases.grant(json.dumps(body).encode(), 1.0)
+    assert [nvml_library.stub_clock(i) for i in range(3)] == [0, 1200, 1200]
+    device.lock_clock(GPUS[0], 1500)
+    leases.grant(json.dumps(body).encode(), 2.0)
+    leases.close()
+    assert [nvml_library.stub_clock(i) for i in range(3)] == [1500, 1200, 1200]
+
+
 def test_a_persons_clock_is_left_when_it_is_seen_or_told(device: NvmlPower, nvml_library: ctypes.CDLL) -> None:
     """Above our lock the node sees it; below, the agent says so; neither a renewal nor the end touches it."""
     leases = PowerLeases(device, FALLBACK_MW)
