@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import Any
 
@@ -21,15 +22,22 @@ def has_ipv6() -> bool:
     return True
 
 
-def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kernel started with ipv6.disable=1 answers."""
+class NoSuchKernel(SOCKET):
+    """As a kernel that was started with ipv6.disable=1 answers."""
 
-    def made(family: int = socket.AF_INET, *more: Any) -> socket.socket:
+    def __init__(self, family: int = socket.AF_INET, *more: Any) -> None:
         if family == socket.AF_INET6:
-            raise OSError(97, "Address family not supported by protocol")
-        return SOCKET(family, *more)
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        super().__init__(family, *more)
 
-    monkeypatch.setattr(socket, "socket", made)
+
+class SwitchedOff(SOCKET):
+    """As a network without any IPv6 address answers (net.ipv6.conf.all.disable_ipv6)."""
+
+    def bind(self, address: Any) -> None:
+        if self.family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        super().bind(address)
 
 
 def reached(bound: socket.socket, address: str) -> bool:
@@ -47,10 +55,13 @@ def test_everywhere_is_both_families_and_one_address_is_that_one() -> None:
         assert [reached(bound, address) for address in ("127.0.0.1", "::1")] == [False, True]
 
 
-def test_everywhere_is_ipv4_where_the_kernel_has_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_ipv6(monkeypatch)
+@pytest.mark.parametrize("kind", [NoSuchKernel, SwitchedOff])
+def test_everywhere_is_ipv4_where_there_is_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, kind: type[socket.socket]
+) -> None:
+    monkeypatch.setattr(socket, "socket", kind)
     with listening(EVERYWHERE, 0) as bound:
         bound.listen()
         assert reached(bound, "127.0.0.1")
-    with pytest.raises(OSError, match="not supported"):
+    with pytest.raises(OSError, match="not supported|Cannot assign"):
         listening("::1", 0)
