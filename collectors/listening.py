@@ -9,8 +9,8 @@ EVERYWHERE = "::"
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A bound TCP socket. `::` is every address, of IPv6 and IPv4; of IPv4 alone where the kernel has no IPv6, or has
-    it switched off. Raises OSError where the address cannot be had."""
+    """A bound TCP socket. `::` is every address, of IPv6 and IPv4; of IPv4 alone where the kernel has no IPv6 or
+    has it switched off. Raises OSError where the address cannot be had."""
     try:
         return _bound(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
     except OSError as error:

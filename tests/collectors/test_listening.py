@@ -63,5 +63,5 @@ def test_everywhere_is_ipv4_where_there_is_nothing_else(
     with listening(EVERYWHERE, 0) as bound:
         bound.listen()
         assert reached(bound, "127.0.0.1")
-    with pytest.raises(OSError, match="not supported|Cannot assign"):
+    with pytest.raises(OSError, match=r"not supported|Cannot assign"):
         listening("::1", 0)
