@@ -323,10 +323,12 @@ class PowerLoop:
             self._log.info("given back to power control", names=sorted(names))
 
     def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, Grant]:
-        """Renews every node's lease with what is ordered of its GPUs; not of a node that is deleted."""
+        """Renews every node's lease with what is ordered of its GPUs; not of a node that is deleted, nor of a GPU
+        that its node does not have any more: it would refuse the others' with it."""
         if self._nodes is None:
             return {}
-        gpus = [gpu for gpu in gpus if gpu.node not in self._gone.nodes]
+        has = {node: told.gpus.keys() for node, told in self._told.items() if told.gpus}
+        gpus = [g for g in gpus if g.node not in self._gone.nodes and g.uuid in has.get(g.node, {g.uuid})]
         term, ttl_s = self._around.term(), self.settings.lease_s
         grants = self._nodes.grant(leases(ordered_mw, gpus, self._memory, term, ttl_s, self._clocks.memory))
         for node, grant in grants.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from agent.power_view import seen_age_s
 from agent.power_windows import Windows
 from collectors.subject import SubjectKind
 from collectors.tick import Tick
-from controllers.actuators.power_nodes import PowerNodes, Settings
+from controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings
 from controllers.power import shield
 from controllers.power.breaker import Breaker
 from controllers.power.breaker import Settings as BreakerSettings
@@ -103,6 +104,24 @@ def test_a_board_that_vanishes_from_its_node_counts_at_its_limit_and_not_as_noth
     drawn_mw = float(frame.column("gpu_power_w")[7]) * 1000.0
     assert less["n1"] == pytest.approx(whole["n1"] - drawn_mw + limit_mw)
     assert "n1" not in windows.draws_mw(_without(tick, {"G4", "G5", "G6", "G7"})), "a silent node is not known"
+
+
+def test_a_board_that_its_node_lost_costs_no_other_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node refuses a lease whole where it names a GPU that it does not have."""
+    w = world()
+    w.run(3)
+    assert set(w.cluster.sent[-1]["n1"]["limits_mw"]) == {"G4", "G5", "G6", "G7"}
+    whole = w.cluster.status
+
+    def without() -> Mapping[str, NodeStatus]:
+        told = dict(whole())
+        left = {uuid: gpu for uuid, gpu in told["n1"].gpus.items() if uuid != "G7"}
+        return told | {"n1": replace(told["n1"], gpus=left)}
+
+    monkeypatch.setattr(w.cluster, "status", without)
+    w.run(1)
+    assert set(w.cluster.sent[-1]["n1"]["limits_mw"]) == {"G4", "G5", "G6"}
+    assert set(w.cluster.sent[-1]["n0"]["limits_mw"]) == {"G0", "G1", "G2", "G3"}
 
 
 GOOD = {"min_mw": 200_000, "max_mw": 700_000, "default_mw": 700_000, "fallback_mw": 400_000, "now_mw": 400_000,
