@@ -183,6 +183,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"networkPolicy": {"apiServerCIDRs": ["banana/99"]}},
         "/networkPolicy/apiServerCIDRs/0",
     ),
+    "an address for a registry": ({"global": {"imageRegistry": "https://mirror/"}}, "/global/imageRegistry"),
+    "a tag that is none": ({"image": {"tag": "a b"}}, "/image/tag"),
+    "an update that never begins": ({"node": {"enabled": True, "maxUnavailable": "0%"}}, "/node/maxUnavailable"),
+    "a schedule that is none": (
+        {"node": {"enabled": True, "tls": {"mode": "own", "own": {"schedule": "now and then"}}}},
+        "/node/tls/own/schedule",
+    ),
+    "a certificate that outlives its authority": (
+        {"node": {"enabled": True, "tls": {"mode": "own", "own": {"days": 400, "authorityDays": 365}}}},
+        r"node\.tls\.own\.days",
+    ),
     "an address with a space": ({"sources": {"prometheus": {"url": "http:// x"}}}, "/sources/prometheus/url"),
 }
 
@@ -191,6 +202,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_values_that_contradict_each_other_are_refused_by_name(values: dict[str, Any], said: str) -> None:
     with pytest.raises(helm_python.HelmError, match=said):
         render(values)
+
+
+@pytest.mark.parametrize("registry", ["mirror", "mirror.local:5000", "[fd00::5]:5000/team-a/all", "10.0.0.1/x/"])
+def test_a_mirror_is_named_as_images_name_it_and_a_schedule_as_cron_does(registry: str) -> None:
+    own = {"mode": "own", "own": {"schedule": "@daily"}}
+    made = list(_valid({"global": {"imageRegistry": registry}, "node": {"enabled": True, "tls": own}}))
+    images = {
+        c["image"] for i in made if i["kind"] == "DaemonSet" for c in i["spec"]["template"]["spec"]["containers"]
+    }
+    assert all(image.startswith(f"{registry.rstrip('/')}/nightshift/agent:") for image in images)
+    assert "@daily" in [item["spec"]["schedule"] for item in made if item["kind"] == "CronJob"]
 
 
 def test_agent_and_node_agents_listen_on_both_families() -> None:

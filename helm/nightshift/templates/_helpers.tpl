@@ -223,6 +223,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .enabled (eq .tls.mode "certManager") (not .tls.certManager.issuer) -}}
 {{- fail "node.tls.certManager.issuer: node.tls.mode is certManager, but no issuer is named" -}}
 {{- end -}}
+{{- if and .enabled (eq .tls.mode "own") (gt (float64 .tls.own.days) (float64 .tls.own.authorityDays)) -}}
+{{- fail "node.tls.own.days: a certificate cannot outlive its authority (node.tls.own.authorityDays)" -}}
+{{- end -}}
 {{- if and .enabled .powerLeases.enabled (eq .tls.mode "none") -}}
 {{- fail "node.powerLeases: they are taken by mutual TLS alone: set node.tls.mode" -}}
 {{- end -}}
