@@ -222,7 +222,9 @@ class LossMachine:
         spike = base + np.maximum.reduce(
             [s.spike_sigma * sigma, s.spike_level * np.abs(base), s.spike_progress * progress]
         )
-        opens = (phase == Phase.HEALTHY) & (loss > spike)
+        means = loss_signs.has_scale(base, table["top"][slots], sigma, progress)
+        means |= loss > base + loss_signs.BEYOND_DOUBT
+        opens = (phase == Phase.HEALTHY) & (loss > spike) & means
         opened = slots[opens]
         table["phase"][opened] = Phase.WATCHING
         table["watched"][opened] = 0
@@ -239,7 +241,8 @@ class LossMachine:
     def _warmup(self, slots: Slots, step: Ints, t_s: Floats) -> None:
         s, table = self.settings, self.table
         last = self.recent(slots, s.far_steps).mean(axis=1)
-        early = (table["n"][slots] >= s.far_steps) & (last > 1.3 * table["top"][slots] + 0.5)
+        top = table["top"][slots]
+        early = (table["n"][slots] >= s.far_steps) & (last > top + 0.3 * np.abs(top) + loss_signs.BEYOND_DOUBT)
         blown = slots[early]
         table["phase"][blown], table["why"][blown] = Phase.DIVERGED, Why.EARLY
         table["onset_step"][blown], table["onset_t_s"][blown] = step[early], t_s[early]
@@ -369,6 +372,7 @@ class LossMachine:
         now, before = levels[:, 4:].mean(axis=1), levels[:, :4].mean(axis=1)
         best = table["best_level"][ready]
         _, sigma, progress = self.scales(ready)
+        scaled = loss_signs.has_scale(best, table["top"][ready], sigma, progress)
         error = sigma / np.sqrt(4 * BLOCK_STEPS)
         limit = np.maximum.reduce(
             [6.0 * error, self.settings.strength * self.settings.drift_level * np.abs(best), 0.02 * progress]
@@ -380,7 +384,8 @@ class LossMachine:
         # Nor is a step up to another level (a change of data), however long it takes to heal: two blocks make it.
         rises = np.diff(levels, axis=1)
         sudden = (rises[:, :-1] + rises[:, 1:]).max(axis=1) > STEP * (levels[:, -1] - levels[:, 0])
-        drift = (now - best > limit) & (now - before > error) & (levels[:, -1] > best + limit) & goes_on & ~sudden
+        goes_on &= ~sudden & scaled
+        drift = (now - best > limit) & (now - before > error) & (levels[:, -1] > best + limit) & goes_on
         table["best_level"][ready] = np.minimum(best, 0.5 * (now + before))
         drifted = ready[drift]
         self._settle(drifted, Why.DRIFT)

@@ -1,4 +1,5 @@
-"""Two signs on which the watch of a loss need not wait: what was learnt is gone, or loss and gradients climb.
+"""Two signs on which the watch of a loss need not wait: what was learnt is gone, or loss and gradients climb; and
+whether a loss has a scale at all.
 
 A loss that jumps by half may be new data, which the run will learn, or wrong labels, which it will not. Measured
 against what the run has learnt so far they differ: data of the same task share most of what was learnt, and a part
@@ -30,6 +31,17 @@ CLIMB = 0.5
 """Both of the last two losses are this share of the baseline, and of what the run has learnt, above it."""
 NORMS = 0.2
 """The gradient norm rose by e^0.2 = 1.2 within eight steps, or by three standard deviations where that is more."""
+
+BEYOND_DOUBT = 0.5
+"""A rise that means something whatever the level: 0.5 nats."""
+
+
+def has_scale(level: Floats, top: Floats, sigma: Floats, progress: Floats) -> NDArray[np.bool_]:
+    """[n] whether shares of a level mean anything: it and where the run began are apart from zero by the noise,
+    or it has learnt something. A policy gradient's loss begins at zero and grows, and nothing is wrong with it."""
+    apart = np.minimum(np.abs(level), np.abs(top)) > 2.0 * sigma
+    found: NDArray[np.bool_] = apart | (progress > 6.0 * sigma)
+    return found
 
 
 def lost(

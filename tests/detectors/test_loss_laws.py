@@ -106,6 +106,18 @@ def steps_without_a_loss(run: Run) -> None:
     run.loss[run.step % run.rng.integers(3, 40) == 0] = np.nan
 
 
+def policy_gradient(run: Run) -> None:
+    """Begins at zero and grows with the distance from the policy that it began with, as GRPO's does."""
+    growth = np.linspace(0.0, run.rng.uniform(0.005, 0.1), STEPS)
+    run.loss[:] = growth * (1.0 + run.rng.uniform(0.1, 1.0) * run.rng.standard_normal(STEPS))
+    run.loss[: int(run.rng.integers(1, 60))] = 0.0
+
+
+def below_zero(run: Run) -> None:
+    """A likelihood's logarithm may have either sign; it scatters about its level from the first step on."""
+    run.loss[:] = -run.rng.uniform(0.5, 9.0) + run.rng.uniform(0.05, 0.5) * run.rng.standard_normal(STEPS)
+
+
 def spikes(run: Run) -> None:
     """Single hard or garbage batches, however high."""
     for place in run.rng.choice(np.arange(100, 690), size=int(run.rng.integers(1, 9)), replace=False):
@@ -142,6 +154,8 @@ BENIGN = (
     shift_of_the_data,
     spikes,
     steps_without_a_loss,
+    policy_gradient,
+    below_zero,
     noisier_batches,
     learning_rate_step,
     rewind,
@@ -183,6 +197,20 @@ def test_a_loss_that_is_no_number_is_told_in_the_tick_that_brings_it(value: floa
     for run, findings in zip(*drawn(law, of), strict=True):
         assert findings[0].fault is Fault.LOSS_NONFINITE
         assert findings[0].at.t_s == 10.0 * (run.onset // 10 + 1)
+
+
+@OF
+@pytest.mark.parametrize("kind", [policy_gradient, below_zero], ids=lambda law: law.__name__)
+def test_a_loss_without_a_scale_that_explodes_is_found(kind: Law, of: range) -> None:
+    """Wherever it began."""
+
+    def law(run: Run) -> None:
+        kind(run)
+        run.loss[run.onset :] += run.rng.uniform(8.0, 20.0)
+
+    for run, findings in zip(*drawn(law, of), strict=True):
+        assert findings[0].fault is Fault.LOSS_DIVERGED
+        assert run.onset < findings[0].at.t_s <= run.onset + 30
 
 
 @OF
