@@ -43,7 +43,7 @@ _SAVED = re.compile(
 _SAVED_STEP = re.compile(r"(?:step[=: ]+|iteration\s+|checkpoint-|global_step_?|iter[_ ])(\d+)", re.IGNORECASE)
 _STARTED = re.compile(
     r"\b(?:initializing process group|loading checkpoint|loaded checkpoint|resum(?:e|ed|ing) (?:from|training)"
-    r"|start(?:ing)? training|training starts|\*+ running training)\b",
+    r"|start(?:ing)? training|training starts|(?<=\*\s)running training)\b",
     re.IGNORECASE,
 )
 _STARTING = ("process group", "checkpoint", "resum", "start", "running training")

@@ -64,8 +64,21 @@ class _File:
     begins: bool = False
     """A line said that a process starts, or the file is another; whether it trains anew, its first step tells: an
     evaluation loads checkpoints, and logs are rotated."""
+    loss_step: dict[Subject, int] = field(default_factory=dict)
+    """The step of each subject's last loss."""
     zone_s: float = 0.0
     """What to add to a time that names no zone and is not in UTC."""
+
+    def step_of(self, subject: Subject, line: TrainerLine) -> tuple[int, bool]:
+        """The step of a line, and whether it was counted: where losses follow each other and no step is told, as by
+        HF Trainer without its bar, each is one."""
+        told = self.last_step.get(subject, 0) if line.step is None else line.step
+        is_counted = line.step is None and "loss" in line.figures and self.loss_step.get(subject) == told
+        step = told + is_counted
+        self.last_step[subject] = step
+        if "loss" in line.figures:
+            self.loss_step[subject] = step
+        return step, is_counted
 
     def keep_zone(self, lines: Sequence[TrainerLine | None], changed_s: float, now_s: float) -> None:
         """Lines that were just written tell how far their clock is from UTC."""
@@ -285,13 +298,11 @@ class TrainingLogsCollector:
         t_s: float,
         points: dict[tuple[Subject, str], _Points],
     ) -> None:
-        step = line.step if line.step is not None else file.last_step.get(subject)
-        if step is None:
-            step = 0
-        file.last_step[subject] = step
-        if file.begins and line.step is not None and line.figures.keys() - {"checkpoint_saved"}:
+        step, is_counted = file.step_of(subject, line)
+        is_step = line.step is not None or "loss" in line.figures
+        if file.begins and is_step and line.figures.keys() - {"checkpoint_saved"}:
             file.begins = False
-            if step < file.highest.get(subject, step + 1):
+            if step < file.highest.get(subject, step + 1) or is_counted:
                 file.runs += 1
                 file.highest.clear()
         file.highest[subject] = max(step, file.highest.get(subject, step))

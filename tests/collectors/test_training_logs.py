@@ -393,6 +393,30 @@ def test_a_restart_changes_the_run_and_a_rewind_alone_does_not(collector: Any, t
     assert len(set(runs)) == 3
 
 
+@pytest.mark.parametrize("before", ["", "Loading checkpoint shards: 100%|██| 4/4 [00:01<00:00,  2.00it/s]\n"])
+def test_losses_without_any_step_are_counted(collector: Any, tmp_path: Path, before: str) -> None:
+    """HF Trainer without its bar tells none: all losses were of one step, and but the first were never judged."""
+    log, of = tmp_path / "ml_job-3_trainer.log", collector()
+    line = "{'loss': 2.0, 'grad_norm': 1.0, 'learning_rate': 5e-05, 'epoch': 0.1}\n"
+    log.write_text(before + "***** Running training *****\n" + line * 3)
+    first = only(take(of))
+    assert np.diff(first.step).tolist() == [1, 1]
+    with log.open("a") as stream:
+        stream.write("saving checkpoint to out\n" + line)
+    second = only(take(of))
+    assert (second.run, int(second.step[-1])) == (first.run, int(first.step[-1]) + 1)
+    with log.open("a") as stream:
+        stream.write("***** Running training *****\n" + line)
+    assert only(take(of)).run != first.run
+
+
+def test_a_bar_tells_the_steps_of_the_losses_between_its_states(collector: Any, tmp_path: Path) -> None:
+    line = "{'loss': 2.0, 'learning_rate': 5e-05, 'epoch': 0.1}\n"
+    bars = [f"  1%|█ | {n}/4000 [00:10<01:30,  9.90it/s]\r\n{line}" for n in (10, 20, 30)]
+    (tmp_path / "ml_job-3_trainer.log").write_text("".join(bars))
+    assert only(take(collector())).step.tolist() == [10, 20, 30]
+
+
 def test_one_pod_of_several_ranks_is_told_apart_by_its_lines(collector: Any, tmp_path: Path) -> None:
     (tmp_path / "ml_big-0_t.log").write_text("rank=8 step=1 loss=2\nrank=9 step=1 loss=3\n")
     found = {s.subject.name: s.column("loss").tolist() for s in take(collector()).steps}
