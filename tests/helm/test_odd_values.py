@@ -137,6 +137,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"console": {"port": 9000}}},
         r"config\.console\.port: say it in console\.port",
     ),
+    "a console that no probe reaches": ({"config": {"console": {"host": "127.0.0.1"}}}, r"config\.console\.host"),
     "other keys than the mounted ones": (
         {"config": {"console": {"secrets_dir": "/x"}}},
         r"config\.console\.secrets_dir: say it in console\.existingSecret",

@@ -191,6 +191,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- range $name, $where := index . 2 }}{{ if hasKey $said $name -}}
 {{- fail (printf "%s.%s: %s" $place $name (ternary (printf "say it in %s" $where) "the chart sets it" (ne $where ""))) -}}
 {{- end }}{{ end }}{{ end -}}
+{{- if has (dig "console" "host" "" .Values.config) (list "127.0.0.1" "localhost" "::1") -}}
+{{- fail "config.console.host: probes and the Service come to the pod's own address, where nobody would listen" -}}
+{{- end -}}
 {{- if and .Values.scheduling.act (not .Values.scheduling.enabled) -}}
 {{- fail "scheduling.act: needs scheduling.enabled" -}}
 {{- end -}}
