@@ -3,6 +3,7 @@
     first look, or nothing known before     missing
     the same sample again (same time)       the rate that it had
     a sample from before the last one       missing; the last one stands
+    one from more than `max_gap_s` before   missing; it stands: the clock was put back, and goes on from there
     value missing now                       missing; the last one stands, so the next rate spans the hole
     a hole of more than `max_gap_s`         missing: a mean over it would hide what happened inside
     the counter went back, or a new epoch   missing: what it counted before it began anew is not known
@@ -45,7 +46,8 @@ class Rates:
             increase = values - self._value
             seen = ~np.isnan(values) & ~np.isnan(times_s)
             again = seen & (elapsed == 0) & (increase == 0)
-            late = seen & ((elapsed < 0) | ((elapsed == 0) & (increase != 0)))
+            put_back = elapsed < -self._max_gap_s
+            late = seen & (((elapsed < 0) & ~put_back) | ((elapsed == 0) & (increase != 0)))
             usable = seen & (elapsed > 0) & (elapsed <= self._max_gap_s) & (increase >= 0) & (increase < np.inf)
             rate = np.where(usable, increase / elapsed, np.where(again, self._rate, np.nan))
         keep = ~seen | late

@@ -48,6 +48,14 @@ def test_the_same_sample_again_keeps_its_rate_and_an_older_one_says_nothing() ->
     assert look(of, rows, 150.0, 20.0) == 4.0
 
 
+def test_a_clock_that_was_put_back_costs_one_rate() -> None:
+    """Put back by an hour, every rate of the node was missing for that hour."""
+    of, rows = Rates(1), index("n1")
+    assert math.isnan(look(of, rows, 100.0, 10_000.0))
+    assert math.isnan(look(of, rows, 130.0, 10_000.0 - 3600.0))
+    assert look(of, rows, 160.0, 10_005.0 - 3600.0) == 6.0
+
+
 def test_a_missing_value_is_spanned_and_a_long_gap_is_not() -> None:
     of, rows = Rates(1), index("n1")
     look(of, rows, 0.0, 0.0)
@@ -83,7 +91,7 @@ def test_rows_keep_their_past_when_others_come_and_go() -> None:
 SAMPLES = st.lists(
     st.tuples(
         st.floats(0, 1e12) | st.just(math.nan),
-        st.floats(-50, 700) | st.just(math.nan),
+        st.floats(-50, 1400) | st.just(math.nan),
         st.integers(0, 1),
         st.booleans(),
     ),
@@ -111,10 +119,10 @@ def naive(samples: list[tuple[float, float, int, bool]]) -> list[float]:
             value, at_s, rate = new, when, math.nan
         elif when == at_s and new == value:
             pass
-        elif when <= at_s:
+        elif at_s - MAX_GAP_S <= when <= at_s:
             out.append(math.nan)
             continue
-        elif when - at_s > MAX_GAP_S or new < value:
+        elif abs(when - at_s) > MAX_GAP_S or new < value:
             value, at_s, rate = new, when, math.nan
         else:
             value, at_s, rate = new, when, (new - value) / (when - at_s)
