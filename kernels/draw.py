@@ -29,11 +29,16 @@ DISTRIBUTIONS: dict[str, str] = {
     "ties": "five values only, so that maxima and ranks tie",
     "near_constant": "one value per tensor plus 2⁻⁸ noise: almost no variance",
     "tiny": "subnormal in float16, below 2⁻¹⁴ elsewhere",
+    "ramps": "each row rises from −8 to 8 or falls, with noise: running sums and maxima change at every step",
     "zeros": "all zero, with random signs",
+    "far": "unit variance times 2¹³ in float16, 2³⁰ elsewhere: beyond any bound that one might think large",
     "huge": "up to half of the dtype's largest number",
+    "zero_rows": "some rows all zero, as padding is, others none",
+    "zeros_by_nan": "some rows all zero; a few NaN in the others and in what they are multiplied with",
     "masked": "a quarter −inf, never a whole row",
     "masked_ends": "a run of −inf, in each row of another length, at its beginning, its end or both",
     "masked_rows": "some rows hold only −inf, others none",
+    "masked_lowest": "a quarter the dtype's least finite number, as masks are that are added, and some whole rows",
     "infinite": "a few +inf and −inf",
     "nan": "a few NaN",
 }
@@ -117,13 +122,22 @@ def _make(distribution: str, bits: torch.Tensor, index: torch.Tensor, key: int) 
             raise ValueError(f"distribution: {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
 
 
-_SPECIAL = {
-    "masked": (float("-inf"),),
-    "masked_ends": (float("-inf"),),
-    "masked_rows": (float("-inf"),),
-    "infinite": (float("inf"), float("-inf")),
-    "nan": (float("nan"),),
-}
+_SCALED = {"far": (2.0**13, 2.0**30), "huge": (2.0**12, 2.0**124)}
+"""Factors of normal values: in float16, and in other dtypes."""
+_PLACED = frozenset(
+    [
+        "ramps",
+        "masked",
+        "masked_ends",
+        "masked_rows",
+        "masked_lowest",
+        "infinite",
+        "nan",
+        "zero_rows",
+        "zeros_by_nan",
+    ]
+)
+"""Normal values but for special ones at hashed places."""
 
 
 TWIN = 1 << 64
@@ -165,22 +179,16 @@ class Draw:
         """Data of the draw's distribution (or of a named one), rounded once to `dtype`."""
         name = distribution or self.distribution
         key = self._key()
-        special = _SPECIAL.get(name, ())
         columns = int(shape[-1]) if len(shape) else 1
         rows = math.prod(shape[:-1])
 
         def make(index: torch.Tensor) -> torch.Tensor:
             bits = hash64(index, key)
-            out = _make("normal" if special or name == "huge" else name, bits, index, key)
-            if name == "huge":
-                out = out * 2.0 ** (12 if dtype is torch.float16 else 124)
-            if special:
-                if name == "masked_rows":
-                    return torch.where(_hidden(index // max(1, columns), rows, key), float("-inf"), out)
-                if name == "masked_ends":
-                    return torch.where(_runs(index, rows, max(1, columns), key), float("-inf"), out)
-                spot = _shift_right(hash64(index, mix(key, 3)), 1)
-                out = _place(out, spot, index, name, columns)
+            out = _make("normal" if name in _PLACED or name in _SCALED else name, bits, index, key)
+            if name in _SCALED:
+                out = out * _SCALED[name][dtype is not torch.float16]
+            if name in _PLACED:
+                return self._place(out, index, name, dtype, (rows, columns), key)
             return out
 
         filled = self._fill(shape, dtype, make)
@@ -188,6 +196,35 @@ class Draw:
             cell = filled.view(-1)[mix(key, 5) % filled.numel()]
             cell.copy_(torch.where(cell > 0, -2.0, 2.0))
         return filled
+
+    def _place(
+        self,
+        out: torch.Tensor,
+        index: torch.Tensor,
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, int],
+        key: int,
+    ) -> torch.Tensor:
+        """Special values in the place of some of `out`."""
+        rows, columns = shape[0], max(1, shape[1])
+        if name == "masked_ends":
+            return torch.where(_runs(index, rows, columns, key), float("-inf"), out)
+        spot = _shift_right(hash64(index, mix(key, 3)), 1)
+        if name in ("masked", "infinite", "nan"):
+            return _spots(out, spot, index, name, columns)
+        if name == "ramps":
+            across = (index % columns).to(torch.float32) * (16.0 / max(1, columns - 1)) - 8.0
+            return (
+                torch.where(_shift_right(hash64(index // columns, mix(key, 4)), 1) % 2 == 0, across, -across)
+                + 0.25 * out
+            )
+        whole = _hidden(index // columns, rows, key)
+        if name == "masked_lowest":
+            return torch.where(whole | (spot % 4 == 0), torch.finfo(dtype).min, out)
+        if name == "zeros_by_nan":
+            out = _spots(out, spot, index, "nan", columns)
+        return torch.where(whole, float("-inf") if name == "masked_rows" else 0.0, out)
 
     def weights(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Non-trivial affine weights in [0.5, 1.5) with random signs: ignoring them cannot pass. With the
@@ -202,9 +239,18 @@ class Draw:
         return self._fill(shape, dtype, make)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
-        """Normal values whatever the distribution: for matrices and gradients, which specials would swamp."""
+        """Normal values whatever the distribution: for matrices and gradients, which specials would swamp. With
+        "zeros_by_nan" a few are NaN: 0 · NaN is NaN, so that nobody may skip what is zero."""
         key = self._key()
-        return self._fill(shape, dtype, lambda index: _normal(hash64(index, key)) * scale)
+
+        def make(index: torch.Tensor) -> torch.Tensor:
+            made = _normal(hash64(index, key)) * scale
+            if self.distribution == "zeros_by_nan":
+                spot = _shift_right(hash64(index, mix(key, 3)), 1)
+                made = _spots(made, spot, index, "nan", 1)
+            return made
+
+        return self._fill(shape, dtype, make)
 
     def uniform(
         self, shape: Sequence[int], dtype: torch.dtype, low: float = 0.0, high: float = 1.0
@@ -245,7 +291,7 @@ def _runs(index: torch.Tensor, rows: int, columns: int, key: int) -> torch.Tenso
     return (column < first) | (column >= columns - torch.where(sure, 0, last))
 
 
-def _place(out: torch.Tensor, spot: torch.Tensor, index: torch.Tensor, name: str, columns: int) -> torch.Tensor:
+def _spots(out: torch.Tensor, spot: torch.Tensor, index: torch.Tensor, name: str, columns: int) -> torch.Tensor:
     """Special values at hashed places; column 0 of each row stays finite where a row must not be masked whole."""
     if name == "masked":
         return torch.where((spot % 4 == 0) & (index % max(1, columns) != 0), float("-inf"), out)

@@ -131,6 +131,9 @@ class Problem:
         "ties",
         "near_constant",
         "tiny",
+        "ramps",
+        "far",
+        "zero_rows",
         "nan",
     )
     layouts: tuple[str, ...] = ("contiguous", "padded", "transposed", "offset")

@@ -76,6 +76,14 @@ def amid_others(run: Callable[[Sequence[Any]], Any], inputs: Sequence[Any], devi
     return kept[_OTHER_CALLS + _OTHER_CALLS // 6]
 
 
+def another_layers(inputs: Sequence[Any]) -> list[Any]:
+    """Inputs of the same forms with other values, which ask for gradients where these do."""
+    return [
+        _blank(x).copy_(x.detach().roll(1)).requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+        for x in inputs
+    ]
+
+
 def _blank(tensor: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return made.fill_(float("nan") if tensor.is_floating_point() else 0)

@@ -19,9 +19,10 @@ import torch
 
 from kernels.differentiate import differentiated
 from kernels.judge import cuda, plan, record
-from kernels.judge.beside import amid_others, late_inputs, load_beside
+from kernels.judge.beside import amid_others, another_layers, late_inputs, load_beside
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
+from kernels.judge.footprint import Footprint
 from kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
@@ -78,6 +79,7 @@ class Host:
         self._device = device
         self._borrower = borrower
         self._entry: Callable[..., Any] | None = None
+        self._footprint: Footprint | None = None
         self._slots: list[tuple[list[Any], list[Any]]] = []
 
     def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -85,7 +87,7 @@ class Host:
         match order["op"]:
             case "load":
                 self._load(order)
-                return {"ok": True}, b""
+                return {"ok": True, **self._left_behind()}, b""
             case "compile":
                 return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
             case "attach":
@@ -93,7 +95,8 @@ class Host:
                     self._borrower.attach(Lent(**lent))
                 return {"ok": True}, b""
             case "call":
-                return self._call(order)
+                body, blob = self._call(order)
+                return {**body, **self._left_behind()}, blob
             case "slots":
                 self._slots = [(self._inputs(slot["in"]), slot["out"]) for slot in order["slots"]]
                 return {"ok": True}, b""
@@ -103,6 +106,8 @@ class Host:
                     self._store(self._run(values), outputs, order["mutates"])
                 self._wait()
                 return {"ok": True}, b""
+            case "left":
+                return {"ok": True, **self._left_behind()}, b""
             case "profile":
                 return self._profile(order), b""
             case other:
@@ -116,6 +121,7 @@ class Host:
             if order["language"] == "triton":
                 record.replace_launcher()
         torch.manual_seed(order.get("seed", 0))
+        self._footprint = Footprint(self._device)
         path = Path("candidate.py").absolute()
         path.write_text(order["source"])
         spec = importlib.util.spec_from_file_location("candidate", path)
@@ -138,6 +144,12 @@ class Host:
             positions, count = order["step"]
             self._entry = differentiated(self._entry, tuple(positions), count)
 
+    def _left_behind(self) -> dict[str, Any]:
+        """What the candidate has changed in its process, how many outputs it keeps, and how many threads run."""
+        assert self._footprint is not None
+        seen = self._footprint
+        return {"changed": seen.changed(), "outlived": seen.outlived(), "threads": seen.threads()}
+
     def _inputs(self, items: Sequence[Any]) -> list[Any]:
         return [
             self._borrower.tensor(View.from_json(item)) if isinstance(item, Mapping) else item[0] for item in items
@@ -148,6 +160,15 @@ class Host:
         with torch.no_grad():
             return self._entry(*inputs)
 
+    def _plain(self, given: Sequence[Any], order: Mapping[str, Any]) -> Any:
+        """As a training job calls it: gradients are enabled, whether any of the inputs asks for one or not."""
+        assert self._entry is not None
+        inputs = list(given)
+        for position in order["required"]:
+            inputs[position] = inputs[position].detach().requires_grad_(True)
+        outputs = self._entry(*inputs)
+        return [x.detach() for x in _as_tensors(outputs)] if order["required"] else outputs
+
     def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         inputs = self._inputs(order["inputs"])
         body: dict[str, Any] = {"ok": True}
@@ -157,7 +178,7 @@ class Host:
                 stack.enter_context(load_beside(self._device))
             if order.get("stream"):
                 inputs = stack.enter_context(late_inputs(inputs, self._device))
-            run = functools.partial(self._gradients, order=order) if order.get("gradients") else self._run
+            run = functools.partial(self._gradients if order.get("gradients") else self._plain, order=order)
             if order.get("record"):
                 resident = [
                     (plan.Pointer("in", index), tensor.data_ptr(), _span(tensor))
@@ -177,7 +198,7 @@ class Host:
                         body["plan"], blob = made.to_message()
                     except plan.PlanError as error:
                         body["no_plan"] = str(error)[:500]
-            elif order.get("overlap"):
+            elif order.get("overlap") and not order.get("gradients"):
                 outputs = amid_others(run, inputs, self._device)
             else:
                 outputs = run(inputs)
@@ -191,6 +212,11 @@ class Host:
                     for number, x in enumerate(_as_tensors(outputs))
                     if x.numel() and x.untyped_storage().data_ptr() in places
                 ]
+                if not order.get("gradients"):
+                    _usable(_as_tensors(outputs), inputs)
+                    assert self._footprint is not None
+                    fresh = [x for n, x in enumerate(_as_tensors(outputs)) if n not in body["aliases"]]
+                    self._footprint.handed_over(fresh)
             self._store(outputs, order["outputs"], order["mutates"])
         self._wait()
         return body, blob
@@ -201,6 +227,7 @@ class Host:
         for position in order["gradients"]:
             inputs[position] = inputs[position].detach().requires_grad_(True)
         outputs = _as_tensors(self._entry(*inputs))
+        later = self._entry(*another_layers(inputs)) if order["overlap"] else ()
         seeds = self._inputs(order["seeds"])
         if len(seeds) != len(outputs):
             raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(seeds)}")
@@ -212,9 +239,11 @@ class Host:
         with record.unseen():
             before = [_bits(output).clone() for output in outputs]
         if order["twice"]:
-            torch.autograd.grad(*upstream, retain_graph=True, allow_unused=only >= 0)
+            others = [-2 * g for _, g in reached]
+            torch.autograd.grad(*upstream[:2], others, retain_graph=True, allow_unused=only >= 0)
         made = torch.autograd.grad(*upstream, allow_unused=only >= 0)
         self._wait()
+        del later
         with record.unseen():
             for number, (output, old) in enumerate(zip(outputs, before, strict=True)):
                 if not torch.equal(_bits(output), old):
@@ -266,6 +295,18 @@ def _as_tensors(result: Any) -> tuple[torch.Tensor, ...]:
         if type(output) is not torch.Tensor:
             raise Unfit(Reason.wrong_type, f"output {number} is a {type(output).__name__}, not a torch.Tensor")
     return outputs
+
+
+def _usable(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
+    """Whether outputs are to any reader what eager's are: their memory holds the values, autograd takes them."""
+    for number, output in enumerate(outputs):
+        if output.layout != torch.strided or output.is_neg() or output.is_conj():
+            text = f"output {number} is not what its memory holds: it is sparse, packed, or to be negated when read"
+            raise Unfit(Reason.wrong_type, text)
+        if output.is_inference() and not any(isinstance(x, torch.Tensor) and x.is_inference() for x in inputs):
+            raise Unfit(Reason.wrong_type, f"output {number} was made in inference mode: autograd refuses it")
+        if output.requires_grad:
+            raise Unfit(Reason.wrong_type, f"output {number} asks for a gradient, though no input does")
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

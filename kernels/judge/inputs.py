@@ -22,7 +22,19 @@ from typing import Any, Literal
 
 from kernels.candidate import PARTS, REPEATED, Candidate
 from kernels.draw import TWIN, mix
-from kernels.judge.sizes import Scope, admits, between, beyond, of_each_residue, of_one_count, rows, sweep, within
+from kernels.judge.sizes import (
+    Scope,
+    admits,
+    between,
+    beyond,
+    of_each_residue,
+    of_equal_axes,
+    of_one_count,
+    of_whole_tiles,
+    rows,
+    sweep,
+    within,
+)
 from kernels.problem import Case, Problem, kind
 
 Stage = Literal["smoke", "sweep", "values", "determinism", "accuracy", "integrity"]
@@ -39,10 +51,12 @@ class Probe:
     "some_zero": half of their rows are zero, as those of ignored tokens; "scaled": as large as a scaled loss's; or
     "infinite": some are not finite, and what they reach must not look as if they were.
     placed: only where NaN and infinities stand is compared, not the finite values' errors.
-    overlapping: among other calls of the same entry, on a second stream. same: inputs of one shape and dtype are
-    one tensor; not asked where no two are alike. only: −1, or which output alone has a gradient (the others have
-    none, as of a result that a loss does not use). twice: the backward pass runs twice over one forward pass, and
-    the second's gradients are compared.
+    overlapping: among other calls of the same entry, on a second stream; of a backward probe, another forward pass
+    lies between its own and the backward pass, as of a network's next layer. same: inputs of one shape and dtype
+    are one tensor; not asked where no two are alike. only: −1, or which output alone has a gradient (the others
+    have none, as of a result that a loss does not use). twice: the backward pass runs twice over one forward pass,
+    each with upstream gradients of its own, and the second's gradients are compared.
+    required: the inputs ask for gradients, and what the forward pass then returns is compared.
     alone: −1, or which of the problem's gradients is the only one asked for. under_load: while other work runs on
     the device. on_stream: on a stream of its own, right behind the copies that bring the inputs. rows: 0, or the
     number of leading rows to compare (for outputs too large for a float64 oracle): see
@@ -64,6 +78,7 @@ class Probe:
     placed: bool = False
     only: int = -1
     twice: bool = False
+    required: bool = False
 
     def gradients(self, problem: Problem) -> tuple[int, ...]:
         """Positions of the inputs whose gradients a backward probe asks for."""
@@ -87,6 +102,7 @@ class Probe:
             "placed": self.placed,
             "only": self.only,
             "twice": self.twice,
+            "required": self.required,
         }
 
 
@@ -123,6 +139,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     parted = list(between(problem, candidate, rng, scope))
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in parted]
     probes += [Probe("sweep", case, "normal", (_seed(rng),)) for case in of_one_count(problem, candidate, bases[0])]
+    for cases in (of_equal_axes, of_whole_tiles):
+        probes += [Probe("sweep", c, "normal", (_seed(rng),)) for c in cases(problem, candidate, rng, scope)]
     for layout, parts in PARTS.items():
         if not set(parts) <= set(problem.layouts):
             continue
@@ -133,7 +151,7 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
                 probes.append(Probe("sweep", mixed, "normal", (_seed(rng),)))
     for name in problem.distributions:
         chosen = [*bases, *(wide if name in ("large_mean", "large_negative", "nan") else ())]
-        chosen += _long(problem, candidate, parted) if name == "masked_ends" else []
+        chosen += _long(problem, candidate, parted) if name in ("masked_ends", "ramps") else []
         chosen += others if name in ("normal", "near_constant", "tiny") else ()
         probes += [Probe("values", case, name, tuple(_seed(rng) for _ in range(calls_of(name)))) for case in chosen]
     if not candidate.mutates:
@@ -146,10 +164,11 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
         for case in dict.fromkeys((rng.choice(bases), *wide)):
             probes.append(Probe("determinism", case, "normal", (_seed(rng),) * 2, overlapping=True))
     if problem.gradients and candidate.differentiable:
+        probes += [Probe("accuracy", case, "normal", (_seed(rng),), required=True) for case in bases]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in (*bases, *others)]
         uneven = [c for c in of_each_residue(problem, candidate, rng, scope) if c.layout == "contiguous"]
         probes += [Probe("accuracy", case, "normal", (_seed(rng),), backward=True) for case in uneven]
-        steep = [name for name in ("large_mean", "large_negative") if name in problem.distributions]
+        steep = [name for name in ("large_mean", "large_negative", "zero_rows") if name in problem.distributions]
         for name in steep:  # what overflows or cancels in the backward pass only
             for case in bases:  # in 32 bits eager's error there is no measure, but what is finite must stay so
                 wide32 = case.element_bytes > 2
@@ -168,6 +187,9 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
             for case in (bases if "ties" in problem.distributions else ())
         ]
         probes.append(Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, twice=True))
+        probes.append(
+            Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, overlapping=True)
+        )
         for only in range(problem.outputs) if problem.outputs > 1 else ():
             probes.append(Probe("accuracy", rng.choice(bases), "normal", (_seed(rng),), backward=True, only=only))
         for alone in range(len(problem.gradients)) if len(problem.gradients) > 1 else ():
@@ -250,7 +272,7 @@ def _other_numbers(problem: Problem, candidate: Candidate, bases: Sequence[Case]
 def calls_of(distribution: str) -> int:
     """How many calls show a distribution. Where outputs hold NaN two, whose buffers hold NaN and something else
     before them: what is not written must not pass for a NaN that belongs there."""
-    return 2 if distribution in ("nan", "masked", "masked_ends", "masked_rows", "infinite") else 1
+    return 2 if distribution in ("nan", "masked", "masked_ends", "masked_rows", "infinite", "zeros_by_nan") else 1
 
 
 def _seed(rng: random.Random) -> int:

@@ -71,7 +71,8 @@ class HostRunner:
             "language": candidate.language,
             "vram_bytes": process.limits.vram_bytes,
         }
-        process.request(order, process.limits.import_s, stage="compile")
+        answer = process.request(order, process.limits.import_s, stage="compile")
+        hold_to_footprint(candidate, answer.body, "compile", "at import")
         return cls(process, candidate, problem, loaded=order)
 
     def move(self, process: Process, seed: int) -> None:
@@ -95,6 +96,7 @@ class HostRunner:
             "outputs": [view.to_json() for view in outputs],
             "mutates": list(self.candidate.mutates),
             "gradients": list(probe.gradients(self.problem)) if probe.backward else [],
+            "required": list(self.problem.gradients) if probe.required else [],
             "seeds": [view.to_json() for view in seeds],
             "only": probe.only,
             "twice": probe.twice,
@@ -104,6 +106,7 @@ class HostRunner:
             "record": self.record,
         }
         answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
+        hold_to_footprint(self.candidate, answer.body, probe.stage, str(case))
         self.last, self.last_blob = answer.body, answer.blob
         self.aliases, self.strided = (_numbers(answer.body.get(name)) for name in ("aliases", "strided"))
 
@@ -130,6 +133,23 @@ class PlanRunner:
         self.process.request({"op": "slots", "slots": [slot]}, self.process.limits.call_s, stage=probe.stage)
         body = {"op": "run", "order": [0], "spoil": True, "load": probe.under_load}
         self.process.request(body, self.process.limits.call_s, stage=probe.stage)
+
+
+def hold_to_footprint(candidate: Candidate, answer: Mapping[str, Any], stage: str, where: str) -> None:
+    """Refuse a candidate that has changed its process, keeps its outputs or, unless a library does it for it, runs
+    threads (`kernels.judge.footprint`)."""
+    told, kept, threads = (answer.get(name) for name in ("changed", "outlived", "threads"))
+    if isinstance(threads, int) and threads > 0 and candidate.kind != "library":
+        raise Refusal(
+            Reason.work_deferred, f"{threads} threads of the candidate run on after it returned ({where})", stage
+        )
+    if isinstance(told, list) and told:
+        changed = ", ".join(str(name)[:100] for name in told[:4])
+        text = f"the candidate changed what the rest of its process goes by: {changed} ({where})"
+        raise Refusal(Reason.process_changed, text, stage)
+    if isinstance(kept, int) and kept > 0:
+        text = f"outputs of {kept} calls are kept alive after the calls: memory that is never given back ({where})"
+        raise Refusal(Reason.state_kept, text, stage)
 
 
 def _numbers(told: object) -> list[int]:

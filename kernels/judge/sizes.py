@@ -246,3 +246,71 @@ def of_one_count(problem: Problem, candidate: Candidate, base: Case) -> Iterator
         if half and base[one.name] and inside and all(admits(problem, candidate, c) for c in (first, second)):
             yield first
             yield second
+
+
+def _fits(problem: Problem, candidate: Candidate, case: Case, scope: Scope) -> bool:
+    dear = problem.compulsory_bytes(case) > scope.max_bytes or problem.flops(case) > 200 * scope.max_bytes
+    few = len(problem.axes) < 2 or rows(problem, case.sizes) <= scope.max_rows
+    return few and not dear and admits(problem, candidate, case)
+
+
+def of_equal_axes(problem: Problem, candidate: Candidate, rng: random.Random, scope: Scope) -> list[Case]:
+    """Cases in which all axes, and every two neighbours, are of one size above 1; all of them also transposed,
+    where that may be. Who tells axes, or the order in memory, by their sizes takes one for the other."""
+    limited = {axis.name: within(axis, candidate.domain) for axis in problem.axes}
+    axes = [axis for axis in limited.values() if axis is not None]
+    if len(axes) < len(limited):
+        return []
+    found: list[Case] = []
+    turn = rng.randrange(1000)
+    groups = [axes, *itertools.pairwise(axes)] if len(axes) > 2 else [axes] * (len(axes) > 1)
+    for group in groups:
+        step = math.lcm(*(axis.multiple for axis in group))
+        least, most = max(2, *(a.low for a in group)), min(300, *(a.high for a in group))
+        small = {a.name: _pick(a, rng, _SMALL) or a.multiple for a in axes}
+        sizes = list(range(-(-least // step) * step, most + 1, step))
+        rng.shuffle(sizes)
+        turn += 1
+        for layout in ("contiguous", "transposed")[: 1 + (group is axes)]:
+            made = (
+                Case.of(
+                    problem.dtypes[turn % len(problem.dtypes)],
+                    layout,
+                    **{**problem.cases[0].sizes, **small, **{axis.name: size for axis in group}},
+                )
+                for size in sizes
+                if layout in problem.layouts
+            )
+            found += itertools.islice((case for case in made if _fits(problem, candidate, case, scope)), 1)
+    return found
+
+
+def of_whole_tiles(problem: Problem, candidate: Candidate, rng: random.Random, scope: Scope) -> list[Case]:
+    """Cases that need no mask: the last axis a power of two or three of them among few rows, and all axes one, two
+    or three times 128, or less where that is dear. Kernels often take another path where tiles are whole."""
+    limited = {axis.name: within(axis, candidate.domain) for axis in problem.axes}
+    axes = [axis for axis in limited.values() if axis is not None]
+    if len(axes) < len(limited):
+        return []
+    last = axes[-1]
+    found, turn, fixed = [], rng.randrange(1000), problem.cases[0].sizes
+
+    def take(sizes: dict[str, int]) -> bool:
+        inside = all(a.low <= sizes[a.name] <= a.high and sizes[a.name] % a.multiple == 0 for a in axes)
+        case = Case.of(problem.dtypes[turn % len(problem.dtypes)], "contiguous", **{**fixed, **sizes})
+        fits = inside and _fits(problem, candidate, case, scope)
+        found.extend([case] * fits)
+        return fits
+
+    for power in range(8, _OCTAVES):
+        for times in (1, 3):
+            turn += 1
+            few = {a.name: _pick(a, rng, _SMALL) or a.multiple for a in axes}
+            size = {last.name: times << power - (times > 1)}
+            any(take({**others, **size}) for others in (few, {a.name: max(a.low, a.multiple) for a in axes}))
+    for times in (1, 2, 3):
+        turn += 1
+        for unit in (128, 64, 32, 16):
+            if take({a.name: min(unit * (times if a is last else 1), a.high) for a in axes}):
+                break
+    return found

@@ -18,7 +18,7 @@ from kernels.judge.contestants import Baseline, Hosted, Replayed, Stir
 from kernels.judge.examine import Examiner
 from kernels.judge.inputs import Probe
 from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
-from kernels.judge.runners import HostRunner, PlanRunner, class_refusal
+from kernels.judge.runners import HostRunner, PlanRunner, class_refusal, hold_to_footprint
 from kernels.judge.sanitizer import sanitize
 from kernels.judge.sizes import Scope
 from kernels.judge.timing import decide
@@ -177,7 +177,11 @@ class Trial:
                 new = {probe.case.dtype, probe.case.layout} - looked
                 sweeping = probe.stage == "sweep" and (bool(new) or rng.random() < 0.5)
                 large = probe.stage == "accuracy"  # where memory may be handed out again, if anywhere
-                held = held and (probe.backward or sweeping or large) and not probe.rows
+                held = (
+                    held
+                    and (probe.backward or sweeping or large)
+                    and not (probe.rows or probe.overlapping or probe.twice)
+                )
                 looked |= new if held else set()
                 if isinstance(runner, HostRunner):
                     runner.record = held
@@ -245,6 +249,8 @@ class Trial:
                 track.refresh(0, rng.getrandbits(63))
                 entrant.run([0])
                 track.check(0)
+            left = runner.process.request({"op": "left"}, self.judge.limits.call_s, stage="integrity")
+            hold_to_footprint(self.candidate, left.body, "integrity", f"after {calls} calls on {case}")
         except Refusal as refusal:
             if refusal.reason not in RESULTS | {Reason.timed_output_wrong}:
                 raise

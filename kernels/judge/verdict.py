@@ -72,6 +72,7 @@ class Reason(StrEnum):
     guard_overwritten = "guard_overwritten"
     state_kept = "state_kept"
     work_deferred = "work_deferred"
+    process_changed = "process_changed"
     # declared class
     library_call = "library_call"
     determinism = "determinism"
@@ -126,6 +127,7 @@ _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
         Reason.gradient,
         Reason.output_aliases,
         Reason.guard_overwritten,
+        Reason.process_changed,
         Reason.memcheck,
         Reason.racecheck,
         Reason.initcheck,

@@ -54,7 +54,7 @@ RMSNORM_BACKWARD = Problem(
     axes=(Axis("m", (1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 8192)),
     compulsory_bytes=lambda case: (3 * case["m"] + 2) * case["n"] * case.element_bytes,
     flops=lambda case: 9 * case["m"] * case["n"],
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "zero_rows"),
     numbers=1,
 )
 

@@ -50,7 +50,7 @@ CROSS_ENTROPY_CAST = Problem(
     compulsory_bytes=lambda case: case["m"] * case["v"] * case.element_bytes + 12 * case["m"],
     flops=lambda case: 4 * case["m"] * case["v"],
     dtypes=_DTYPES,
-    distributions=("normal", "large_mean", "large_negative", "heavy_tail", "ties", "near_constant", "wide"),
+    distributions=("normal", "large_mean", "large_negative", "heavy_tail", "ties", "near_constant", "wide", "far"),
     row_inputs=(0, 1),
 )
 
@@ -64,6 +64,6 @@ CROSS_ENTROPY_CAST_BACKWARD = Problem(
     compulsory_bytes=lambda case: 2 * case["m"] * case["v"] * case.element_bytes,
     flops=lambda case: 5 * case["m"] * case["v"],
     dtypes=_DTYPES,
-    distributions=("normal", "large_mean", "large_negative", "ties", "near_constant", "wide"),
+    distributions=("normal", "large_mean", "large_negative", "ties", "near_constant", "wide", "far"),
     row_inputs=(0, 1, 2),
 )

@@ -65,7 +65,7 @@ DROPOUT_ADD = Problem(
     axes=(Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 257, 1021, 4096), 1, 8192)),
     compulsory_bytes=lambda case: 3 * case["m"] * case["n"] * case.element_bytes,
     flops=lambda case: 90 * case["m"] * case["n"],
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "infinite"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "far", "infinite"),
     gradients=(0, 1),
     numbers=2,
 )

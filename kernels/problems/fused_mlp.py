@@ -37,6 +37,6 @@ FUSED_MLP = Problem(
     ),
     compulsory_bytes=lambda case: (2 * case["m"] * case["d"] + 3 * case["d"] * case["f"]) * case.element_bytes,
     flops=lambda case: 6 * case["m"] * case["d"] * case["f"],
-    distributions=("normal", "heavy_tail", "ties", "tiny", "nan"),
+    distributions=("normal", "heavy_tail", "ties", "tiny", "nan", "zeros_by_nan"),
     gradients=(0, 1, 2, 3),
 )

@@ -51,7 +51,18 @@ def _liger_geglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
 
 
 _AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 16384))
-_DISTRIBUTIONS = ("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "infinite", "nan")
+_DISTRIBUTIONS = (
+    "normal",
+    "large_mean",
+    "heavy_tail",
+    "ties",
+    "wide",
+    "tiny",
+    "far",
+    "infinite",
+    "nan",
+    "zeros_by_nan",
+)
 
 SWIGLU = Problem(
     name="swiglu",

@@ -55,7 +55,7 @@ def _problem(name: str, reference: Callable[..., Any]) -> Problem:
             (case["m"] * case["k"] + case["k"] * case["n"] + case["n"] + case["m"] * case["n"]) * case.element_bytes
         ),
         flops=lambda case: 2 * case["m"] * case["n"] * case["k"],
-        distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
+        distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan", "zeros_by_nan"),
     )
 
 

@@ -70,7 +70,7 @@ MATMUL = Problem(
         (case["m"] * case["k"] + case["k"] * case["n"] + case["m"] * case["n"]) * case.element_bytes
     ),
     flops=lambda case: 2 * case["m"] * case["n"] * case["k"],
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan", "zeros_by_nan"),
     gradients=(0, 1),
 )
 

@@ -50,7 +50,17 @@ QUANTISE = Problem(
     axes=_AXES,
     compulsory_bytes=lambda case: case["m"] * (case["n"] * (case.element_bytes + 1) + 4),
     flops=lambda case: 4 * case["m"] * case["n"],
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "zeros", "huge"),
+    distributions=(
+        "normal",
+        "large_mean",
+        "heavy_tail",
+        "ties",
+        "near_constant",
+        "tiny",
+        "zeros",
+        "zero_rows",
+        "huge",
+    ),
     row_inputs=(0,),
 )
 

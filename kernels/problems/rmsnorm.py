@@ -36,6 +36,8 @@ def make_residual_inputs(case: Case, draw: Draw) -> Inputs:
     x = draw.values(shape, case.torch_dtype)
     # a tiny sum, whose mean square is far below epsilon, needs two tiny summands
     residual = draw.normal(shape, case.torch_dtype, 2.0**-16 if draw.distribution == "tiny" else 1.0)
+    if draw.distribution == "zero_rows":  # a sum of zero, too
+        residual = torch.where((x == 0).all(-1, keepdim=True), 0.0, residual)
     return x, residual, draw.weights((case["n"],), case.torch_dtype), epsilon(case, EPS)
 
 

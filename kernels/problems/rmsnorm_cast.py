@@ -46,6 +46,6 @@ RMSNORM_CAST_BACKWARD = Problem(
     compulsory_bytes=lambda case: ((12 + 2 * case.element_bytes) * case["m"] + 8) * case["n"],
     flops=lambda case: 10 * case["m"] * case["n"],
     dtypes=("float16", "bfloat16"),
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "zero_rows"),
     numbers=1,
 )

@@ -77,7 +77,7 @@ SOFTMAX_BACKWARD = Problem(
     axes=(Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 16384)),
     compulsory_bytes=lambda case: 3 * case["m"] * case["n"] * case.element_bytes,
     flops=lambda case: 4 * case["m"] * case["n"],
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zero_rows", "nan"),
     libraries={"liger": _liger_softmax},
     row_inputs=(0, 1),
 )
@@ -91,6 +91,6 @@ LAYERNORM_BACKWARD = Problem(
     axes=(Axis("m", (1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1000, 1021, 4096), 1, 8192)),
     compulsory_bytes=lambda case: (3 * case["m"] + 3) * case["n"] * case.element_bytes + 8 * case["m"],
     flops=lambda case: 12 * case["m"] * case["n"],
-    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
+    distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zero_rows"),
     libraries={"aten": _aten_layernorm, "liger": _liger_layernorm},
 )

@@ -65,3 +65,31 @@ def test_some_rows_hold_only_minus_infinity_and_others_none(rows: int) -> None:
         assert bool(hidden.all(1).any())
         assert torch.equal(hidden.all(1), hidden.any(1))
         assert rows == 1 or not bool(hidden.all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_values_far_from_one_rows_of_zeros_and_least_numbers_are_what_they_say(dtype: torch.dtype) -> None:
+    for seed in range(20):
+        shape = (9, 40)
+        far, zero, ramps, lowest, both = (
+            Draw(seed, name, "cpu").values(shape, dtype).float()
+            for name in ("far", "zero_rows", "ramps", "masked_lowest", "zeros_by_nan")
+        )
+        assert bool(far.isfinite().all())
+        assert float(far.abs().max()) > 1e4
+        for x in (zero, both):
+            none = (x == 0).all(1)
+            assert bool(none.any())
+            assert not bool(none.all())
+        least = lowest == torch.finfo(dtype).min
+        assert bool(least.all(1).any())
+        assert bool((least.any(1) & ~least.all(1)).any())
+        assert bool(lowest.isfinite().all())
+        assert bool((ramps[:, 0] * ramps[:, -1] < 0).all())
+
+
+def test_what_zeros_are_multiplied_with_is_nan_somewhere() -> None:
+    for seed in range(20):
+        factor = Draw(seed, "zeros_by_nan", "cpu").normal((9, 40), torch.float16)
+        assert bool(factor.isnan().any())
+        assert not bool(Draw(seed, "nan", "cpu").normal((9, 40), torch.float16).isnan().any())

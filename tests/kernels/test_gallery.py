@@ -58,6 +58,11 @@ QUICK_EXPLOITS = {
     "library_for_one_layout",
     "gradient_ignores_upstream",
     "zero_gradient",
+    "keeps_its_outputs",
+    "seeds_torchs_generator",
+    "square_matrices_transposed_in_memory",
+    "swiglu_skips_zeros",
+    "thread_that_stays",
 }
 QUICK_GOOD = {
     "library_rmsnorm_backward",
@@ -186,6 +191,8 @@ CLASSES = {
     "patched framework",
     "persisting L2",
     "precision downgrade",
+    "process changed",
+    "right for usual values only",
     "shared-memory garbage",
     "side stream",
     "swallowed exception posing as a kernel",

@@ -131,7 +131,7 @@ def test_a_callable_is_raced_by_the_judges_clock_and_a_slow_one_loses(cpu_judge:
 
 def test_a_candidate_that_is_honest_for_a_few_hundred_calls_is_found(cpu_judge: Judge) -> None:
     body = "n.append(1)\nk = (x.shape, x.dtype)\nif len(n) < 200 or k not in last:\n"
-    body += "    last[k] = x.softmax(-1)\nreturn last[k]"
+    body += "    last[k] = x.softmax(-1)\nreturn last[k].clone()"
     candidate = library(body, "n, last = [], {}\n")
     verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(TINY, None, static=False), b"six")
     assert verdict.reason is Reason.state_kept

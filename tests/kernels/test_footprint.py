@@ -1,0 +1,104 @@
+"""What a candidate leaves behind in its process is seen, and what is no change is none."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.modules import module
+
+from kernels.judge.footprint import Footprint
+from kernels.judge.verdict import STATUS_OF, Reason, Status
+
+
+def test_an_honest_call_leaves_nothing_behind() -> None:
+    footprint = Footprint("cpu")
+    with torch.inference_mode(), torch.no_grad():
+        torch.softmax(torch.rand(3, 4), -1)
+    footprint.handed_over([torch.empty(3) for _ in range(40)])
+    assert footprint.changed() == []
+    assert footprint.outlived() == 0
+    assert footprint.threads() == 0
+
+
+def _environment(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "told"),
+    [
+        (lambda: torch.manual_seed(1), lambda: None, "seed of torch's generator"),
+        (
+            lambda: torch.set_default_dtype(torch.float64),
+            lambda: torch.set_default_dtype(torch.float32),
+            "default dtype",
+        ),
+        (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True), "gradients enabled"),
+        (
+            lambda: torch.set_flush_denormal(True),
+            lambda: torch.set_flush_denormal(False),
+            "subnormal numbers flushed",
+        ),
+        (gc.disable, gc.enable, "garbage collection"),
+        (
+            lambda: module._global_forward_hooks.update({-1: print}),
+            lambda: module._global_forward_hooks.pop(-1),
+            "hooks on all modules",
+        ),
+        (
+            lambda: _environment("CUDA_LAUNCH_BLOCKING", "1"),
+            lambda: _environment("CUDA_LAUNCH_BLOCKING", None),
+            "os.environ['CUDA_LAUNCH_BLOCKING']",
+        ),
+    ],
+)
+def test_a_change_is_told_by_its_name(change: Callable[[], object], back: Callable[[], object], told: str) -> None:
+    torch.manual_seed(0)
+    footprint = Footprint("cpu")
+    change()
+    try:
+        found = footprint.changed()
+    finally:
+        back()
+    assert any(name.startswith(told) for name in found), found
+
+
+def test_a_function_of_torch_in_anothers_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    footprint = Footprint("cpu")
+    monkeypatch.setattr(torch, "softmax", torch.sigmoid)
+    assert footprint.changed() == ["torch.softmax"]
+
+
+def test_outputs_that_are_kept_are_counted_and_a_few_are_not() -> None:
+    footprint = Footprint("cpu")
+    kept = [torch.empty(5) for _ in range(7)]
+    footprint.handed_over(kept)
+    assert footprint.outlived() == 0
+    views = [torch.empty(5) for _ in range(3)]
+    footprint.handed_over(views)
+    views = [x[1:] for x in views]
+    assert footprint.outlived() == 10
+    kept.clear()
+    assert footprint.outlived() == 0
+
+
+def test_a_thread_that_stays_is_counted() -> None:
+    footprint = Footprint("cpu")
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    assert footprint.threads() == 1
+    done.set()
+    thread.join()
+
+
+def test_a_changed_process_is_the_candidates_fault() -> None:
+    assert STATUS_OF[Reason.process_changed] is Status.wrong
