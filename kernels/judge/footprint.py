@@ -39,6 +39,8 @@ _HOOKS = sorted(name for name in vars(torch.nn.modules.module) if name.startswit
 _KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "Autograd")
 _ROOMS = ("CUDA_", "NCCL_", "PYTORCH_", "OMP_", "MKL_", "LD_", "PYTHON")
 """Environment variables that the CUDA driver, torch and later processes go by."""
+_TORCH = os.path.dirname(torch.__file__)
+_COMPILER = (os.path.join(_TORCH, "_dynamo", ""), os.path.join(_TORCH, "_compile.py"))
 _LEAST = 2.0**-1060  # zero where subnormal numbers are flushed
 _MANY = 8
 """Outputs of so many calls alive at once are none that a call still needs."""
@@ -85,7 +87,8 @@ class Footprint:
             if now[name] != old
         ]
         for (room, name), value in self._functions.items():
-            if vars(_WATCHED[room]).get(name) is not value:
+            put = vars(_WATCHED[room]).get(name)
+            if put is not value and not _by_torch_compile(put, value):
                 found.append(f"{room}.{name}")
         known = {*self._variables, *(name for name in os.environ if name.startswith(_ROOMS))}
         found += [f"os.environ[{name!r}]" for name in known if os.environ.get(name) != self._variables.get(name)]
@@ -136,6 +139,16 @@ def _settings(device: str) -> dict[str, Any]:
             "current stream": torch.cuda.current_stream().cuda_stream,
         }
     return found
+
+
+def _by_torch_compile(put: Any, value: Any) -> bool:
+    """Whether torch.compile put this function in `value`'s place, as it does for itself at its first use: around
+    functions that it must not trace, and around `Module.__init__`, to be told of new modules."""
+    path = getattr(getattr(put, "__code__", None), "co_filename", "")
+    if not path.startswith(_COMPILER):
+        return False
+    around = getattr(put, "_torchdynamo_orig_callable", getattr(put, "__wrapped__", None))
+    return path.endswith("mutation_guard.py") or around is value
 
 
 def _overridden() -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -75,6 +77,24 @@ def test_a_function_of_torch_in_anothers_place_is_told(monkeypatch: pytest.Monke
     footprint = Footprint("cpu")
     monkeypatch.setattr(torch, "softmax", torch.sigmoid)
     assert footprint.changed() == ["torch.softmax"]
+
+
+COMPILING = """
+import torch
+from kernels.judge.footprint import Footprint
+
+footprint = Footprint("cpu")
+torch.compile(lambda x: (2 * x).sin(), backend="eager")(torch.ones(4))
+told = footprint.changed()
+torch.manual_seed = torch._disable_dynamo(lambda seed: None)
+print(told, footprint.changed())
+"""
+
+
+def test_what_torch_compile_does_to_torch_at_its_first_use_is_no_change_and_what_looks_like_it_is() -> None:
+    """A library may compile; that puts wrappers around `torch.manual_seed` and `Module.__init__`."""
+    done = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] ['torch.manual_seed']"
 
 
 def test_outputs_that_are_kept_are_counted_and_a_few_are_not() -> None:

@@ -68,7 +68,7 @@ LOOP = """#pragma unroll $unroll
                 unpack(held[i], v);
 """
 SOFTMAX = (
-    """        float high = -3.0e38f, total = 0.0f;
+    """        float high = -3.4028234e38f, total = 0.0f;
 """
     + LOOP
     + """                float peak = high;

@@ -47,7 +47,7 @@ __device__ __forceinline__ void together(float* mine, float (*parts)[WARPS]) {
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const float other = lane < WARPS ? parts[r][lane] : (MAXIMUM ? -3.0e38f : 0.0f);
+        const float other = lane < WARPS ? parts[r][lane] : (MAXIMUM ? -3.4028234e38f : 0.0f);
         mine[r] = MAXIMUM ? warp_max(other) : warp_sum(other);
     }
 }
@@ -122,7 +122,7 @@ _PARTS = {
     "softmax": Part(
         _hold(("held", "x")),
         "    float high[ROWS], scale[ROWS];\n"
-        "#pragma unroll\n    for (int r = 0; r < ROWS; ++r) { high[r] = -3.0e38f; scale[r] = 0.0f; }\n"
+        "#pragma unroll\n    for (int r = 0; r < ROWS; ++r) { high[r] = -3.4028234e38f; scale[r] = 0.0f; }\n"
         + _over("high[r] = fmaxf(high[r], v[k]);")
         + "    together<true>(high, parts[0]);\n"
         + _over("scale[r] += exp2_((v[k] - high[r]) * LOG2E);")
