@@ -164,10 +164,11 @@ class Host:
         """As a training job calls it: gradients are enabled, whether any of the inputs asks for one or not."""
         assert self._entry is not None
         inputs = list(given)
-        for position in order["required"]:
+        required = order.get("required", ())
+        for position in required:
             inputs[position] = inputs[position].detach().requires_grad_(True)
         outputs = self._entry(*inputs)
-        return [x.detach() for x in _as_tensors(outputs)] if order["required"] else outputs
+        return [x.detach() for x in _as_tensors(outputs)] if required else outputs
 
     def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         inputs = self._inputs(order["inputs"])
@@ -227,7 +228,7 @@ class Host:
         for position in order["gradients"]:
             inputs[position] = inputs[position].detach().requires_grad_(True)
         outputs = _as_tensors(self._entry(*inputs))
-        later = self._entry(*another_layers(inputs)) if order["overlap"] else ()
+        later = self._entry(*another_layers(inputs)) if order.get("overlap") else ()
         seeds = self._inputs(order["seeds"])
         if len(seeds) != len(outputs):
             raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(seeds)}")
