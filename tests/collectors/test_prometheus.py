@@ -105,7 +105,7 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     assert disks.value(Subject(SubjectKind.DISK, "n1:/data"), "disk_available_bytes") == 11
     nic, node = Subject(SubjectKind.NIC, "n1/mlx5_0:1"), Subject(SubjectKind.NODE, "n1")
     assert inventory.above(nic, SubjectKind.NODE, time.time()) == node
-    then_s = batch.sources[0].at_s
+    then_s = read().sources[0].at_s  # a look that began after the samples of the last one had come
     gpus, boxes, nodes = (frame(batch, k) for k in (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE))
     assert [gpus.value(gpu, "gpu_power_w") for gpu in GPUS[:2]] == [100, 101]
     assert gpus.value(GPUS[1], "gpu_memory_used_bytes") == 11 * 2**20
