@@ -95,6 +95,16 @@ __device__ __forceinline__ void await(unsigned barrier, unsigned phase) {
 }
 """
 
+READ = """
+__device__ __forceinline__ uint4 read(const uint4* p, unsigned long long policy) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint$fetch.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(policy));
+    return v;
+}
+"""
+"""A 16-byte load past the first cache, with a policy for L2; `$fetch`: how many bytes L2 brings in at once."""
+
 
 def prelude(dtype: str, hint: int) -> str:
     """Types and helpers for a 16-bit floating-point dtype; `T` is its storage. hint: loads leave L2 first."""

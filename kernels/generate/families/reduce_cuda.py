@@ -9,25 +9,21 @@ in L2 too. Loads may fetch `fetch` bytes at once, and rows be taken in either or
 from __future__ import annotations
 
 from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import SHARED_BYTES, prelude
+from kernels.generate.bulk import READ, SHARED_BYTES, prelude
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
 
-BODY = """
+BODY = (
+    """
 $prelude
 #define VECTORS ($n / 8)
 #define THREADS $threads
 #define DEPTH $depth
 #define TURNS (VECTORS / (THREADS * DEPTH))
-
-__device__ __forceinline__ uint4 read(const uint4* p, unsigned long long policy) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint$fetch.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(policy));
-    return v;
-}
-__device__ __forceinline__ void add(const uint4* held, float* total) {
+"""
+    + READ
+    + """__device__ __forceinline__ void add(const uint4* held, float* total) {
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
         float v[8];
@@ -69,6 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_sum(const T* __restric
     }
 }
 """
+)
 
 
 class ReduceCuda:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import SHARED_BYTES, prelude
+from kernels.generate.bulk import READ, SHARED_BYTES, prelude
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
 
-BODY = """
+BODY = (
+    """
 $prelude
 #define N $n
 #define ROWS $rows
@@ -23,14 +24,9 @@ $prelude
 #define WARPS (THREADS / 32)
 #define VECTORS (N / 8)
 #define DEPTH (VECTORS / THREADS)
-
-__device__ __forceinline__ uint4 read(const uint4* p, unsigned long long policy) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint$fetch.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(policy));
-    return v;
-}
-__device__ __forceinline__ void write(uint4* p, uint4 v, unsigned long long policy) {
+"""
+    + READ
+    + """__device__ __forceinline__ void write(uint4* p, uint4 v, unsigned long long policy) {
     asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
                  :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy) : "memory");
 }
@@ -77,6 +73,7 @@ $result
     }
 }
 """
+)
 HOLD = """#pragma unroll
     for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
@@ -108,7 +105,8 @@ def _hold(*names: tuple[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """What differs between operations. inputs: each a row's values, or weights; number: a scalar's launch term."""
+    """What differs between operations: CUDA C++ that holds the rows, makes their statistics, and a vector's result.
+    rows: the inputs that are read by rows; weights: those that all rows share; number: a scalar's launch term."""
 
     hold: str
     statistics: str
