@@ -1,4 +1,8 @@
-"""Follows a growing file: whole lines only, across rotation and truncation, never more than a bound at a time."""
+"""Follows a growing file: whole lines only, across rotation and truncation, never more than a bound at a time.
+
+A progress bar that rewrites its line ends its states by carriage returns, and the line perhaps never: what is too
+long for a line, or not ended yet, is read by them.
+"""
 
 from __future__ import annotations
 
@@ -62,26 +66,28 @@ class Tail:
     def _lines(self, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
         skipped = 0
         if self._skipping:
-            end = data.find(b"\n") + 1
+            end = (data.find(b"\n") + 1) or (data.find(b"\r") + 1)
             if end == 0:
                 self._offset += len(data)
                 return [], len(data)
             skipped, data = end, data[end:]
             self._offset += end
             self._skipping = False
-        whole = data.rfind(b"\n") + 1
+        whole = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if whole == 0 and len(data) > MAX_LINE_BYTES:
             self._offset += len(data)
             self._skipping = True
             return [], skipped + len(data)
-        lines = []
+        lines: list[tuple[int, bytes]] = []
         at = self._offset
-        for line in data[:whole].split(b"\n")[:-1]:
-            if len(line) <= MAX_LINE_BYTES:
-                lines.append((at, line))
+        *ended, open_line = data[:whole].split(b"\n")
+        parts = [p for line in ended for p in (line.split(b"\r") if len(line) > MAX_LINE_BYTES else (line,))]
+        for part in (*parts, *open_line.split(b"\r")[:-1]):
+            if len(part) <= MAX_LINE_BYTES:
+                lines.append((at, part))
             else:
-                skipped += len(line)
-            at += len(line) + 1
+                skipped += len(part)
+            at += len(part) + 1
         self._offset += whole
         return lines, skipped
 

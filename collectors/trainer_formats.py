@@ -10,6 +10,8 @@
     clu (JAX)            [100] learning_rate=0.001, loss=2.3
     tqdm without an end  100it [00:10,  9.90it/s, loss=2.3]
     Composer             [batch=100/1000]:   and, in lines of their own,   Train loss/train/total: 2.3456
+                         [metric][batch=100]: { "loss/train/total": 2.3456 }
+    word_language_model  | epoch   1 |   200/ 2983 batches | lr 5.00 | ms/batch 12.34 | loss  8.12 | ppl  3361.12
 
 What is counted anew in each epoch (100 of 5005) is told as a step that goes on over them.
 """
@@ -21,7 +23,8 @@ from collections.abc import Iterator
 
 _IN_EPOCH = re.compile(
     r"\b(?:Epoch(?:\(train\))?:?\s*\[(\d+)\]|Train(?: Epoch)?:\s*(\d+))\s*\[\s*(\d+)\s*/\s*(\d+)"
-    r"|\bepoch:?\s*\[?\s*(\d+)(?:\s*/\s*\d+)?\]?[\s,;:|-]+(?:step|batch|iter(?:ation)?)s?:?\s*\[?\s*(\d+)\s*/\s*(\d+)",
+    r"|\bepoch:?\s*\[?\s*(\d+)(?:\s*/\s*\d+)?\]?[\s,;:|-]+(?:step|batch|iter(?:ation)?)s?:?\s*\[?\s*(\d+)\s*/\s*(\d+)"
+    r"|\bepoch\s+(\d+)\s*\|\s*(\d+)\s*/\s*(\d+) batches\b",
     re.IGNORECASE,
 )
 _COUNTED = re.compile(
@@ -40,6 +43,7 @@ _EVALUATES = re.compile(
 )
 _OTHER_NORM = re.compile(r"(?<!grad)(?<!gradient)(?<=[A-Za-z])\s$", re.IGNORECASE)
 _BATCH = re.compile(r"\[batch=(\d+)/\d+\]:?\s*$")
+_METRIC = re.compile(r"\[metric\]\[batch=(\d+)\]: \{.*\"loss/train/total\": ([^,}\s]+)")
 _TRAIN_LOSS = re.compile(r"^\s*Train loss/train/total: (\S+)\s*$")
 
 
@@ -69,7 +73,9 @@ def of_another(column: str, text: str, at: int) -> bool:
 
 
 def in_parts(text: str) -> tuple[str | None, str | None]:
-    """(step, loss) of Composer's lines, which tell one of them each."""
+    """(step, loss) of Composer's lines, which tell one of them each, and of its log file's, which tell both."""
+    if (match := _METRIC.search(text)) is not None:
+        return match.group(1), match.group(2)
     if (match := _BATCH.search(text)) is not None:
         return match.group(1), None
     match = _TRAIN_LOSS.match(text)

@@ -5,36 +5,50 @@
     nanoGPT       iter 100: loss 2.3456, time 123.45ms, mfu 12.3%
     HF Trainer    {'loss': 2.3, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.1}   step: tqdm's `100/1000 [`
     Lightning     Epoch 0:  10%|█ | 100/1000 [00:10<01:30, 9.90it/s, v_num=0, train_loss=2.30]
+    Keras         Epoch 2/10, then lines such as 100/1875 ━━━━━━ 4s 2ms/step - accuracy: 0.9 - loss: 0.3
     key=value     step=100 loss=2.3 grad_norm=1.2 lr=1e-4 step_time=0.25s tokens_per_s=1000 rank=3, also as JSON
     others        that tell their step otherwise: `collectors.trainer_formats`
 
-A printed NaN or infinity of a figure is +inf here, because NaN means "not printed".
+A printed NaN or infinity of a figure is +inf here, because NaN means "not printed". Numbers may be grouped
+(1,234.5) or have a decimal comma (2,3456); what may be either (2,345) is grouped only where it counts something.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from collectors.trainer_formats import counted, in_parts, of_another, spaced
 
-_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)(?:\.0)?)"
-_ANSI = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,3})*m")
+_NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    r"|(?i:nan|inf(?:inity)?)(?:\.0)?)"
+)
+_GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_GROUPED_BY_DOTS = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+")
+_ANSI = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,3})*m|\x08+")
 """Colours and moves of the cursor, also as syslog and log shippers leave them: escaped, or without escape."""
+_KERAS = re.compile(r"^\s*(\d+)/(\d+|Unknown) (?:\[[=>.]*\]|[\u2500-\u257f]+|-(?= \d+m?s\b)) ")
+_KERAS_EPOCH = re.compile(r"^Epoch (\d{1,9})/\d+\s*$")
 _MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
 _NANOGPT = re.compile(rf"^(?:.* )?iter (\d+): loss ({_NUMBER}), time ({_NUMBER})ms")
 _NANOGPT_EVAL = re.compile(r"\bstep \d+: train loss \S+, val loss")
 _PROGRESS = re.compile(r"\|\s*(\d+)/(\d+) \[[^,\]]*(?:,\s*([\d.]+|\?)\s*(it/s|s/it))?(.*)\]")
+_ITER_TIME = re.compile(rf"\biter time \(s\): ({_NUMBER})")
 _EPOCH = re.compile(r"\bepoch[:\s]\s*\[?(\d+)", re.IGNORECASE)
 _HF = re.compile(rf"'(loss|grad_norm|learning_rate|step)': '?({_NUMBER})'?")
 _PAIR = re.compile(
     rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\()?({_NUMBER})(ms|s)?"""
     r"""(?=[\s,;|\]})"']|\.?$|\.\s)"""
 )
-_RANK = re.compile(r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]?\s?(\d+)\b)", re.IGNORECASE)
+_RANK = re.compile(
+    r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]?\s?(\d+)\b|^\[\d+,(\d+)\]<std)", re.IGNORECASE
+)
 _SAVED = re.compile(
     r"(?:\bsaved\b.*\bcheckpoint|\bcheckpoint\b.*\bsaved\b|finished saving.*checkpoint|saving model checkpoint to"
     r"|^saving checkpoint to\b)",
@@ -49,13 +63,19 @@ _STARTED = re.compile(
 _STARTING = ("process group", "checkpoint", "resum", "start", "running training")
 """A word of each start, to look for first: most lines have none, and a plain search is ten times as fast."""
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
-_CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
+_GLOG = re.compile(r"^[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})\s+\d+ ")
+"""glog's and absl's stamp, which has no year: `I1123 12:00:01.123456 1234 train.py:10]`."""
+CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) ([FP]) ")
+"""What the container runtime puts before each line (CRI log format); P: the line goes on in the next one."""
 
 _NAMES = {
-    "step": ("step", "iteration", "iter", "global_step", "train/step", "train/global_step", "num_updates"),
+    "step": (
+        *("step", "iteration", "iter", "global_step", "train/step", "train/global_step", "num_updates"),
+        *("_step", "trainer/global_step"),
+    ),
     "loss": (
         *("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss", "train_loss_step"),
-        *("reduced_train_loss", "step_loss", "total_loss"),
+        *("reduced_train_loss", "step_loss", "total_loss", "loss/train/total", "train/loss_step"),
     ),
     "grad_norm": (
         *("grad_norm", "gnorm", "gradnorm", "grad-norm", "grad norm", "train/grad_norm", "gradient_norm", "norm"),
@@ -74,6 +94,7 @@ _NAMES = {
         "tps",
         "wps",
         "tokens_per_second",
+        "throughput/tokens_per_sec",
     ),
     "compute_s": ("compute_s", "compute_time", "compute_time_s", "fwd_bwd_time"),
     "data_s": ("data_s", "data_time", "data_time_s", "dataloader_time", "data_load_time"),
@@ -99,7 +120,8 @@ FIGURES = (
 class TrainerLine:
     """step: None where the line gives none; figures: column of `STEP_COLUMNS` → value (+inf: printed, not finite);
     t_s: the line's own time (Unix s) or None; `zoned`: it names its time zone, else it was taken for UTC;
-    `started`: the process began anew."""
+    `started`: the process began anew; `epoch`: the epoch (from 0) that begins with this line; `of`: how many steps
+    the epoch has within which `step` counts (0: not known yet), None where steps go on over epochs."""
 
     step: int | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -107,6 +129,8 @@ class TrainerLine:
     rank: int | None = None
     started: bool = False
     zoned: bool = True
+    epoch: int | None = None
+    of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +155,21 @@ class LinePattern:
         return cls(expression)
 
 
-def read_line(text: str, patterns: Sequence[LinePattern] = ()) -> TrainerLine | None:
-    """What the line says, or None where it says nothing of training. Never raises."""
-    if "\x1b" in text or ("m" in text and "[" in text):
+def read_line(text: str, patterns: Sequence[LinePattern] = (), now_s: float | None = None) -> TrainerLine | None:
+    """What the line says, or None where it says nothing of training. Never raises. `now_s` (Unix s; none: this
+    machine's clock) tells the year of stamps that have none."""
+    if "\x1b" in text or "\x08" in text or ("m" in text and "[" in text):
         text = _ANSI.sub("", text)
-    t_s, text = _without_cri(text)
+    t_s, text = _without_runtime(text)
     if t_s is not None:
         return _read(text, patterns, t_s)
-    t_s, zoned = _stamp(text)
+    t_s, zoned = _stamp(text, now_s)
     line = _read(text, patterns, t_s)
     return line if zoned or line is None or line.t_s != t_s else replace(line, zoned=False)
 
 
 def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> TrainerLine | None:
-    rank = _rank(text) if "rank" in text or "RANK" in text or "Rank" in text else None
+    rank = _rank(text) if "rank" in text or "RANK" in text or "Rank" in text or "]<std" in text else None
     for pattern in patterns:
         if (match := pattern.expression.search(text)) is not None:
             return _own(match, t_s, rank)
@@ -155,6 +180,13 @@ def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> Trai
         return TrainerLine(step, {"checkpoint_saved": 1.0}, t_s, rank)
     if any(word in lower for word in _STARTING) and _STARTED.search(text):
         return TrainerLine(None, {}, t_s, rank, started=True)
+    if (begins := _KERAS_EPOCH.match(text)) is not None:
+        epoch = max(int(begins.group(1)) - 1, 0)
+        return TrainerLine(None, {}, t_s, rank, started=epoch == 0, epoch=epoch)
+    if "/" in text and (bar := _KERAS.match(text)) is not None:
+        of = int(bar.group(2)[:12]) if bar.group(2).isdigit() else 0
+        figures = {"loss": loss} if (loss := _named(text[bar.end() :], "loss")) is not None else {}
+        return TrainerLine(_step(bar.group(1)), figures, t_s, rank, of=of) if figures else None
     step, figures, told = _figures(text)
     if step is None and not figures:
         return None
@@ -216,6 +248,8 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
         elif column is not None and column not in figures and not of_another(column, rest, at):
             in_ms = unit == "ms" or key.endswith("_ms")
             _set(figures, column, value, 1e-3 if in_ms else 1.0)
+    if "step_time_s" not in figures and (match := _ITER_TIME.search(rest)) is not None:  # DeepSpeed's pipelines
+        _set(figures, "step_time_s", match.group(1))
     if step is None:
         return None, {}, told_rank  # a loss without a step is an evaluation or a summary
     if is_bar and figures.keys() <= {"step_time_s"}:
@@ -236,6 +270,15 @@ def _progress(text: str) -> tuple[int | None, dict[str, float], str]:
     if speed and speed != "?" and float(speed) > 0:
         figures["step_time_s"] = float(speed) if unit == "s/it" else 1 / float(speed)
     return step, figures, rest
+
+
+def _named(text: str, column: str) -> float | None:
+    """The first figure of that column among names and values; None where there is none."""
+    figures: dict[str, float] = {}
+    for match in _PAIR.finditer(text):
+        if _COLUMN_OF.get(match.group(1).lower()) == column and column not in figures:
+            _set(figures, column, match.group(2))
+    return figures.get(column)
 
 
 def _own(match: re.Match[str], t_s: float | None, rank: int | None) -> TrainerLine:
@@ -260,7 +303,9 @@ def _own(match: re.Match[str], t_s: float | None, rank: int | None) -> TrainerLi
 
 
 def _set(figures: dict[str, float], column: str, text: str, scale: float = 1.0) -> None:
-    clean = text.strip().replace(",", "")
+    clean = text.strip().rstrip(",")
+    if "," in clean:
+        clean = _without_commas(clean, counts=column == "tokens_per_s" or scale != 1.0)
     if "n" in clean.lower():  # Lightning pads what its bar shows: nan.0
         clean = clean.partition(".")[0]
     try:
@@ -268,6 +313,16 @@ def _set(figures: dict[str, float], column: str, text: str, scale: float = 1.0) 
     except ValueError:
         return
     figures[column] = value if math.isfinite(value) else math.inf
+
+
+def _without_commas(text: str, counts: bool) -> str:
+    """A number with commas as Python writes it. `counts`: 1,234 is a thousand and some, else one and some."""
+    if _GROUPED_BY_DOTS.fullmatch(text):
+        return text.replace(".", "").replace(",", ".")
+    is_clear = "." in text or text.count(",") > 1
+    if _GROUPED.fullmatch(text) and (counts or is_clear):
+        return text.replace(",", "")
+    return text.replace(",", ".") if not is_clear else ""
 
 
 def _step(text: str) -> int | None:
@@ -279,18 +334,26 @@ def _step(text: str) -> int | None:
 
 def _rank(text: str) -> int | None:
     match = _RANK.search(text)
-    return None if match is None else _step(match.group(1) or match.group(2))
+    return None if match is None else _step(next(group for group in match.groups() if group is not None))
 
 
-def _without_cri(text: str) -> tuple[float | None, str]:
-    """Takes off what the container runtime puts before each line (CRI log format)."""
-    match = _CRI.match(text)
+def _without_runtime(text: str) -> tuple[float | None, str]:
+    """Takes off what the container runtime puts around each line: CRI's log format, or Docker's JSON."""
+    if text.startswith('{"log":"'):
+        try:
+            told = json.loads(text)
+            return _stamp(told["time"])[0], str(told["log"]).rstrip("\r\n")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None, text
+    match = CRI.match(text)
     return (None, text) if match is None else (_stamp(match.group(1))[0], text[match.end() :])
 
 
-def _stamp(text: str) -> tuple[float | None, bool]:
-    """The first ISO-like time in a line's first 80 characters (Unix s), and whether it names its zone; without one
-    it is taken for UTC."""
+def _stamp(text: str, now_s: float | None = None) -> tuple[float | None, bool]:
+    """The first ISO-like time in a line's first 80 characters, or glog's at its beginning (Unix s), and whether it
+    names its zone; without one it is taken for UTC."""
+    if (glog := _GLOG.match(text)) is not None:
+        return _of_no_year(glog, time.time() if now_s is None else now_s), False
     match = _STAMP.search(text[:80])
     if match is None:
         return None, True
@@ -300,3 +363,16 @@ def _stamp(text: str) -> tuple[float | None, bool]:
     except ValueError:
         return None, True
     return at.timestamp() + (float(f"0.{fraction}") if fraction else 0.0), zone is not None
+
+
+def _of_no_year(match: re.Match[str], now_s: float) -> float | None:
+    """The time of month, day and clock in the year that brings it nearest to `now_s` (both Unix s)."""
+    month, day, clock, fraction = match.groups()
+    near = []
+    for year in (datetime.fromtimestamp(now_s, UTC).year + n for n in (-1, 0, 1)):
+        try:
+            at = datetime.fromisoformat(f"{year}-{month}-{day}T{clock}+00:00")
+        except ValueError:
+            continue
+        near.append(at.timestamp() + float(f"0.{fraction}"))
+    return min(near, key=lambda t_s: abs(t_s - now_s), default=None)

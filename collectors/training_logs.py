@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from collectors.pages import source_subject
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tail import Tail
 from collectors.tick import Batch
-from collectors.trainer_line import LinePattern, TrainerLine, read_line
+from collectors.trainer_line import CRI, LinePattern, TrainerLine, read_line
 from collectors.workload import WorkloadRule, container_subject, pod_subject, rank_of
 
 FILE_PATTERNS = (
@@ -68,6 +68,22 @@ class _File:
     """The step of each subject's last loss."""
     zone_s: float = 0.0
     """What to add to a time that names no zone and is not in UTC."""
+    epoch: int = 0
+    of: int = 0
+    """The epoch within which Keras' bars count, and how many steps it has; 0: not known yet."""
+    rest: bytes = b""
+    """What was told of a bar's state that the container runtime cut in two."""
+
+    def over_epochs(self, line: TrainerLine) -> TrainerLine | None:
+        """The line with a step that goes on over epochs; None where its bar is an evaluation's."""
+        if line.epoch is not None:
+            self.epoch, self.of = line.epoch, self.of if line.epoch else 0
+        if line.of is None or line.step is None:
+            return line
+        self.of = self.of or line.of
+        if line.of not in (0, self.of):
+            return None
+        return replace(line, step=self.epoch * self.of + line.step)
 
     def step_of(self, subject: Subject, line: TrainerLine) -> tuple[int, bool]:
         """The step of a line, and whether it was counted: where losses follow each other and no step is told, as by
@@ -253,10 +269,11 @@ class TrainingLogsCollector:
             rejected[Reason.TOO_LARGE] = rejected.get(Reason.TOO_LARGE, 0) + 1
         kept: list[LogRecord] = []
         last: LogRecord | None = None
-        told = [(offset, text, read_line(text, self._lines)) for offset, text in _texts(read.lines)]
+        file.rest = b"" if read.replaced else file.rest
+        told = [(offset, text, read_line(text, self._lines, now_s)) for offset, text in _texts(read.lines, file)]
         file.keep_zone([line for _, _, line in told], read.changed_s, now_s)
         for offset, text, read_as in told:
-            line = read_as
+            line = None if read_as is None else file.over_epochs(read_as)
             t_s = now_s if line is None or line.t_s is None else line.t_s
             t_s += file.zone_s if line is not None and not line.zoned else 0.0
             if t_s > now_s + FUTURE_S:
@@ -317,12 +334,21 @@ class TrainingLogsCollector:
         known.figures.append(dict(line.figures))
 
 
-def _texts(lines: tuple[tuple[int, bytes], ...]) -> Iterator[tuple[int, str]]:
-    """Printable lines; a progress bar's carriage returns separate its states."""
+def _texts(lines: tuple[tuple[int, bytes], ...], file: _File) -> Iterator[tuple[int, str]]:
+    """Printable lines; a progress bar's carriage returns separate its states. A state that the container runtime
+    cut in two is joined: of `loss=12.3` it may have left `loss=1`."""
     for offset, raw in lines:
-        for part in raw.rstrip(b"\r").split(b"\r"):
+        runtime = CRI.match(raw[:80].decode(errors="replace"))
+        head, body = b"", raw
+        if runtime is not None:
+            head, body = raw[: runtime.end()], file.rest + raw[runtime.end() :]
+            file.rest = b""
+        parts = body.removesuffix(b"\r").split(b"\r")
+        if runtime is not None and runtime.group(2) == "P" and len(parts[-1]) < MAX_TEXT:
+            file.rest = parts.pop() + (b"\r" if body.endswith(b"\r") else b"")
+        for part in parts:
             if part.strip():
-                yield offset, part.decode(errors="replace")
+                yield offset, (head + part).decode(errors="replace")
 
 
 def _series(subject: Subject, run: str, points: _Points, source: str) -> StepSeries:

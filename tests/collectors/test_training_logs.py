@@ -491,3 +491,128 @@ def test_the_collector_reads_a_storm_in_one_tick(collector: Any, tmp_path: Path)
         (tmp_path / f"ml_job-{rank}_t.log").write_text(text)
     batch = take(collector())
     assert sum(len(s.step) for s in batch.steps) == 10_000
+
+
+KERAS_BAR = (
+    "\x1b[1m{0}/{1}\x1b[0m \x1b[32m━━\x1b[0m\x1b[37m━━\x1b[0m \x1b[1m4s\x1b[0m 2ms/step - acc: 0.8 - loss: {2}"
+)
+
+
+@pytest.mark.parametrize(
+    ("bar", "runtime"),
+    [
+        ("{0}/{1} [=====>......] - ETA: 1:23 - loss: {2} - accuracy: 0.8912", ""),
+        ("{0}/{1} - 5s - loss: {2} - accuracy: 0.9151 - 5s/epoch - 3ms/step", ""),
+        (KERAS_BAR, ""),
+        (KERAS_BAR, "2026-11-21T13:01:40Z stdout F "),
+    ],
+    ids=["keras 2", "keras 2 without its bar", "keras 3", "keras 3 under CRI"],
+)
+def test_the_steps_of_keras_bars_go_on_over_epochs_and_its_evaluations_are_none(
+    collector: Any, tmp_path: Path, bar: str, runtime: str
+) -> None:
+    """Its bars were not read at all: a Keras job's loss was never judged."""
+    lines = []
+    for epoch, total in ((1, "Unknown"), (2, 20), (3, 20)):
+        lines += [f"Epoch {epoch}/4", bar.format(10, total, 2.0 / epoch), bar.format(20, 20, 1.0 / epoch)]
+        lines += [bar.format(5, 5, 99.0)] if epoch == 2 else []
+    lines += ["Epoch 4/4", bar.format(1, 20, "nan")]
+    (tmp_path / "ml_job-3_trainer.log").write_text("".join(f"{runtime}{line}\n" for line in lines))
+    run = only(take(collector()))
+    assert run.step.tolist() == [10, 20, 30, 40, 50, 60, 61]
+    assert run.column("loss").tolist() == pytest.approx([2.0, 1.0, 1.0, 0.5, 2 / 3, 1 / 3, math.inf])
+
+
+def test_a_bar_whose_line_never_ends_is_read_while_it_runs(collector: Any, tmp_path: Path) -> None:
+    """tqdm ends its line when training ends: until then nothing of it was read, and past 64 KiB nothing ever."""
+    log, of = tmp_path / "ml_job-3_trainer.log", collector()
+    found: list[int] = []
+    for first in range(1, 4001, 1000):
+        with log.open("a") as stream:
+            for n in range(first, first + 1000):
+                stream.write(f"\rTraining:  10%|█         | {n}/9000 [00:10<01:30,  9.90it/s, loss={n}.5]")
+        found += only(take(of)).step.tolist()
+    assert found == list(range(1, 4000))  # the last state may not be whole
+
+
+def test_a_bars_state_that_the_runtime_cut_in_two_is_read_whole(collector: Any, tmp_path: Path) -> None:
+    """CRI cuts lines at 16 KiB: of `loss=12.3` it left `loss=1`, and a loss that fell to a tenth."""
+    state = " 10%|█ | {0}/9000 [00:10<01:30,  9.90it/s, loss={0}.25]"
+    text = "".join("\r" + state.format(n) for n in range(100, 130)) + "\n"
+    log, of = tmp_path / "ml_job-3_trainer.log", collector()
+    found: dict[int, float] = {}
+    for at in range(0, len(text), 37):
+        chunk = text[at : at + 37]
+        tag = "F" if chunk.endswith("\n") else "P"
+        with log.open("a") as stream:
+            stream.write(f"2026-11-21T13:00:{at % 60:02d}.5Z stderr {tag} {chunk}" + ("" if tag == "F" else "\n"))
+        for series in take(of).steps:
+            assert (series.t_s < NOW).all()  # every state has its line's time
+            found |= dict(zip(series.step.tolist(), series.column("loss").tolist(), strict=True))
+    assert found == {n: n + 0.25 for n in range(100, 130)}
+
+
+def test_dockers_json_is_taken_off_the_lines(collector: Any, tmp_path: Path) -> None:
+    """Behind cri-dockerd the kubelet's logs are Docker's: of key=value the last figure was lost, of JSON all."""
+    lines = ["step=1 loss=2.5\\n", '{\\"step\\": 2, \\"loss\\": 2.25}\\n']
+    (tmp_path / "ml_job-3_trainer.log").write_text(
+        "".join(
+            f'{{"log":"{line}","stream":"stderr","time":"2026-11-21T13:00:0{n}.5Z"}}\n'
+            for n, line in enumerate(lines)
+        )
+    )
+    run = only(take(collector()))
+    assert run.step.tolist() == [1, 2]
+    assert run.column("loss").tolist() == [2.5, 2.25]
+    assert run.t_s.tolist() == [1_795_266_000.5, 1_795_266_001.5]
+
+
+def test_glogs_stamp_is_read_in_the_year_that_is_near() -> None:
+    """Absl prints no year: every step of a log that was read late was of now."""
+    for now_s, year in ((1_795_266_100.0, 2026), (1_798_761_700.0, 2026)):  # 21 November, and 1 January 2027
+        line = read_line("I1231 23:59:59.500000 140 train.py:88] step: 100, loss: 2.3", now_s=now_s)
+        assert line is not None
+        assert line.t_s is not None
+        assert not line.zoned
+        assert datetime.fromtimestamp(line.t_s, UTC).isoformat() == f"{year}-12-31T23:59:59.500000+00:00"
+    line = read_line("I1399 23:59:59.500000 140 train.py:88] step: 100, loss: 2.3", now_s=NOW)
+    assert line is not None
+    assert line.t_s is None
+
+
+@pytest.mark.parametrize(
+    ("text", "figures"),
+    [
+        (
+            "step=100 loss=2,3456 grad_norm=1,25 lr=0,0001",
+            {"loss": 2.3456, "grad_norm": 1.25, "learning_rate": 1e-4},
+        ),
+        ("step=1,200 loss=2,345 tps=1,234", {"loss": 2.345, "tokens_per_s": 1234.0}),
+        ("step=100,loss=1.234,56,step_time=0,25s", {"loss": 1234.56, "step_time_s": 0.25}),
+        ("step=100 loss=1,234.5 step_time_ms=1,250", {"loss": 1234.5, "step_time_s": 1.25}),
+        ("step=100 loss=1,2,3.4 lr=1,5e-05", {"learning_rate": 1.5e-5}),
+        ("steps: 100 loss: 2.5 iter time (s): 0,250 samples/sec: 12,3", {"loss": 2.5, "step_time_s": 0.25}),
+    ],
+)
+def test_decimal_commas_are_no_thousands(text: str, figures: dict[str, float]) -> None:
+    """A German loss of 2,3456 was 23456: a job that learns well had diverged."""
+    line = read_line(text)
+    assert line is not None
+    assert line.figures == pytest.approx(figures)
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "rank"),
+    [
+        ('{"_step": 100, "_runtime": 12.3, "train/loss": 2.5}', 100, None),
+        ('{"trainer/global_step": 100, "loss/train/total": 2.5}', 100, None),
+        ('[metric][batch=100]: { "loss/train/total": 2.5 }', 100, None),
+        ("| epoch   2 |   100/ 2983 batches | lr 5.00 | ms/batch 12.34 | loss  2.50 | ppl  3361.12", 6066, None),
+        ("[1,3]<stdout>:step=100 loss=2.5", 100, 3),
+    ],
+    ids=["wandb's rows", "Composer's rows", "Composer's file", "word_language_model", "mpirun's ranks"],
+)
+def test_rows_of_trackers_and_launchers_are_read(text: str, step: int, rank: int | None) -> None:
+    line = read_line(text)
+    assert line is not None
+    assert (line.step, line.rank, line.figures["loss"]) == (step, rank, 2.5)
