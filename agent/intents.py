@@ -74,14 +74,14 @@ def commitments(
     found = []
     for row in rows:
         end = ends.get((row.action_id, "act"))
-        if row.phase != "act" or (end is not None and end.status not in _HAPPENED):
-            continue
         action = load(Action, row.body)
+        if row.phase != "act" or (end is not None and end.status not in _HAPPENED and not _stays(action, end)):
+            continue
         undone = ends.get((row.action_id, "undo"))
         released_s = None
         if undone is not None and undone.status in _HAPPENED[:2]:
             released_s = undone.at_s
-        elif end is not None and end.status is not OutcomeStatus.UNKNOWN and action.kind in _GIVES_BACK_ITSELF:
+        elif end is not None and end.status in _HAPPENED[:2] and action.kind in _GIVES_BACK_ITSELF:
             released_s = end.at_s
         found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
     known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
@@ -107,6 +107,12 @@ def standing_cordons(connection: Connection, incident: int) -> list[Action]:
     ]
 
 
+def _stays(action: Action, end: Outcome) -> bool:
+    """Whether an action that failed half-way has left its node out of use, by its own word."""
+    takes = action.kind in TAKES_OUT or action.kind in _GIVES_BACK_ITSELF
+    return takes and end.status is OutcomeStatus.FAILED and end.observed.get("cordoned") == "true"
+
+
 def _node(action: Action) -> str:
     return str(action.params.get("node", action.target.name))
 
@@ -116,8 +122,8 @@ def _released(item: Commitment, back: list[Commitment]) -> Commitment:
     later = [
         other.ended_s
         for other in back
-        if item.action.kind in TAKES_OUT
-        and other.action.target == item.action.target
+        if (item.action.kind in TAKES_OUT or item.action.kind in _GIVES_BACK_ITSELF)
+        and _node(other.action) == _node(item.action)
         and other.begun_s >= item.begun_s
         and other.ended_s is not None
     ]

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from collectors.base import Permanent
 from collectors.kube_api import Refused
-from controllers.action import Action, Outcome, OutcomeStatus, UnderWay
+from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
 from controllers.actuators import kube_nodes
 from controllers.actuators.kube_client import KubeClient, Object
-from controllers.actuators.kube_marks import Marks
-from controllers.actuators.kube_workloads import POLL_S, Workloads
+from controllers.actuators.kube_marks import Marks, cordoning
+from controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,14 @@ class Drains:
         path = kube_nodes.path(action.target.name)
         node = self._kube.find(path)
         marked = node is not None and self._marks.has(node, action)
-        if not marked and (stopped := self._work.stopped_by(action)):
-            return self._carry_on(action, node, stopped)
+        if not marked and (stopped := self._work.stopped_by(action, action.blast_radius.jobs)):
+            what = "is gone" if node is None else "is another machine now, or our mark was taken off it"
+            return self._carry_on(action, stopped, f"{action.target.name} {what}")
         if node is None:
             return self._outcome(OutcomeStatus.REFUSED, f"{action.target} does not exist any more")
         if marked and not kube_nodes.is_cordoned(node):
-            return self._refused(action, "a person has uncordoned it during the drain; that stands")
+            stopped = self._work.stopped_by(action, self._work.gangs_of(node, action), STOPPED)
+            return self._carry_on(action, stopped, "a person has uncordoned it during the drain; that stands")
         left = kube_nodes.evictable(self._kube, action.target.name)
         gangs, single = self._work.gangs(left)
         known = self._work.gangs_of(node, action)
@@ -62,46 +65,64 @@ class Drains:
         if not marked or not gangs <= known:
             known |= gangs
             theirs = kube_nodes.is_cordoned(node) and not self._owns_cordon(node)
-            change: Object = {"spec": {"unschedulable": True}}
+            change = cordoning(node, ActionKind.DRAIN)
             self._marks.patch(path, node, action, change, jobs=sorted(known), theirs=theirs)
-        waits = [wait for gang in sorted(known) if (wait := self._work.cycle_named(gang, action))]
-        evicted = [kept for pod in single if (kept := self._evict(pod))]
+        waits = [wait for gang in sorted(known) if (wait := self._cycle(gang, action))]
+        waits += [kept for pod in single if (kept := self._evict(pod))]
         if not waits and not left:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods")
-        said = "; ".join([*waits, *(wait.text for wait in evicted)])
-        after_s = max([POLL_S, *(wait.retry_after_s for wait in evicted)])
-        raise UnderWay(f"drain of {action.target.name}: {len(left)} pods left; {said}", retry_after_s=after_s)
+        said = f"{len(left)} pods left; {'; '.join(wait.text for wait in waits)}"
+        if waits and all(wait.refused for wait in waits):  # what can be done is done
+            why = f"drain of {action.target.name} cannot go on, and the node stays cordoned: {said}"
+            return Outcome(OutcomeStatus.FAILED, why, self._now_s(), {"cordoned": "true"})
+        after_s = max([POLL_S, *(wait.retry_after_s for wait in waits)])
+        raise UnderWay(f"drain of {action.target.name}: {said}", retry_after_s=after_s)
 
     def read(self, action: Action) -> Outcome:
         """DONE where the node stands cordoned by us and empty, and every gang was started again."""
         node = self._kube.find(kube_nodes.path(action.target.name))
         marked = node is not None and self._marks.has(node, action)
         if node is None or not marked:
-            begun = bool(self._work.stopped_by(action))
+            begun = bool(self._work.stopped_by(action, action.blast_radius.jobs))
             status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
             return self._outcome(status, f"{action.target} bears no mark of {action.id}")
         gangs = self._work.gangs_of(node, action)
         done = not kube_nodes.evictable(self._kube, action.target.name)
         done = done and all(self._work.is_started(gang, action) for gang in gangs)
         if not kube_nodes.is_cordoned(node):
-            return self._outcome(OutcomeStatus.NOT_DONE, f"{action.target} is not cordoned any more")
+            begun = bool(self._work.stopped_by(action, gangs, STOPPED))
+            status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
+            return self._outcome(status, f"{action.target} is not cordoned any more")
         status = OutcomeStatus.DONE if done else OutcomeStatus.UNDER_WAY
         observed = {"cordoned": "true", "marked": "true"}
         return Outcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
-    def _carry_on(self, action: Action, node: Object | None, stopped: list[str]) -> Outcome:
-        """The node that was drained is not there any more: its jobs are started again, and that is all."""
-        waits = [wait for gang in stopped if (wait := self._work.cycle_named(gang, action))]
-        what = "is gone" if node is None else "is another machine now, or our mark was taken off it"
+    def _carry_on(self, action: Action, stopped: list[str], why: str) -> Outcome:
+        """The drain is over, whoever ended it: jobs that it stopped are started again, and that is all."""
+        waits = [wait.text for gang in stopped if (wait := self._cycle(gang, action)) and not wait.refused]
         if waits:
-            raise UnderWay(f"{action.target.name} {what}; {'; '.join(waits)}", retry_after_s=POLL_S)
-        return self._refused(action, f"{action.target.name} {what}; started again: {', '.join(stopped)}")
+            raise UnderWay(f"{why}; {'; '.join(waits)}", retry_after_s=POLL_S)
+        left = set(self._work.stopped_by(action, stopped))
+        said = [f"started again: {', '.join(again)}"] if (again := sorted({*stopped} - left)) else []
+        said += [f"still stopped: {', '.join(sorted(left))}"] if left else []
+        return self._refused(action, "; ".join([why, *said]))
+
+    def _cycle(self, gang: str, action: Action) -> kube_nodes.Wait | None:
+        """What is waited for of one gang; a refusal of one is kept until no other is left half-way."""
+        try:
+            text = self._work.cycle_named(gang, action)
+        except Permanent as error:
+            return kube_nodes.Wait(str(error), refused=True)
+        return None if text is None else kube_nodes.Wait(text)
 
     def _evict(self, pod: Object) -> kube_nodes.Wait | None:
         """What is waited for of one pod of a drain that has begun; None where it is gone."""
         if kept := self._keeps(pod):
             return kube_nodes.Wait(kept)  # it came after the drain had begun
-        return kube_nodes.evict(self._kube, pod, self._limits.grace_s)
+        try:
+            return kube_nodes.evict(self._kube, pod, self._limits.grace_s)
+        except Refused as error:  # permitted when it was asked as a dry run, and no more
+            return kube_nodes.Wait(f"pod {kube_nodes.pod_name(pod)}: {error}", refused=True)
 
     def _keeps(self, pod: Object) -> str | None:
         """Why a pod is not evicted, as `kubectl drain` without its flags says it; None where it may be."""

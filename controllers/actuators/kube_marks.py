@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from controllers.action import Action, ActionKind
 from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators.kube_nodes import is_cordoned
+from controllers.cordon import TAKES_OUT
 
 MARKER = "nightshift.dev/action."
 """Prefix of annotations, one for each kind: JSON `{"id", "at_s", "phase", "undone"}` of the newest such action."""
+
+
+def cordoning(node: Object, kind: ActionKind) -> Object:
+    """The change that cordons a node for an action of a kind. Where it is not cordoned, marks of other kinds are of
+    cordons that somebody has ended: this one is not to be taken for theirs."""
+    over = {} if is_cordoned(node) else {MARKER + other: None for other in sorted(TAKES_OUT - {kind})}
+    return {"spec": {"unschedulable": True}, "metadata": {"annotations": over}}
 
 
 class Marks:
@@ -44,7 +54,7 @@ class Marks:
         version = str(obj["metadata"]["resourceVersion"])
         return self._kube.merge(path, body, version=version, manager=self._manager)
 
-    def of(self, obj: Object, kind: ActionKind) -> dict[str, object] | None:
+    def of(self, obj: Object, kind: ActionKind) -> dict[str, Any] | None:
         """The newest mark of a kind; None where there is none, or its action was taken back."""
         text = (obj["metadata"].get("annotations") or {}).get(MARKER + kind)
         try:

@@ -101,11 +101,17 @@ def _must_move(pod: Object) -> bool:
     meta = pod["metadata"]
     if REPAIR_LABEL in (meta.get("labels") or {}):
         return False  # the pod that repairs this very node
-    if "kubernetes.io/config.mirror" in (meta.get("annotations") or {}):
+    if is_mirror(pod):
         return False
     if any(r.get("controller") and r["kind"] == "DaemonSet" for r in meta.get("ownerReferences") or []):
         return False
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def is_mirror(pod: Object) -> bool:
+    """Whether it stands for a static pod, which only its node's kubelet starts and stops (kubernetes.io, "Static
+    Pods"). Its owner is the Node, as a controller's would be."""
+    return "kubernetes.io/config.mirror" in (pod["metadata"].get("annotations") or {})
 
 
 def unmanaged(pod: Object) -> bool:
@@ -138,6 +144,8 @@ class Wait:
 
     text: str
     retry_after_s: float = 0.0
+    refused: bool = False
+    """The server will not: waiting alone does not help."""
 
 
 def evict(kube: KubeClient, pod: Object, grace_s: int | None, *, dry_run: bool = False) -> Wait | None:

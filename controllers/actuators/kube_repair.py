@@ -24,6 +24,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -114,13 +115,11 @@ class KubernetesRepairActuator:
         if not mark and (stopped := self._left_stopped(action)):
             return self._carry_on(action, node_name, stopped)
         if node is None:
-            return self._outcome(
-                _O.REFUSED, f"{action.kind} of {action.target}: {node_name} does not exist any more"
-            )
+            return self._outcome(_O.REFUSED, f"{action.kind}: {node_name} does not exist any more")
         if mark.get("phase") == "done":
             return self._outcome(_O.ALREADY_DONE, f"{action.id} was done before")
         if mark.get("phase") == "failed":
-            return self._outcome(_O.FAILED, str(mark.get("why", "the repair failed")))
+            return self._failed(node, str(mark.get("why", "the repair failed")))
         if action.kind is _A.RETURN_NODE:
             return self._return(action, node_name)
         mark = self._begin(action, node_name, mark)
@@ -130,9 +129,12 @@ class KubernetesRepairActuator:
                 mark = self._release(action, node_name, mark)
             failure = self._repair(action, node_name, mark) or self._check(action, node_name)
         except Permanent as error:
-            # read again: what was paused has to come back, whatever stands in the way of the rest
+            # what was stopped or paused has to come back, whatever stands in the way of the rest
+            for step in self._left_stopped(action):
+                with suppress(Permanent):
+                    self._finish(step)
             mark = self._mark(self._kube.get(kube_nodes.path(node_name)), action)
-            if mark.get("phase") != RELEASING:
+            if not mark:
                 raise
             failure = str(error)
         return self._bring_back(action, node_name, mark, failure)
@@ -201,12 +203,17 @@ class KubernetesRepairActuator:
     def _carry_on(self, action: Action, node_name: str, stopped: list[Action]) -> Outcome:
         """The node is gone, or another machine has its name: what was stopped is started again, and that is all."""
         for step in stopped:
-            self._nodes.execute(step)
+            with suppress(Permanent):
+                self._finish(step)
         again = f"{node_name} is gone or replaced; started again: {', '.join(action.blast_radius.jobs)}"
         return self._outcome(_O.REFUSED, f"{action.kind} of {action.target}: {again}")
 
     def _finish(self, step: Action) -> None:
         """A step of the plan that another action is; UnderWay until it is done, Permanent where it is refused."""
+        if step.kind is _A.RESTART_JOB:
+            if (waits := self._nodes.work.cycle_named(step.target.name, step)) is not None:
+                raise UnderWay(waits, retry_after_s=POLL_S)
+            return
         outcome = self._nodes.execute(step)
         if outcome.status not in (_O.DONE, _O.ALREADY_DONE):
             raise Permanent(f"{step.kind} of {step.target}: {outcome.detail}")
@@ -286,15 +293,7 @@ class KubernetesRepairActuator:
         name = job_name(action) + suffix
         job = self._kube.find(f"{path}/{name}")
         if job is None:
-            made = jobs.job(
-                action,
-                name,
-                node_name,
-                container,
-                pull_secrets=self._settings.pull_secrets,
-                runtime_class=self._settings.runtime_class,
-                deadline_s=self._settings.job_timeout_s,
-            )
+            made = jobs.job(action, name, node_name, container, self._settings)
             job = self._kube.request("POST", path, body=made)
         if (job["metadata"].get("annotations") or {}).get("nightshift.dev/action-id") != action.id:
             raise Permanent(f"Job {self._settings.namespace}/{name} is there and is not ours")
@@ -339,7 +338,7 @@ class KubernetesRepairActuator:
         self._write(action, node, ended, labels, off=() if failure else off, uncordon=not keep)
         stays = f"; {name} stays cordoned" if keep and kube_nodes.is_cordoned(node) else ""
         if failure is not None:
-            return self._outcome(_O.FAILED, f"{action.kind} of {action.target}: {failure}{stays}")
+            return self._failed(node, f"{action.kind} of {action.target}: {failure}{stays}")
         back = (f"{stays} for {whose}" if whose else f"{stays}, as somebody else has it") if stays else ""
         return self._outcome(_O.DONE, f"{action.kind} of {action.target} done; {self._checked_by(action)}{back}")
 
@@ -349,10 +348,9 @@ class KubernetesRepairActuator:
         node = self._kube.find(kube_nodes.path(self._node_of(action)))
         phase = None if node is None else self._mark(node, action).get("phase")
         phase = phase or ("its node is gone or replaced" if self._left_stopped(action) else None)
-        if phase in ("done", "failed"):
-            status = _O.DONE if phase == "done" else _O.FAILED
-            return self._outcome(status, f"{action.kind} of {action.target} {phase}")
-        status = _O.NOT_DONE if phase is None else _O.UNDER_WAY
+        if node is not None and phase == "failed":
+            return self._failed(node, f"{action.kind} of {action.target} failed")
+        status = {None: _O.NOT_DONE, "done": _O.DONE}.get(phase, _O.UNDER_WAY)
         return self._outcome(status, f"{action.kind} of {action.target}: {phase or 'untouched'}")
 
     def undo(self, action: Action) -> Outcome:
@@ -370,12 +368,8 @@ class KubernetesRepairActuator:
         return name
 
     def _mark(self, node: Object, action: Action) -> dict[str, Any]:
-        text = (node["metadata"].get("annotations") or {}).get(MARKER + action.kind)
-        try:
-            mark = json.loads(text) if text else None
-        except ValueError:
-            return {}
-        return mark if isinstance(mark, dict) and mark.get("id") == action.id else {}
+        mark = self._nodes.marks.of(node, action.kind) or {}
+        return mark if mark.get("id") == action.id else {}
 
     def _write(
         self,
@@ -395,6 +389,11 @@ class KubernetesRepairActuator:
         version = str(node["metadata"]["resourceVersion"])
         path = kube_nodes.path(str(node["metadata"]["name"]))
         self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
+
+    def _failed(self, node: Object, detail: str) -> Outcome:
+        """What it leaves out of use counts, until somebody takes it back."""
+        cordoned = {"cordoned": "true"} if kube_nodes.is_cordoned(node) else {}
+        return Outcome(_O.FAILED, detail, self._now_s(), cordoned)
 
     def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
         return Outcome(status, detail, self._now_s())

@@ -6,12 +6,13 @@ account: what it may do, it may by being privileged on this one node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from collectors.seal import fingerprint
 from controllers.action import Action
 from controllers.actuators import kube_nodes
 from controllers.actuators.kube_client import KubeClient, Object
+from controllers.actuators.kube_repair_settings import RepairSettings
 
 RESET = """\
 held=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader -i "$GPU" | tr '\\n' ';')
@@ -44,12 +45,9 @@ def job(
     name: str,
     node_name: str,
     container: Object,
-    *,
-    pull_secrets: Sequence[str],
-    runtime_class: str,
-    deadline_s: int,
+    settings: RepairSettings,
 ) -> Object:
-    """The batch/v1 Job of one step on one node; it is tried once, and given up after `deadline_s`."""
+    """The batch/v1 Job of one step on one node; it is tried once, and given up after `job_timeout_s`."""
     pod: Object = {
         "nodeName": node_name,  # past the scheduler: the node is cordoned
         "restartPolicy": "Never",
@@ -58,10 +56,10 @@ def job(
         "tolerations": [{"operator": "Exists"}],
         "containers": [container],
     }
-    if pull_secrets:
-        pod["imagePullSecrets"] = [{"name": secret} for secret in pull_secrets]
-    if runtime_class:
-        pod["runtimeClassName"] = runtime_class
+    if settings.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
+    if settings.runtime_class:
+        pod["runtimeClassName"] = settings.runtime_class
     meta = {
         "name": name,
         "annotations": {"nightshift.dev/action-id": action.id},
@@ -69,7 +67,7 @@ def job(
     }
     spec = {
         "backoffLimit": 0,
-        "activeDeadlineSeconds": deadline_s,
+        "activeDeadlineSeconds": settings.job_timeout_s,
         "ttlSecondsAfterFinished": 7 * 86400,
         "template": {"metadata": {"labels": meta["labels"]}, "spec": pod},
     }

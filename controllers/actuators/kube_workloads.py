@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from collectors.base import Permanent
@@ -14,6 +14,9 @@ from controllers.actuators.kube_client import KubeClient, NotFound, Object
 from controllers.actuators.kube_marks import Marks
 
 POLL_S = 5.0
+BEGUN = frozenset({"saving", "stopping", "starting"})
+"""Phases of a job's mark from which it still has to be started again."""
+STOPPED = BEGUN - {"saving"}
 
 
 class Workloads:
@@ -38,6 +41,8 @@ class Workloads:
         if pod is None:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} is gone; its controller replaces it")
         meta = pod["metadata"]
+        if kube_nodes.is_mirror(pod):
+            return self._refused(action, "its kubelet runs it from a file: deleting it here restarts nothing")
         if kube_nodes.unmanaged(pod):
             return self._refused(action, "no controller owns it: deleted, it would not come back")
         if not self.marks.has(pod, action):
@@ -73,9 +78,9 @@ class Workloads:
         workload = kube_jobs.workload(self._kube, job)
         if phase == "started":
             return None
+        if job.ended is not None and phase != "starting":
+            raise Permanent(f"job {name} has ended ({job.ended}); only its owner can submit it anew")
         if phase in (None, "saving"):
-            if job.ended is not None:
-                raise Permanent(f"job {name} has ended ({job.ended}); only its owner can submit it anew")
             if job.unstoppable is not None and workload is None:
                 raise Permanent(f"job {name} cannot be stopped and started: {job.unstoppable}")
             if workload is None and job.suspended:
@@ -84,6 +89,9 @@ class Workloads:
                 return waits
             change = job.with_suspend(True) if workload is None else {}
             self.marks.patch(job.path, job.object, action, change, phase="stopping")
+        if phase == "starting":  # from here on Kueue starts it: what is seen of it now is its new life
+            self._start_workload(job, workload, action)
+            return None
         if workload is not None and kube_jobs.is_active(workload):
             kube_jobs.set_active(self._kube, workload, False, self._manager)
         left = kube_jobs.live_pods(self._kube, job)
@@ -95,10 +103,18 @@ class Workloads:
         # without a step the annotation goes: what an earlier restart named would lose all the work since
         notes = {kube_jobs.RESUME_STEP: None if step is None else str(step), kube_jobs.SAVE_REQUEST: None}
         resume["metadata"] = {"annotations": notes}
-        if workload is not None:
-            kube_jobs.set_active(self._kube, kube_jobs.fresh(self._kube, workload), True, self._manager)
-        self.marks.patch(job.path, job.object, action, resume, phase="started")
-        return None
+        if workload is None:
+            self.marks.patch(job.path, job.object, action, resume, phase="started")
+            return None
+        self.marks.patch(job.path, job.object, action, resume, phase="starting")
+        return f"job {name} starts again"
+
+    def _start_workload(self, job: kube_jobs.FoundJob, workload: Object | None, action: Action) -> None:
+        """Hands a job back to Kueue, and says so on the job. It was marked before: lost between the two writes, it
+        would be taken for one that still stops, and be stopped a second time."""
+        if workload is not None and not kube_jobs.is_active(workload):
+            kube_jobs.set_active(self._kube, workload, True, self._manager)
+        self.marks.patch(job.path, job.object, action, {}, phase="started")
 
     def _saves(self, job: kube_jobs.FoundJob, action: Action, phase: str | None) -> str | None:
         """Asks a job that saves on request to do so, and waits a while; None where it may be stopped."""
@@ -156,20 +172,28 @@ class Workloads:
         return {str(job) for job in jobs} if isinstance(jobs, list) else set()
 
     def cycle_named(self, name: str, action: Action) -> str | None:
+        """The same for a job that only has to leave a node: where it is gone, has ended, or was suspended by
+        somebody else, there is nothing of it to stop, and nothing to start."""
         job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
-        return self.cycle(job, action) if job is not None else None
+        if job is None or (job.ended is not None and self.marks.phase(job.object, action) != "starting"):
+            return None
+        untouched = self.marks.phase(job.object, action) in (None, "saving")
+        if untouched and job.suspended and kube_jobs.workload(self._kube, job) is None:
+            return None
+        return self.cycle(job, action)
 
-    def stopped_by(self, action: Action) -> list[str]:
-        """The jobs that the plan names which this action has begun to stop, and not yet started again."""
-        jobs = (
-            (name, kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))) for name in action.blast_radius.jobs
-        )
-        phases = {name: self.marks.phase(job.object, action) for name, job in jobs if job is not None}
-        return [name for name, phase in phases.items() if phase in ("saving", "stopping")]
+    def stopped_by(self, action: Action, names: Iterable[str], phases: frozenset[str] = BEGUN) -> list[str]:
+        """Of these jobs, those that this action has begun to stop, and not yet started again."""
+        jobs = {name: kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name)) for name in sorted(set(names))}
+        return [
+            name
+            for name, job in jobs.items()
+            if job is not None and job.ended is None and self.marks.phase(job.object, action) in phases
+        ]
 
     def is_started(self, name: str, action: Action) -> bool:
         job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
-        return job is None or self.marks.phase(job.object, action) == "started"
+        return job is None or job.ended is not None or self.marks.phase(job.object, action) == "started"
 
     def read(self, action: Action) -> Outcome:
         """How far a restart is."""
@@ -184,7 +208,7 @@ class Workloads:
             return self._outcome(status, f"{action.target} " + ("has been replaced" if done else "is there"))
         job = kube_jobs.find(self._kube, action.target)
         phase = self.marks.phase(job.object, action) if job else None
-        under_way = dict.fromkeys(("saving", "stopping"), OutcomeStatus.UNDER_WAY)
+        under_way = dict.fromkeys(BEGUN, OutcomeStatus.UNDER_WAY)
         steps = {"started": OutcomeStatus.DONE, **under_way}
         status = steps.get(phase or "", OutcomeStatus.NOT_DONE)
         return self._outcome(status, f"{action.target}: {phase or 'untouched'}")

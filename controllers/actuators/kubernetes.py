@@ -24,7 +24,7 @@ from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Preco
 from controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
 from controllers.actuators.kube_client import KubeClient, NotFound, Object
 from controllers.actuators.kube_drain import Drains, Limits
-from controllers.actuators.kube_marks import MARKER, Marks
+from controllers.actuators.kube_marks import MARKER, Marks, cordoning
 from controllers.actuators.kube_workloads import Workloads, pod_path
 from controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
@@ -96,9 +96,9 @@ class KubernetesActuator:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         self._warned: dict[str, tuple[str, ...]] = {}  # action → what was warned of in its tries so far
         self.marks = Marks(kube, settings.field_manager, now_s)
-        self._work = Workloads(kube, self.marks, settings.field_manager, now_s, settings.save_wait_s)
+        self.work = Workloads(kube, self.marks, settings.field_manager, now_s, settings.save_wait_s)
         limits = Limits(settings.drain_grace_s, settings.evict_unmanaged, settings.evict_local_data)
-        self._drains = Drains(kube, self.marks, self._work, limits, self.owns_cordon, now_s)
+        self._drains = Drains(kube, self.marks, self.work, limits, self.owns_cordon, now_s)
 
     @classmethod
     def from_settings(
@@ -193,9 +193,9 @@ class KubernetesActuator:
             case _A.QUARANTINE_GPU:
                 return self._quarantine(action)
             case _A.RESTART_POD:
-                return self._work.restart_pod(action)
+                return self.work.restart_pod(action)
             case _:
-                return self._work.restart_job(action)
+                return self.work.restart_job(action)
 
     def _check_target(self, action: Action) -> None:
         expected = self.TARGETS.get(action.kind)
@@ -233,7 +233,7 @@ class KubernetesActuator:
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.id} cordoned it before")
         if kube_nodes.is_cordoned(node):
             return self._outcome(OutcomeStatus.ALREADY_DONE, "somebody else has cordoned it: theirs to take back")
-        self.marks.patch(kube_nodes.path(action.target.name), node, action, {"spec": {"unschedulable": True}})
+        self.marks.patch(kube_nodes.path(action.target.name), node, action, cordoning(node, _A.CORDON))
         return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned")
 
     def _uncordon(self, action: Action) -> Outcome:
@@ -288,7 +288,7 @@ class KubernetesActuator:
         if action.kind is _A.SUGGEST_SCALING:
             return self._outcome(OutcomeStatus.NOT_DONE, "a suggestion leaves no trace in the cluster")
         if action.kind in (_A.RESTART_POD, _A.RESTART_JOB):
-            return self._work.read(action)
+            return self.work.read(action)
         if action.kind is _A.DRAIN:
             return self._drains.read(action)
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name

@@ -1,0 +1,241 @@
+"""What stops a mitigation half-way: no job stays stopped, nothing is done twice, what stays out of use is said."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from collectors.base import Temporary
+from collectors.kube_api import refusal
+from collectors.subject import Subject, SubjectKind
+from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
+from controllers.actuators.kube_client import KubeClient
+from controllers.actuators.kube_jobs import SAVES_ON_REQUEST
+from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
+from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from tests.controllers.kube_scenes import Patient, PatientRepair, boots, finished, job, stop_pods
+from tests.kubernetes_api.cluster import Cluster
+
+A, K, S = ActionKind, SubjectKind, OutcomeStatus
+
+
+class Strict(KubeClient):
+    """The API server forbids what `forbids` matches, as a role or an admission webhook does; dry runs pass."""
+
+    forbids = staticmethod(lambda method, path: False)
+    lost = staticmethod(lambda method, path, body: False)
+    """Calls whose answer is lost, although they were carried out; each once."""
+
+    def request(self, method: str, path: str, **how: Any) -> Any:
+        dry = "dryRun" in ((how.get("body") or {}).get("deleteOptions") or {})
+        if not dry and self.forbids(method, path):
+            raise refusal(403, b'{"message": "forbidden: not by you"}', {}, f"{method} {path}")
+        answer = super().request(method, path, **how)
+        if self.lost(method, path, how.get("body")):
+            self.lost = lambda *_: False  # type: ignore[method-assign]
+            raise refusal(504, b"gateway timeout", {}, f"{method} {path}")
+        return answer
+
+
+def act(kind: ActionKind, target: str, subject: SubjectKind = K.NODE, *, id_: str = "", **params: Any) -> Action:
+    jobs = tuple(params.pop("jobs", ()))
+    name = id_ or f"half-{kind}".replace("_", "-")
+    reach = BlastRadius(jobs=jobs)
+    return Action(name, kind, Subject(subject, target), "", reach, Undo(True, ""), 2e9, params)
+
+
+def of(kube: KubeClient, **how: Any) -> KubernetesActuator:
+    settings = KubernetesSettings(drain_grace_s=0, evict_unmanaged=True, **how)
+    return Patient(settings, kube, now_s=lambda: 1000.0)
+
+
+def is_suspended(cluster: Cluster, name: str) -> bool:
+    return client.BatchV1Api(cluster.api).read_namespaced_job(name, cluster.namespace).spec.suspend is True
+
+
+def test_a_person_who_uncordons_during_a_drain_gets_the_stopped_jobs_back(cluster: Cluster) -> None:
+    """The drain goes no further; what it had stopped by then would otherwise stay stopped for good."""
+    node, actuator = cluster.node(), of(KubeClient(cluster.api))
+    gang = job(cluster, "gang", [node, cluster.node()])
+    action = act(A.DRAIN, node, jobs=(gang,))
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(action)
+    cluster.core.patch_node(node, {"spec": {"unschedulable": None}})
+    assert actuator.read(action).status is S.UNDER_WAY, "an approval that ends meanwhile must not leave it so"
+    outcome = finished(lambda: actuator.execute(action), stop_pods(cluster, "gang"))
+    assert (outcome.status, "a person has uncordoned" in outcome.detail) == (S.REFUSED, True)
+    assert f"started again: {gang}" in outcome.detail
+    assert not is_suspended(cluster, "gang")
+    assert actuator.read(action).status is S.NOT_DONE
+
+
+def test_a_job_that_ends_while_it_saves_holds_up_no_other_of_the_drain(cluster: Cluster) -> None:
+    node, other = cluster.node(), cluster.node()
+    stopped, saving = job(cluster, "stopped", [node, other]), job(cluster, "saving", [node, other])
+    batch = client.BatchV1Api(cluster.api)
+    saves = {"metadata": {"annotations": {SAVES_ON_REQUEST: "true"}}}
+    batch.patch_namespaced_job("saving", cluster.namespace, saves)
+    actuator, action = of(KubeClient(cluster.api), save_wait_s=300.0), act(A.DRAIN, node, jobs=(stopped, saving))
+    with pytest.raises(UnderWay, match="asked to save"):
+        actuator.execute(action)
+    ended = [{"type": "SuccessCriteriaMet", "status": "True"}, {"type": "Complete", "status": "True"}]
+    now = "2026-11-21T12:00:00Z"
+    for pod in cluster.core.list_namespaced_pod(cluster.namespace, label_selector="job-name=saving").items:
+        cluster.core.patch_namespaced_pod_status(
+            pod.metadata.name, cluster.namespace, {"status": {"phase": "Succeeded"}}
+        )
+    if not cluster.controlled:
+        conditions = [{**c, "lastTransitionTime": now} for c in ended]
+        status = {"conditions": conditions, "startTime": now, "completionTime": now}
+        batch.patch_namespaced_job_status("saving", cluster.namespace, {"status": status})
+    outcome = finished(lambda: actuator.execute(action), stop_pods(cluster, "stopped"))
+    assert outcome.status is S.DONE
+    assert not is_suspended(cluster, "stopped")
+    assert actuator.read(action).status is S.DONE
+
+
+def test_a_job_that_its_owner_has_just_suspended_holds_up_no_drain(cluster: Cluster) -> None:
+    """Its pods are still going; it is neither stopped nor started."""
+    node = cluster.node()
+    job(cluster, "theirs", [node, cluster.node()])
+    held = {"metadata": {"finalizers": ["example.com/log"]}}
+    for pod in cluster.core.list_namespaced_pod(cluster.namespace).items:
+        cluster.core.patch_namespaced_pod(pod.metadata.name, cluster.namespace, held)
+    suspend = {"spec": {"suspend": True}}
+    client.BatchV1Api(cluster.api).patch_namespaced_job("theirs", cluster.namespace, suspend)
+    actuator, action = of(KubeClient(cluster.api)), act(A.DRAIN, node)
+    with pytest.raises(UnderWay):
+        actuator.execute(action)
+    for pod in cluster.core.list_namespaced_pod(cluster.namespace).items:
+        freed = {"metadata": {"finalizers": None}}
+        cluster.core.patch_namespaced_pod(pod.metadata.name, cluster.namespace, freed)
+    assert finished(lambda: actuator.execute(action), stop_pods(cluster, "theirs")).status is S.DONE
+    assert is_suspended(cluster, "theirs")
+
+
+def test_an_eviction_that_is_forbidden_in_the_middle_leaves_no_job_stopped_and_the_cordon_is_told(
+    cluster: Cluster,
+) -> None:
+    """Permitted when it was asked as a dry run: a role or a webhook has changed since."""
+    node, kube = cluster.node(), Strict(cluster.api)
+    gang = job(cluster, "gang", [node, cluster.node()])
+    cluster.pod("kept", node, ownerReferences=[cluster.owner()])
+    kube.forbids = lambda method, path: path.endswith("/eviction")  # type: ignore[method-assign,assignment]
+    actuator, action = of(kube), act(A.DRAIN, node, jobs=(gang,))
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(action)
+    outcome = finished(lambda: actuator.execute(action), stop_pods(cluster, "gang"))
+    assert (outcome.status, outcome.observed.get("cordoned")) == (S.FAILED, "true")
+    assert all(word in outcome.detail for word in ("kept", "not by you", "stays cordoned"))
+    assert not is_suspended(cluster, "gang")
+
+
+@pytest.mark.parametrize("lost", ["the mark", "the workload"])
+def test_a_job_that_kueue_has_started_again_is_not_stopped_a_second_time(cluster: Cluster, lost: str) -> None:
+    """Whichever of the two last writes loses its answer: Kueue has its Workload back exactly once."""
+    cluster.define("kueue.x-k8s.io", "v1beta1", "Workload")
+    target = job(cluster, "queued", [cluster.node()])
+    batch, place = client.BatchV1Api(cluster.api), ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads")
+    label = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}
+    uid = batch.patch_namespaced_job("queued", cluster.namespace, label).metadata.uid
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "queued", "uid": uid}
+    body = {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "Workload",
+        "metadata": {"name": "w", "ownerReferences": [owner]},
+        "spec": {"active": True},
+    }
+    client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(*place, body)
+    kube, told = Strict(cluster.api), []
+    actuator, action = of(kube), act(A.RESTART_JOB, target, K.JOB)
+    with pytest.raises(Temporary, match="1 pods left"):
+        actuator.execute(action)
+    batch.patch_namespaced_job("queued", cluster.namespace, {"spec": {"suspend": True}})
+    stop_pods(cluster, "queued")()
+
+    def is_last(method: str, path: str, sent: Any) -> bool:
+        if "workloads" in path and method == "PATCH":
+            told.append(sent["spec"]["active"])
+            batch.patch_namespaced_job("queued", cluster.namespace, {"spec": {"suspend": False}})  # Kueue admits it
+            return lost == "the workload"
+        return lost == "the mark" and "jobs/" in path and bool(told)
+
+    kube.lost = is_last  # type: ignore[method-assign,assignment]
+    for _ in range(6):
+        with suppress(Temporary):
+            actuator.execute(action)
+    assert actuator.execute(action).status is S.DONE
+    assert told == [True]
+    found: Any = client.CustomObjectsApi(cluster.api).get_namespaced_custom_object(*place, "w")
+    assert found["spec"]["active"] is True
+
+
+def test_a_static_pod_is_not_said_to_be_restarted(cluster: Cluster) -> None:
+    """Its mirror's owner is the Node; deleting the mirror restarts no container, and the kubelet makes another."""
+    node = cluster.node()
+    uid = cluster.core.read_node(node).metadata.uid
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": True}
+    notes = {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.source": "file"}
+    cluster.pod("static", node, annotations=notes, ownerReferences=[owner])
+    pod = cluster.core.read_namespaced_pod("static", cluster.namespace)
+    action = act(A.RESTART_POD, f"{cluster.namespace}/static", K.POD, uid=pod.metadata.uid)
+    outcome = of(KubeClient(cluster.api)).execute(action)
+    assert (outcome.status, "kubelet" in outcome.detail) == (S.REFUSED, True)
+    assert cluster.core.read_namespaced_pod("static", cluster.namespace).metadata.deletion_timestamp is None
+
+
+def test_a_cordon_that_a_person_ended_is_no_part_of_the_next_one(cluster: Cluster) -> None:
+    """Else the node would be kept out of use for an incident that is long over."""
+    node, actuator = cluster.node(), of(KubeClient(cluster.api))
+    first, second = act(A.DRAIN, node, id_="inc-1-drain"), act(A.CORDON, node, id_="inc-2-cordon")
+    assert actuator.execute(first).status is S.DONE
+    cluster.core.patch_node(node, {"spec": {"unschedulable": None}})
+    assert actuator.execute(second).status is S.DONE
+    assert actuator.cordon_of(KubeClient(cluster.api).get(f"/api/v1/nodes/{node}")) == "inc-2-cordon"
+    assert actuator.undo(first).status is S.REFUSED
+    assert actuator.undo(second).status is S.DONE
+    assert not cluster.core.read_node(node).spec.unschedulable
+
+
+def repairer(cluster: Cluster, kube: KubeClient) -> KubernetesRepairActuator:
+    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True)
+    return PatientRepair(settings, kube, now_s=lambda: 1000.0)
+
+
+def test_a_repair_that_a_person_cancels_by_uncordoning_starts_the_stopped_job_again(cluster: Cluster) -> None:
+    node = cluster.node()
+    boots(cluster, node, "boot-1")
+    gang, actuator = job(cluster, "gang", [node, cluster.node()]), repairer(cluster, KubeClient(cluster.api))
+    action = act(A.RESET_GPU, "GPU-1", K.GPU, jobs=(gang,), node=node)
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(action)
+    cluster.core.patch_node(node, {"spec": {"unschedulable": None}})
+    outcome = finished(lambda: actuator.execute(action), stop_pods(cluster, "gang"))
+    assert (outcome.status, "uncordoned it since" in outcome.detail) == (S.FAILED, True)
+    assert "cordoned" not in outcome.observed
+    assert not is_suspended(cluster, "gang")
+
+
+def test_a_repair_goes_on_though_a_job_that_it_would_stop_was_deleted(cluster: Cluster) -> None:
+    """A finished Job goes by its TTL: there is nothing of it to stop."""
+    node = cluster.node()
+    boots(cluster, node, "boot-1")
+    action = act(A.RESET_GPU, "GPU-1", K.GPU, jobs=(f"{cluster.namespace}/gone",), node=node)
+    with pytest.raises(UnderWay, match="works on"):
+        repairer(cluster, KubeClient(cluster.api)).execute(action)
+
+
+def test_a_repair_that_may_not_stop_its_job_says_that_the_node_stays_cordoned(cluster: Cluster) -> None:
+    """And its outcome says so to whoever counts what is out of use."""
+    node, kube = cluster.node(), Strict(cluster.api)
+    boots(cluster, node, "boot-1")
+    gang = job(cluster, "gang", [node, cluster.node()])
+    kube.forbids = lambda method, path: "/jobs/" in path and method == "PATCH"  # type: ignore[method-assign,assignment]
+    outcome = finished(
+        lambda: repairer(cluster, kube).execute(act(A.RESET_GPU, "GPU-1", K.GPU, jobs=(gang,), node=node))
+    )
+    assert (outcome.status, outcome.observed.get("cordoned")) == (S.FAILED, "true")
+    assert all(word in outcome.detail for word in ("not by you", "stays cordoned"))
