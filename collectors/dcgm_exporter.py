@@ -4,6 +4,9 @@ Labels as dcgm-exporter writes them (NVIDIA/dcgm-exporter, internal/pkg/renderme
 `gpu, UUID, pci_bus_id, device, modelName, Hostname` on GPU rows (other releases: `uuid`, `hostname`), with
 `GPU_I_PROFILE, GPU_I_ID` on MIG rows; `nvlink, gpu_uuid, hostname` on link rows; `container, namespace, pod` where
 it maps pods. A Prometheus in between may have renamed these to `exported_…`, which then are the true ones.
+
+Of a GPU in MIG mode there are no rows but its instances', each of which repeats what is the whole board's: memory
+errors, Xid, bus (`collectors.metrics.BOARD`). They are the GPU's own row, the highest where they differ.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pydantic import Field
 
 from collectors.exposition import Layout, Page
 from collectors.frame import Reason
-from collectors.metrics import of_kind
+from collectors.metrics import BOARD, of_kind
 from collectors.pages import PageCollector, PageSettings, Plan, Relation
 from collectors.pci import PCI_FACT, canonical_pci
 from collectors.rows import Cells, Rows, cells
@@ -77,6 +80,8 @@ def plan_of(
     holders: dict[Subject, set[Subject]] = defaultdict(set)
     rejected: Counter[Reason] = Counter()
     described: set[tuple[tuple[str, str], ...]] = set()
+    repeated: list[tuple[int, Subject, int, float]] = []
+    boards = {name: column for name, column in columns[SubjectKind.GPU].items() if name in BOARD}
     scales = {kind: [m.scale for m in of_kind(_metrics_of(kind))] for kind in KINDS}
     for position, series in enumerate(layout.series):
         name, lane = series.name, None
@@ -98,6 +103,8 @@ def plan_of(
             rejected[Reason.MALFORMED] += 1
             continue
         entries[kind].append((position, subject, column, scales[kind][column]))
+        if kind is SubjectKind.MIG and (of_board := boards.get(name)) is not None:
+            repeated.append((position, gpu, of_board, scales[SubjectKind.GPU][of_board]))
         if series.labels in described:
             continue
         described.add(series.labels)
@@ -109,7 +116,8 @@ def plan_of(
             rejected[Reason.MALFORMED] += 1
     _place(holders, workload, relations)
     nodes = tuple(sorted({parent for _, parent in relations if parent.kind is SubjectKind.NODE}))
-    placed: list[Cells] = [cells(kind, found) for kind, found in entries.items()]
+    placed: list[Cells] = [cells(SubjectKind.GPU, repeated, highest=True)] if repeated else []
+    placed += [cells(kind, found) for kind, found in entries.items()]
     at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
     clock = (nodes[0], at) if len(nodes) == 1 else None
     return Plan(layout, placed, frozenset(relations), facts, nodes, dict(rejected), clock)
@@ -148,13 +156,13 @@ def _describe(
     relations.add((gpu, node))
     if subject != gpu:
         relations.add((subject, gpu))
-    index = labels.get("gpu", "")
+    index, address = labels.get("gpu", ""), canonical_pci(labels.get("pci_bus_id", "")) or ""
     known = {
         "index": index,
-        "slot": index,
+        "slot": address or index,
         "model": labels.get("modelName") or labels.get("model_name") or "",
         "driver": labels.get("DCGM_FI_DRIVER_VERSION", ""),
-        PCI_FACT: canonical_pci(labels.get("pci_bus_id", "")) or "",
+        PCI_FACT: address,
     }
     facts.setdefault(gpu, {}).update({key: _plain(value) for key, value in known.items() if value})
     pod = labels.get("exported_pod") or labels.get("pod") or ""

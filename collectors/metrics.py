@@ -146,6 +146,17 @@ METRICS: tuple[Metric, ...] = (
     *SERVER_METRICS,
 )
 
+BOARD = frozenset(
+    name
+    for metric in METRICS
+    if metric.name.startswith(
+        ("gpu_ecc_", "gpu_remap", "gpu_row_remap_", "gpu_retired_", "gpu_pcie_", "gpu_nvlink_")
+    )
+    or metric.name == "gpu_xid_last"
+    for name in (metric.exported_as, *metric.aliases)
+)
+"""Health of the whole board, by exported names: in MIG mode exporters repeat it on each instance's row. Power,
+clocks and temperature are the board's too, but of all who share it: no job's GPUs are compared by them."""
 
 NVML = {
     "gpu_memory_used_bytes": "nvmlDeviceGetMemoryInfo_v2 used",
@@ -211,8 +222,9 @@ def table() -> str:
         "# Telemetry",
         "",
         "What collectors read, in our names and units: value [unit] = exported × scale. A value out of range",
-        "is refused and reads as missing; so do DCGM's blanks. MIG instances have the GPU's metrics. A rate is",
-        "missing over a restart of its counter, a reboot, a gap of over five minutes, and at the first look.",
+        "is refused and reads as missing; so do DCGM's blanks. MIG instances have the GPU's metrics; what they say",
+        "of the board's health (memory errors, Xid, bus) is their GPU's as well, the highest where they differ.",
+        "A rate is missing over a restart of its counter, a reboot, a gap of over five minutes, and at first.",
     ]
     for kind in dict.fromkeys(metric.kind for metric in METRICS):
         title = str(kind).upper() if kind in (_GPU, SubjectKind.NIC) else str(kind).capitalize()

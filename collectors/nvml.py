@@ -146,15 +146,22 @@ class Gpm:
             pynvml.nvmlGpmSampleFree(sample)
 
 
+ASK_AGAIN_LOOKS = 20
+"""After so many looks a GPU is asked again for what it did not support."""
+
+
 @dataclass
 class Device:
-    """One GPU as NVML names it. `readers` loses those that this GPU does not support."""
+    """One GPU as NVML names it. `readers` loses those that this GPU does not support now, to `resting`, which are
+    asked again: in MIG mode a GPU has no utilisation and tells no remapped rows."""
 
     handle: Any
     uuid: str
     facts: Mapping[str, str]
     readers: list[Callable[[Any], Values]]
     gpm: Gpm | None
+    resting: list[Callable[[Any], Values]] = field(default_factory=list)
+    looks: int = 0
 
 
 @dataclass
@@ -316,12 +323,13 @@ def open_device(index: int) -> Device:
     """Names one GPU. Raises NVMLError where it is lost."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     pci = pynvml.nvmlDeviceGetPciInfo(handle).busId
+    address = canonical_pci(pci if isinstance(pci, str) else pci.decode()) or ""
     facts = {
         "index": str(index),
-        "slot": str(index),
+        "slot": address or str(index),
         "model": pynvml.nvmlDeviceGetName(handle),
         "driver": pynvml.nvmlSystemGetDriverVersion(),
-        PCI_FACT: canonical_pci(pci if isinstance(pci, str) else pci.decode()) or "",
+        PCI_FACT: address,
     }
     return Device(handle, pynvml.nvmlDeviceGetUUID(handle), facts, list(_READERS), _gpm(handle))
 
@@ -329,6 +337,9 @@ def open_device(index: int) -> Device:
 def read_device(device: Device) -> dict[str, float]:
     """Metric → value of one GPU; what it does not support is left out. Raises NVMLError where the GPU is gone."""
     found: dict[str, float] = {}
+    device.looks += 1
+    if device.looks % ASK_AGAIN_LOOKS == 0:
+        device.readers, device.resting = [*device.readers, *device.resting], []
     readers = list(device.readers)
     if device.gpm is not None:
         readers.append(device.gpm.read)
@@ -341,6 +352,7 @@ def read_device(device: Device) -> dict[str, float]:
             unsupported = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
             if error.value in unsupported and reader in device.readers:
                 device.readers.remove(reader)
+                device.resting.append(reader)
     return found
 
 

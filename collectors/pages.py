@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -217,18 +218,24 @@ def tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> N
     """Observes what the labels say and ends what they no longer say.
 
     A GPU that merely vanished from its page stays on its node, where its fault will be looked for; it leaves when
-    its slot (node and index) is taken by another board.
+    its slot (node and PCI address, or index) is taken by a board that is new there. The boards that were there
+    before may have been numbered anew.
     """
     for subject, facts in now.facts.items():
         if before is None or before.facts.get(subject) != facts:
             inventory.describe(subject, **facts)
-    gone = before.relations - now.relations if before is not None else frozenset()
-    slots = {(node, now.facts[gpu].get("slot")) for gpu, node in now.relations if gpu in now.facts}
-    for child, parent in gone:
-        if parent.kind is SubjectKind.NODE:
-            slot = before.facts.get(child, {}).get("slot") if before is not None else None
-            if (parent, slot) not in slots:
-                continue
-        inventory.end(child, parent, at_s)
-    for child, parent in now.relations - before.relations if before is not None else now.relations:
+    known = before.relations if before is not None else frozenset()
+    for child, parent in known - now.relations:
+        if parent.kind is not SubjectKind.NODE:
+            inventory.end(child, parent, at_s)
+    taken: dict[Subject, set[str]] = defaultdict(set)
+    for child, parent in now.relations - known:
+        if parent.kind is SubjectKind.NODE and (slot := now.facts.get(child, {}).get("slot")):
+            taken[parent].add(slot)
+    here = {child for child, _ in now.relations}
+    for node, slots in taken.items():
+        for gpu in inventory.children(node, at_s, SubjectKind.GPU):
+            if gpu not in here and inventory.fact(gpu, "slot") in slots:
+                inventory.end(gpu, node, at_s)
+    for child, parent in now.relations - known:
         inventory.observe(child, parent, at_s)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collectors.gpu_labels import IDENTITY
-from collectors.metrics import Metric, of_kind
+from collectors.metrics import BOARD, Metric, of_kind
 from collectors.subject import Subject, SubjectKind
 from collectors.workload import container_subject
 
@@ -24,9 +24,11 @@ _HOST = (_NODE, _NIC, _DISK)
 
 
 def query_for(kind: SubjectKind, metric: Metric, matchers: str = "") -> str:
-    """The query of one metric, its result keyed by the labels that name a subject of the kind."""
+    """The query of one metric, its result keyed by the labels that name a subject of the kind. What is the whole
+    board's is asked of its MIG instances' rows too: in MIG mode there are no others."""
     names = (metric.exported_as, *metric.aliases)
-    return f"max by ({', '.join(KEYS[kind])}) ({_selected(kind, names, matchers)})"
+    rows = None if kind is _GPU and metric.exported_as in BOARD else kind
+    return f"max by ({', '.join(KEYS[kind])}) ({_selected(rows, names, matchers)})"
 
 
 def doubled_query(matchers: str = "") -> str:
@@ -49,11 +51,12 @@ def scrape_time_query(kind: SubjectKind, matchers: str = "") -> str:
         _DISK: ("node_disk_reads_completed_total", "node_filesystem_avail_bytes"),
     }
     names = steady.get(kind, (IDENTITY,))
-    return f"max by ({', '.join(KEYS[kind])}) ({_selected(kind, names, matchers, 'timestamp({})')})"
+    rows = None if kind is _GPU else kind
+    return f"max by ({', '.join(KEYS[kind])}) ({_selected(rows, names, matchers, 'timestamp({})')})"
 
 
-def _selected(kind: SubjectKind, names: Sequence[str], matchers: str, shape: str = "{}") -> str:
-    own = {
+def _selected(kind: SubjectKind | None, names: Sequence[str], matchers: str, shape: str = "{}") -> str:
+    own: dict[SubjectKind | None, str] = {
         _GPU: 'GPU_I_ID=""',
         _MIG: 'GPU_I_ID!=""',
         _BOX: 'container!="",container!="POD",pod!=""',

@@ -37,9 +37,11 @@ class Cells:
     scale: Floats
     twice: tuple[tuple[int, int], ...]
     """Pairs of cells (later, first) that name the same row and column."""
+    highest: bool = False
+    """Of cells that are named twice the highest value stands; else none, where they differ."""
 
 
-def cells(kind: SubjectKind, entries: Sequence[tuple[int, Subject, int, float]]) -> Cells:
+def cells(kind: SubjectKind, entries: Sequence[tuple[int, Subject, int, float]], highest: bool = False) -> Cells:
     """Cells of (sample position, subject, column, scale) entries."""
     rows: dict[Subject, int] = {}
     first: dict[tuple[int, int], int] = {}
@@ -56,6 +58,7 @@ def cells(kind: SubjectKind, entries: Sequence[tuple[int, Subject, int, float]])
         np.array([entry[2] for entry in entries], dtype=np.int64),
         np.array([entry[3] for entry in entries], dtype=np.float64),
         tuple(twice),
+        highest,
     )
 
 
@@ -116,7 +119,10 @@ class Rows:
             times = stamps
         quarrel: set[int] = set()
         for later, first in where.twice:
-            _agree(values, times, first, later, rejected, quarrel)
+            if where.highest:
+                values[first], values[later] = np.fmax(values[first], values[later]), np.nan
+            else:
+                _agree(values, times, first, later, rejected, quarrel)
         self._parts.append((where, values, times))
         return rejected
 

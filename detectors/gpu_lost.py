@@ -176,7 +176,9 @@ class GpuLost:
         slot = self._table.slot(gpu)
         if slot is not None and slot < len(seen) and seen[slot]:
             return self._episodes.clear(fault, gpu, at_s, "The GPU is seen again")
-        node = inventory.above(gpu, SubjectKind.NODE, at_s)
+        lost = self._episodes.get(fault, gpu)
+        since_s = at_s if lost is None else lost.since.t_s
+        node = inventory.above(gpu, SubjectKind.NODE, at_s) or inventory.above(gpu, SubjectKind.NODE, since_s)
         others = inventory.children(node, at_s, SubjectKind.GPU) if node is not None else []
         slots = [k for k in (self._table.slot(g) for g in others) if k is not None]
         here = self._table["last_s"][slots] >= at_s

@@ -15,7 +15,7 @@ from collectors.check import check_collect
 from collectors.dcgm_exporter import DcgmExporterCollector
 from collectors.frame import Frame, Reason
 from collectors.metrics import of_kind
-from collectors.pci import PCI_FACT
+from collectors.pci import PCI_FACT, gpu_at
 from collectors.rows import Rows, cells
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Batch
@@ -228,6 +228,57 @@ def test_another_board_in_the_same_slot_is_another_row_and_the_first_has_left(
     node = Subject(SubjectKind.NODE, "n1")
     assert inventory.children(node, NOW + 6, SubjectKind.GPU) == [gpu(9)]
     assert inventory.children(node, NOW + 1, SubjectKind.GPU) == [gpu(0)]
+
+
+def test_a_board_that_was_swapped_after_it_was_gone_holds_its_address_alone(
+    collector: Any, page_server: Any
+) -> None:
+    """The usual order: a GPU is lost, days later another is in its place. Two GPUs stood at one address, and an Xid
+    there was nobody's. The GPUs behind the lost one are numbered anew meanwhile, which moves no board."""
+    of, inventory, node = collector(page_server.at("/m")), Inventory(), Subject(SubjectKind.NODE, "n1")
+    name = "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"
+    whole = [row(name, 1, n=n) for n in range(3)]
+    for now_s, rows in [
+        (NOW, whole),
+        (NOW + 5, [whole[0], whole[2].replace('gpu="2"', 'gpu="1"')]),
+        (NOW + 9, [whole[0], whole[1].replace("GPU-1", "GPU-9"), whole[2]]),
+    ]:
+        page_server.pages["/m"] = "".join(rows).encode()
+        take(of, inventory, now_s)
+    assert inventory.children(node, NOW + 6, SubjectKind.GPU) == [gpu(0), gpu(1), gpu(2)]
+    assert inventory.children(node, NOW + 10, SubjectKind.GPU) == [gpu(0), gpu(2), gpu(9)]
+    assert gpu_at(inventory, node, "0000:01:00", NOW + 6) == gpu(1)
+    assert gpu_at(inventory, node, "0000:01:00", NOW + 10) == gpu(9)
+
+
+def test_the_boards_health_is_heard_of_a_gpu_in_mig_mode(collector: Any, page_server: Any) -> None:
+    """It has its instances' rows only, each with the board's counts: its uncorrected errors went unheard. Never are
+    they added up, and what belongs to an instance stays there."""
+    of = collector(page_server.at("/m"))
+
+    def mig(metric: str, instance: int, value: object) -> str:
+        return row(metric, value, more=f',GPU_I_PROFILE="3g.71gb",GPU_I_ID="{instance}"')
+
+    for errors, epoch in ((5, 0), (6, 0)):
+        page_server.pages["/m"] = (
+            mig("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 1, errors)
+            + mig("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 2, errors if errors == 6 else 4)
+            + mig("DCGM_FI_DEV_ROW_REMAP_PENDING", 1, "N/A")
+            + mig("DCGM_FI_DEV_ROW_REMAP_PENDING", 2, 9223372036854775794)
+            + mig("DCGM_FI_DEV_FB_USED", 1, 10)
+            + mig("DCGM_FI_DEV_FB_USED", 2, 20)
+            + mig("DCGM_FI_DEV_POWER_USAGE", 1, 300)
+            + row("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 0, n=1)
+        ).encode()
+        got = frame(take(of))
+        assert got.value(gpu(0), "gpu_ecc_dbe_total") == errors
+        assert got.value(gpu(1), "gpu_ecc_dbe_total") == 0
+        for metric in ("gpu_row_remap_pending", "gpu_memory_used_bytes", "gpu_power_w"):
+            assert math.isnan(got.value(gpu(0), metric))
+        assert got.epoch.tolist() == [epoch, epoch]
+    page_server.pages["/m"] = row("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 6).encode()  # MIG mode was switched off
+    got = frame(take(of))
+    assert (got.value(gpu(0), "gpu_ecc_dbe_total"), got.epoch[0]) == (6, 0)
 
 
 def test_a_counter_that_went_back_changes_the_epoch_once(collector: Any, page_server: Any) -> None:

@@ -134,6 +134,14 @@ def test_another_board_in_the_slot_is_another_gpu(collector: NvmlCollector, stub
     assert gpu(5, 0) not in inventory.children(NODE, 104.0, SubjectKind.GPU)
 
 
+def test_what_a_gpu_did_not_support_is_asked_for_again(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    """In MIG mode it has no utilisation: once the mode was off again, it had none until the driver was loaded."""
+    stub.stub_old(1, 1)
+    assert math.isnan(frame(take(collector)).value(gpu(1), "gpu_ecc_dbe_total"))
+    stub.stub_old(1, 0)
+    assert [frame(take(collector, 101.0 + n)).value(gpu(1), "gpu_ecc_dbe_total") for n in range(20)][-1] == 0
+
+
 def test_a_driver_that_was_loaded_anew_begins_a_new_epoch(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
     """Also where every counter stands where it stood."""
     first = frame(take(collector))

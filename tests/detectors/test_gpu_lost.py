@@ -79,6 +79,19 @@ def test_a_lost_gpu_is_lost_no_more_once_another_board_is_in_its_place() -> None
     assert "taken its place" in found[1].summary
 
 
+def test_a_lost_gpu_that_has_left_its_node_is_replaced_there() -> None:
+    """Once another board holds its slot it is on no node any more, and was lost for ever."""
+    known = inventory()
+    away = [seen(n, [g for g in range(8) if g != 3]) for n in range(40, 90)]
+    detector = GpuLost()
+    assert [f.state for f in told(detector, WELL + away, known)] == [State.FIRING]
+    known.end(gpu(3), NODE, START_S + 5.0 * 90)
+    known.observe(gpu("new"), NODE, START_S + 5.0 * 90)
+    rows = {**{g: ALIVE for g in range(8) if g != 3}, "new": ALIVE}
+    swapped = [tick(START_S + 5.0 * n, rows) for n in range(90, 95)]  # type: ignore[arg-type]
+    assert told(detector, swapped, known)[-1].state is State.CLEAR
+
+
 @pytest.mark.parametrize("as_rejected", [False, True])
 def test_of_a_page_that_was_cut_short_nothing_follows_until_it_is_whole_again(as_rejected: bool) -> None:
     """A proxy that cuts pages would have its GPUs called lost, and their node rebooted."""
