@@ -19,7 +19,7 @@ from collectors.frame import SourceStatus
 from collectors.kube_api import KubeApi, Object
 from collectors.kube_follow import Follower
 from collectors.pages import source_subject
-from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from collectors.tick import Batch
 from collectors.workload import pod_subject, rank_of
 
@@ -192,7 +192,10 @@ class KubernetesCollector:
                 relations.add((subject, Subject(_K.RACK, node.rack)))
             if node.domain:
                 relations.add((subject, Subject(_K.NVLINK_DOMAIN, node.domain)))
-            inventory.describe(subject, **dict(node.facts))
+            facts = dict(node.facts)
+            if facts["unschedulable"] == "false" and inventory.fact(subject, "unschedulable") != "false":
+                facts[TAKES_WORK_SINCE] = str(now_s)
+            inventory.describe(subject, **facts)
         else:
             inventory.describe(subject, ready="gone")
         self._replace(f"node {name}", relations, inventory, now_s)

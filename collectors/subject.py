@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 MAX_NAME_CHARS = 512
+TAKES_WORK_SINCE = "takes_work_since_s"
+"""A fact of a node: when the API server was first seen to say that it is not cordoned (any more), Unix s."""
 
 
 class SubjectKind(StrEnum):

@@ -20,11 +20,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind
 
 _A, _K = ActionKind, SubjectKind
 TAKES_CAPACITY = frozenset({_A.QUARANTINE_GPU, _A.TAINT, _A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})
+_CORDONS = frozenset({_A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})
 HARMLESS = frozenset({_A.NONE, _A.OBSERVE, _A.NOTIFY_OWNER, _A.SUGGEST_SCALING, _A.OPEN_RMA})
 OPT_OUT_FACT = "nightshift-opt-out"
 """An inventory fact (a label or annotation of the node, job or pod) that keeps us away when it is `true`."""
@@ -230,9 +231,20 @@ class _Guard:
     def _out(self, begun: list[Commitment], unavailable: frozenset[Subject]) -> set[Subject]:
         out = {gpu for s in unavailable for gpu in self._inventory.gpus(s, self._at_s)}
         for commitment in begun:
-            if commitment.released_s is None:
+            if commitment.released_s is None and not self._takes_work_again(commitment):
                 out |= self._taken(commitment.action)
         return out
+
+    def _takes_work_again(self, commitment: Commitment) -> bool:
+        """Whether the API server has said that the node of an ended action takes work, and was seen to since then:
+        a person has uncordoned it. Counted for good, a few of those would leave nothing to be done any more."""
+        action, ended_s = commitment.action, commitment.ended_s
+        if ended_s is None or action.kind not in _CORDONS:
+            return False
+        node = Subject(_K.NODE, str(action.params.get("node", action.target.name)))
+        since = self._inventory.fact(node, TAKES_WORK_SINCE)
+        is_free = self._inventory.fact(node, "unschedulable") == "false"
+        return is_free and since is not None and float(since) > ended_s
 
     def _scopes(self, gpus: Iterable[Subject]) -> dict[Subject, set[Subject]]:
         """The cluster, racks and NVLink domains of these GPUs, each with all of its GPUs."""

@@ -12,7 +12,7 @@ import yaml
 
 from collectors.frame import Reason
 from collectors.kubernetes import KubernetesCollector, KubernetesSettings
-from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from collectors.tick import Batch
 from tests.kubernetes_api.cluster import Cluster
 
@@ -96,6 +96,9 @@ def test_a_change_arrives_by_watch_and_what_was_stays_known(
 
     until(look, lambda: inventory.fact(Subject(K.NODE, name), "unschedulable") == "true")
     until(look, lambda: inventory.parents(pod, 200.0) == [])
+    assert inventory.fact(Subject(K.NODE, name), TAKES_WORK_SINCE) == "100.0"
+    cluster.core.patch_node(name, {"spec": {"unschedulable": None}})
+    until(look, lambda: inventory.fact(Subject(K.NODE, name), TAKES_WORK_SINCE) == "200.0")
     assert inventory.above(pod, K.NODE, 150.0) == Subject(K.NODE, name), "who held it when"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.subject import Inventory, Subject, SubjectKind
+from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind, BlastRadius, Undo
 from controllers.guard import HARMLESS, TAKES_CAPACITY, Commitment, Limit, Settings, Window, rule
 
@@ -57,6 +57,28 @@ def test_a_slow_drip_of_cordons_is_stopped_by_what_stands_not_by_a_window() -> N
     assert "16 are allowed" in ruling.reason
     released = [replace(standing[0], released_s=1.0), standing[1]]
     assert rule(action(A.CORDON, "node:n7"), released, FLEET, 30 * 86_400.0, limits).allowed
+
+
+@pytest.mark.parametrize(
+    ("kind", "unschedulable", "since", "allowed"),
+    [
+        (A.CORDON, "false", "100.0", True),
+        (A.DRAIN, "false", "100.0", True),
+        (A.CORDON, "true", "100.0", False),
+        (A.CORDON, "false", "0.5", False),
+        (A.CORDON, "false", None, False),
+        (A.TAINT, "false", "100.0", False),
+    ],
+)
+def test_a_node_that_a_person_uncordoned_does_not_count_for_good(
+    kind: ActionKind, unschedulable: str, since: str | None, allowed: bool
+) -> None:
+    """By the API server's word, and only what it said after our action: older words are from before our cordon."""
+    inventory = fleet()
+    facts = {"unschedulable": unschedulable} | ({} if since is None else {TAKES_WORK_SINCE: since})
+    inventory.describe(Subject(K.NODE, "n0"), **facts)
+    standing = [done(action(kind, "node:n0"), 50.0 if since == "100.0" else 1.0)]
+    assert rule(action(A.CORDON, "node:n7"), standing, inventory, 9e5, Settings()).allowed is allowed
 
 
 def test_what_people_took_out_counts_too() -> None:
