@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ from collectors.base import Permanent, Temporary
 
 Object = dict[str, Any]
 MAX_EVENT_BYTES = 8 * 2**20
+SLOWEST_BYTES_PER_S = 2**16
+"""An answer that comes more slowly than this, beyond the limit of a call, is given up."""
 _AGAIN = frozenset({408, 409, 429})
 
 
@@ -61,7 +64,8 @@ class NotFound(Refused):
 
 
 class KubeApi:
-    """Reads from one API server with one identity, each bounded by `timeout_s` of wall time."""
+    """Reads from one API server with one identity. Each has `timeout_s` of wall time, and so much more as its
+    answer is long: a drip of a byte now and then keeps nobody."""
 
     def __init__(self, api: Any, *, timeout_s: float = 10.0, renew: Callable[[], Any] | None = None) -> None:
         """`api`: a `kubernetes.client.ApiClient`. `renew` makes another from what the files say now: after a 401
@@ -174,13 +178,27 @@ class KubeApi:
             method, path, body=body, query=query, content_type=content_type, timeout=self._timeout_s
         )
         try:
-            data: bytes = answer.read()
+            data = self._read(answer.response, target)
         except (HTTPError, OSError) as error:
             raise Busy(f"kubernetes: the answer to {target} broke off: {error}") from error
         self._heed(answer.headers.get("Warning", ""))
         if 200 <= answer.status < 300:
             return data
         raise refusal(answer.status, data, answer.headers, target)
+
+    def _read(self, response: Any, target: str) -> bytes:
+        """The whole of an answer. A read timeout alone counts from byte to byte."""
+        data, began_s = bytearray(), time.monotonic()
+        try:
+            while chunk := response.read1(2**16):
+                data += chunk
+                if time.monotonic() - began_s > self._timeout_s + len(data) / SLOWEST_BYTES_PER_S:
+                    raise Busy(f"kubernetes: the answer to {target} comes too slowly: {len(data)} bytes by now")
+        except BaseException:
+            response.close()  # what is left of it is not to be taken for the next answer
+            raise
+        response.release_conn()
+        return bytes(data)
 
     def _heed(self, warnings: str) -> None:
         """What an answer's `Warning` headers say; who only reads leaves it."""

@@ -4,6 +4,8 @@ closes watches at once."""
 from __future__ import annotations
 
 import base64
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from kubernetes import client
 from kubernetes.config import incluster_config
 
 from collectors.kube_api import Busy, Expired, KubeApi, Object, Refused
@@ -230,3 +233,41 @@ def test_what_a_stranger_streams_is_no_event(cluster: Cluster) -> None:
 
     with pytest.raises(Busy, match="a line is no event"):
         next(Odd(cluster.api).watch("/api/v1/nodes", "1", quiet_s=1.0, stop=kube_api.Stop()))
+
+
+def dripping(body: bytes, pause_s: float) -> Iterator[int]:
+    """A proxy that hands an answer on byte by byte."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(2**16)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+                    for byte in body:
+                        connection.sendall(bytes([byte]))
+                        time.sleep(pause_s)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1]
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+@pytest.mark.parametrize(("pause_s", "comes"), [(0.05, False), (0.0, True)])
+def test_an_answer_that_drips_ends_at_the_limit_of_its_call(pause_s: float, comes: bool) -> None:
+    """Each byte comes within the read timeout; all of them would take minutes."""
+    body = b'{"a": "' + b"x" * 2_000 + b'"}'
+    with contextlib.contextmanager(dripping)(body, pause_s) as port:
+        settings = client.Configuration(host=f"http://127.0.0.1:{port}")
+        kube, began_s = KubeApi(client.ApiClient(settings), timeout_s=0.3), time.monotonic()
+        if comes:
+            assert len(kube.get("/api/v1/nodes/n1")["a"]) == 2_000
+            return
+        with pytest.raises(Busy, match="comes too slowly"):
+            kube.get("/api/v1/nodes/n1")
+        assert time.monotonic() - began_s < 10.0
