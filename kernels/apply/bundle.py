@@ -34,6 +34,7 @@ def kernel_record(envelope: Mapping[str, Any], trusted: Mapping[str, Ed25519Publ
         **candidate_record(candidate),
         "dtype": case["dtype"],
         "sizes": case["params"],
+        "largest": _largest(verdict),
         "status": verdict["status"],
         "architecture": environment.get("capability", "none"),
         "torch": environment.get("torch", "none"),
@@ -54,6 +55,16 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "scratch_bytes": list(candidate.scratch_bytes),
         "layouts": list(candidate.domain.layouts),
         "bounds": [asdict(bound) for bound in candidate.domain.bounds],
+    }
+
+
+def _largest(verdict: Mapping[str, Any]) -> dict[str, int]:
+    """The largest size of each axis that the judge asked; of a verdict that does not say, no axis."""
+    probed = verdict["domain"].get("probed") or {}
+    timed = [case["params"] for case in verdict["domain"].get("timed") or []]
+    return {
+        name: max([int(high), *(int(params.get(name, 0)) for params in timed)])
+        for name, (_, high) in probed.get("sizes", {}).items()
     }
 
 

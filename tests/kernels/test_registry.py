@@ -40,7 +40,8 @@ def certificate(status: Status = Status.faster, note: str = "") -> dict[str, Any
     raced = Comparison(str(case), "eager", "A", 2e-5, 4e-5, Interval(1.9, 2.0, 2.1), 30)
     verdict = Verdict(
         read.candidate.sha256, "softmax", status, reasons[status], note, "timing", ("static", "timing"),
-        comparisons=(raced,), domain={"timed": [case.to_json()]},
+        comparisons=(raced,),
+        domain={"timed": [case.to_json()], "probed": {"sizes": {"m": [0, 69632], "n": [1, 2048]}}},
         environment={"gpu": "NVIDIA H200", "capability": "9.0"},
     )  # fmt: skip
     return issue(verdict, read.candidate, named("softmax"), SIGNER, "2026-11-21T00:00:00+00:00", "c0ffee")
@@ -170,6 +171,7 @@ def test_the_record_for_jobs_names_where_the_kernel_was_certified(envelope: Mapp
     record = kernel_record(envelope, TRUSTED)
     assert (record["problem"], record["dtype"], record["sizes"]) == ("softmax", "float16", {"m": 4096, "n": 4096})
     assert record["architecture"] == "9.0"
+    assert record["largest"] == {"m": 69632, "n": 4096}
     assert record["certificate"] == certificate_sha256(envelope)
 
 

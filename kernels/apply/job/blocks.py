@@ -45,15 +45,20 @@ def swap_block(name: str, module: nn.Module, report: Report) -> None:
         operator_of(each)
         report.applied.append((name, each, STATE.kernels[each].certificate))
     forward = _gated_forward(problem, names) if problem in GATED else _bent_forward(problem, names)
-    original, trained = type(module).forward, module.training
+    original, trained, between = type(module).forward, module.training, _between(module, names)
 
     def unless_seen(self: nn.Module, x: torch.Tensor) -> Any:
         # what a block computes in training was not seen where it was found in evaluation: it may drop values; and
-        # what a hook within it hears of is computed there
-        own = (self.training and not trained) or watched(self, names)
+        # what a hook within it hears of is computed there; so is what was put between the layers since
+        own = (self.training and not trained) or watched(self, names) or _between(self, names) != between
         return original(self, x) if own else forward(self, x)
 
     put(module, used[0], unless_seen)
+
+
+def _between(module: nn.Module, names: Sequence[str]) -> list[type[nn.Module]]:
+    """The kinds of what stands between a block's linear layers."""
+    return [type(child) for name, child in module.named_children() if name not in names]
 
 
 def _layers(module: nn.Module) -> tuple[str, tuple[str, ...]] | None:
@@ -91,7 +96,7 @@ def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
             values[f"{name}.weight"] = drawn(*shapes[name])
             if layers[name].bias is not None:
                 values[f"{name}.bias"] = drawn(shapes[name][0])
-        x = drawn(3, _FEW[0]) * scale
+        x = drawn(*((2, 3) if number else (3,)), _FEW[0]) * scale
 
         def linear(name: str, given: torch.Tensor, values: dict[str, torch.Tensor] = values) -> torch.Tensor:
             return F.linear(given, values[f"{name}.weight"], values.get(f"{name}.bias"))
@@ -149,6 +154,8 @@ def _whole(x: torch.Tensor, *layers: Any) -> Any:
 
 def _free(x: torch.Tensor, *layers: Any) -> bool:
     """Whether nothing is differentiated, hooked, replaced or cast, and x fits the first layer."""
+    if not all(type(layer) is nn.Linear for layer in layers):
+        return False  # one that was put there since, such as LoRA's, may show the weight of the layer that it wraps
     hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
     if not torch.compiler.is_compiling():
         hooked = hooked or any(replaced(layer) for layer in layers)

@@ -40,8 +40,7 @@ def agrees(kernel: Kernel, out: Any, eager: Any, truth: Any) -> bool:
     kernel.shadow_checks += 1
     outs, eagers, truths = (x if isinstance(x, tuple | list) else (x,) for x in (out, eager, truth))
     for mine, theirs, exact in zip(outs, eagers, truths, strict=True):
-        error, allowed = (_rmse(x, exact) for x in (mine, theirs))
-        level = float(exact.double().square().mean().sqrt()) if exact.numel() else 0.0
+        error, allowed, level = _errors(mine, theirs, exact)
         if not error <= 3.0 * allowed + 2.0 * torch.finfo(mine.dtype).eps * level:
             kernel.shadow_mismatches += 1
             disable(kernel, f"shadow check: error {error:.3g}, torch's own {allowed:.3g}")
@@ -50,7 +49,19 @@ def agrees(kernel: Kernel, out: Any, eager: Any, truth: Any) -> bool:
     return True
 
 
-def _rmse(value: torch.Tensor, truth: torch.Tensor) -> float:
-    gap = value.double() - truth.double()
-    missing = 0.0 if bool(truth.isnan().any()) else math.inf
-    return float(torch.nan_to_num(gap, nan=missing).square().mean().sqrt()) if gap.numel() else 0.0
+def _errors(mine: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> tuple[float, float, float]:
+    """RMSE of a kernel's output, of torch's own, and the exact values' level, over what is finite in all three.
+
+    Where neither of the other two is finite the kernel's may not be either, and where both are it has to be: else
+    its error is infinite. So a job that diverged, whose values are NaN for torch too, is no kernel's fault.
+    """
+    if not exact.numel():
+        return 0.0, 0.0, 0.0
+    here, there, true = (x.isfinite() for x in (mine, theirs, exact.to(mine.dtype)))
+    if bool(((here & ~there & ~true) | (~here & there & true)).any()):
+        return math.inf, 0.0, 0.0
+    every = here & there & true
+    wide = exact.double()
+    gaps = (mine.double() - wide, theirs.double() - wide, wide)
+    error, allowed, level = (float(torch.where(every, x, 0.0).square().mean().sqrt()) for x in gaps)
+    return error, allowed, level

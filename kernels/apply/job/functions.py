@@ -11,10 +11,10 @@ import torch
 
 from kernels.apply.job.attention import ATTENTION, attention_of, name_attention
 from kernels.apply.job.folds import FoldCasts
-from kernels.apply.job.guards import guarded, refusal
+from kernels.apply.job.guards import guarded, refusal, widened
 from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import shaped
+from kernels.apply.job.places import plain, shaped
 from kernels.apply.job.products import linear_of
 from kernels.apply.job.rotary import TurnHalves, TurnPairs
 from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PAIRS, PRODUCTS, STATE, Report, in_use
@@ -58,8 +58,13 @@ def give_functions_back() -> int:
 
 
 def _tensors(*given: Any) -> bool:
-    """Not a tracer's stand-ins, which only say what is done with them."""
-    return all(isinstance(x, torch.Tensor) for x in given)
+    """Not a tracer's stand-ins, which only say what is done with them, and no tensors with rules of their own."""
+    return all(isinstance(x, torch.Tensor) for x in given) and plain(*given)
+
+
+def _as_rows(x: Any) -> torch.Tensor | None:
+    """A tensor as rows, None where there are none."""
+    return x.reshape(-1, x.shape[-1]) if _tensors(x) and x.dim() >= 2 and x.numel() else None
 
 
 def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,15 +78,17 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Any:
-        plain = (
+        straight = (
             _tensors(input, target)
             and weight is None
             and size_average is None
             and reduce is None
             and label_smoothing == 0.0
         )
-        plain = plain and input.dim() == 2 and target.shape == input.shape[:1] and target.dtype == torch.int64
-        if plain and ignore_index == -100 and reduction in ("mean", "sum", "none"):
+        straight = straight and input.dim() == 2 and target.shape == input.shape[:1] and target.dtype == torch.int64
+        if straight and ignore_index == -100 and reduction in ("mean", "sum", "none"):
+            if widened(input):
+                input = input.float()
             # a target of −100 is left out of torch's mean, the kernel gets class 0 instead; as for one that is no
             # class: there torch stops with an assertion, here the loss is NaN, and nothing is read beyond
             kept, known = target != ignore_index, (target >= 0) & (target < input.shape[1])
@@ -143,8 +150,9 @@ def unfold_casts() -> None:
 
 def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
     def gelu(input: torch.Tensor, approximate: str = "none") -> Any:
-        if _tensors(input) and approximate == "none" and input.dim() >= 2:
-            out = guarded("gelu", (input.reshape(-1, input.shape[-1]),), ())
+        rows = _as_rows(input) if approximate == "none" else None
+        if rows is not None:
+            out = guarded("gelu", (rows,), ())
             if out is not None:
                 return shaped(out, *input.shape)
         return original(input, approximate=approximate)
@@ -154,14 +162,9 @@ def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
     def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
-        if (
-            _tensors(input)
-            and dtype is None
-            and dim is not None
-            and input.dim() >= 2
-            and dim in (-1, input.dim() - 1)
-        ):
-            out = guarded("softmax", (input.reshape(-1, input.shape[-1]),), ())
+        rows = _as_rows(input) if dtype is None and dim is not None else None
+        if rows is not None and dim in (-1, input.dim() - 1):
+            out = guarded("softmax", (rows,), ())
             if out is not None:
                 return shaped(out, *input.shape)
         return original(input, dim, _stacklevel, dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernels.apply.job.operators import invoke
-from kernels.apply.job.places import transformed
+from kernels.apply.job.places import plain, transformed
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import DTYPES, ON_CPU, ROW_AXES, ROWS_SLACK, fell_back, in_use
 
@@ -46,12 +46,22 @@ def refusal(
 
 
 def outside(record: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
-    """ "shape" where a size is beyond the certified domain, else empty."""
+    """ "shape" where a size is beyond the certified domain, "size" where it is larger than any that the judge asked
+    of the kernel, else empty."""
     for bound in record["bounds"]:
         size = sizes.get(bound["name"], bound["low"])
         if not bound["low"] <= size <= bound["high"] or size % bound["multiple"]:
             return "shape"
-    return ""
+    largest = record.get("largest", {})
+    return "size" if any(size > largest.get(name, size) for name, size in sizes.items()) else ""
+
+
+def widened(x: torch.Tensor) -> bool:
+    """Whether autocast has norms, softmax and losses of these 16 bits computed, and given, in float32."""
+    return x.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(x.device.type)
+
+
+_WIDENED = ("softmax", "rmsnorm", "layernorm", "cross_entropy")
 
 
 def guarded(problem: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
@@ -59,10 +69,9 @@ def guarded(problem: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any
     kernel = in_use(problem)
     if kernel is None:
         return None
-    if transformed():
-        fell_back(problem, "transform")
-        return None
-    why = refusal(kernel.record, SPECS[problem].sizes(*tensors, *numbers), tensors)
+    why = "transform" if transformed() else "" if plain(*tensors) else "subclass"
+    why = why or ("autocast" if problem in _WIDENED and widened(tensors[0]) else "")
+    why = why or refusal(kernel.record, SPECS[problem].sizes(*tensors, *numbers), tensors)
     if why:
         fell_back(problem, why)
         return None

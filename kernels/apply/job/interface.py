@@ -21,7 +21,7 @@ with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,10 +31,10 @@ from kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
 from kernels.apply.job.demotion import read_demotions
 from kernels.apply.job.functions import fold_casts, give_functions_back, swap_functions, unfold_casts
 from kernels.apply.job.launch import load_entry
-from kernels.apply.job.modules import swap_module
+from kernels.apply.job.modules import cut_up, swap_module
 from kernels.apply.job.operators import open_all
 from kernels.apply.job.optimizer import SMALLEST, swap_optimizer
-from kernels.apply.job.places import take_back
+from kernels.apply.job.places import problem_of, take_back
 from kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
 from kernels.apply.job.rotary import name_rotary
 from kernels.apply.job.start import objections
@@ -67,13 +67,19 @@ def apply(
     STATE.shadow_every, STATE.log_every, STATE.log, STATE.open = shadow_every, log_every, log, compiler_launches
     STATE.models.add(model)
     read_demotions()
-    for record, why in zip(KERNELS, objections(only), strict=True):
-        _take(record, why, report)
+    loaded: dict[str, Kernel] = {}
+    for record, why in zip(KERNELS, objections(only, lambda record: _load(record, loaded)), strict=True):
+        if why:
+            report.skipped.append((f"{record['problem']} {record['certificate'][:16]}", why))
+        else:
+            STATE.kernels[_slot_of(record)] = loaded[_slot_of(record)]
     open_all()
+    cut = cut_up(model, report)
     for name, module in model.named_modules():
         where = name or type(model).__name__
         try:
-            swap_module(where, module, report)
+            if id(module) not in cut or problem_of(module):
+                swap_module(where, module, report)
         except Exception as error:  # noqa: BLE001  a module that cannot be asked must not stop the job
             report.skipped.append((where, f"cannot be asked: {type(error).__name__}: {error}"))
     if weight_copies:
@@ -93,20 +99,21 @@ def apply(
     return report
 
 
-def _take(record: dict[str, Any], why: str, report: Report) -> None:
-    label = f"{record['problem']} {record['certificate'][:16]}"
-    name = slot(record["problem"], record["sizes"], record["dtype"])
-    held = STATE.kernels.get(name)
-    if not why and held is not None and held.certificate != record["certificate"]:
-        why = "another kernel for this operation is in use: one shape of each at a time"
-    if not why and held is None:
-        try:
-            kernel = Kernel(record, *load_entry(record))
-            STATE.kernels[name] = kernel
-        except Exception as error:  # noqa: BLE001  a kernel that does not load must not stop the job
-            why = f"does not load: {type(error).__name__}: {error}"
-    if why:
-        report.skipped.append((label, why))
+def _slot_of(record: Mapping[str, Any]) -> str:
+    return slot(record["problem"], record["sizes"], record["dtype"])
+
+
+def _load(record: Mapping[str, Any], loaded: dict[str, Kernel]) -> str:
+    """Puts a kernel into `loaded`, the one in use where it is; why that cannot be."""
+    name = _slot_of(record)
+    held = STATE.kernels.get(name) or loaded.get(name)
+    if held is not None and held.certificate != record["certificate"]:
+        return "another kernel for this operation is in use: one shape of each at a time"
+    try:
+        loaded[name] = held or Kernel(dict(record), *load_entry(record))
+    except Exception as error:  # noqa: BLE001  a kernel that does not load must not stop the job
+        return f"does not load: {type(error).__name__}: {error}"
+    return ""
 
 
 def unapply(model: nn.Module) -> int:

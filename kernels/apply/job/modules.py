@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,20 @@ from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
 from kernels.apply.job.places import problem_of, put, replaced, shaped, transformed, unseen
 from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import NORM, OPERATORS, STATE, Report, fell_back, in_use
+from kernels.apply.job.state import DTYPES, NORM, OPERATORS, STATE, Report, fell_back, in_use
 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
+
+
+def cut_up(model: nn.Module, report: Report) -> set[int]:
+    """Modules, by id, whose parameters FullyShardedDataParallel has cut up: each rank has others, and would find
+    other places."""
+    wrapper: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    found = {id(part) for module in model.modules() if isinstance(module, wrapper) for part in module.modules()}
+    if found:
+        why = "FullyShardedDataParallel has cut up their parameters: call apply before it wraps them"
+        report.skipped.append((f"{len(found)} modules", why))
+    return found
 
 
 def swap_module(name: str, module: nn.Module, report: Report) -> None:
@@ -74,11 +86,30 @@ def _norm(module: nn.Module) -> tuple[str, Callable[..., Any]] | None:
 
 
 def _same(module: nn.Module, problem: str, names: Sequence[str], n: int, eps: float) -> bool:
-    """Whether the module is that normalisation: on draws of two sizes, with weights that are not trivial."""
-    for number, scale in enumerate((1.0, 1e-3)):
+    """Whether the module is that normalisation, in evaluation and in training: it may drop values in one."""
+    kept = module.training
+    try:
+        for mode in (kept, not kept):
+            module.training = mode
+            if not _same_now(module, problem, names, n, eps):
+                return False
+    finally:
+        module.training = kept
+    return True
+
+
+def _same_now(module: nn.Module, problem: str, names: Sequence[str], n: int, eps: float) -> bool:
+    """Whether the module is that normalisation: on draws of two sizes, with weights that are not trivial, and over
+    the last of three dimensions as of two. Its kernel's dtype has to come back as that dtype."""
+    kernel = STATE.kernels.get(problem)
+    narrow = torch.float64 if kernel is None else DTYPES[kernel.record["dtype"]]
+    for number, (shape, scale, kind) in enumerate((
+        ((3, n), 1.0, torch.float64), ((3, n), 1e-3, torch.float64), ((2, 3, n), 1.0, torch.float64),
+        ((3, n), 1.0, narrow),
+    )):  # fmt: skip
         generator = torch.Generator().manual_seed(number + 1)
-        x = (torch.randn(3, n, generator=generator, dtype=torch.float64) + 0.25) * scale
-        drawn = {name: torch.randn(n, generator=generator, dtype=torch.float64) for name in names}
+        x = ((torch.randn(*shape, generator=generator, dtype=torch.float64) + 0.25) * scale).to(kind)
+        drawn = {name: torch.randn(n, generator=generator, dtype=torch.float64).to(kind) for name in names}
         try:
             mine = torch.func.functional_call(module, drawn, (x,))
         except Exception:  # noqa: BLE001  any module may be asked
@@ -86,6 +117,8 @@ def _same(module: nn.Module, problem: str, names: Sequence[str], n: int, eps: fl
         wanted = SPECS[problem].reference(x, *(drawn[name] for name in names), eps)
         if not isinstance(mine, torch.Tensor) or mine.shape != wanted.shape:
             return False
+        if number == 3:
+            return mine.dtype == kind
         level = float(wanted.abs().max())
         if not torch.allclose(mine.double(), wanted, rtol=3e-6, atol=3e-6 * level):
             return False
@@ -117,10 +150,12 @@ def _in_a_graph() -> bool:
 
 
 def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any]] | None:
-    plain = module.padding_idx is None and module.max_norm is None
-    if not plain or module.scale_grad_by_freq or module.sparse:
-        return None
     original = type(module).forward
+    own = original is nn.Embedding.forward  # one that inherits may scale what it looks up, or look up other rows
+    if not own or module.padding_idx is not None or module.max_norm is not None:
+        return None
+    if module.scale_grad_by_freq or module.sparse:
+        return None
     embed()
 
     def forward(self: nn.Embedding, index: torch.Tensor) -> Any:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from kernels.apply.job.folds import VIEWS, casts_after, narrow_source, operator_name, viewed
-from kernels.apply.job.guards import refusal
+from kernels.apply.job.guards import refusal, widened
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import transformed
+from kernels.apply.job.places import plain, transformed
 from kernels.apply.job.problems import rms_backward_reference
 from kernels.apply.job.state import NORM, OPERATORS, STATE, fell_back, in_use
 
@@ -82,8 +81,8 @@ def normed(original: Callable[..., Any], rows: torch.Tensor, weight: torch.Tenso
     if not torch.is_grad_enabled() or not (rows.requires_grad or weight.requires_grad) or transformed():
         return None
     compiling = torch.compiler.is_compiling()
-    if not compiling and not (type(rows) is torch.Tensor and type(weight) in (torch.Tensor, nn.Parameter)):
-        return None  # DTensors and the like
+    if widened(rows) or not plain(rows, weight):
+        return None
     opened = STATE.open and not STATE.watching
     for problem in (NORM, "rmsnorm_backward") if compiling else ("rmsnorm_backward",):
         kernel = in_use(problem)

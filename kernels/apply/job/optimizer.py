@@ -10,6 +10,7 @@ step does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ SMALLEST = 1 << 18
 """Elements: smaller parameters go to torch together, in one launch for all of them."""
 CHUNK = 16384
 """Most elements of a row of the table that one launch for all is given."""
+_ALIGNED = 64
+"""Elements: parts of a parameter begin where wide loads may."""
 _PLAIN = ("max_exp_avg_sqs", "amsgrad", "capturable", "differentiable", "maximize", "has_complex", "grad_scale")
 Row = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -88,7 +91,8 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
         ours = [number for number, problem in enumerate(chosen) if problem]
         for problem in sorted({*chosen} - {""}):
             kernel, mine = STATE.kernels[problem], [n for n in ours if chosen[n] == problem]
-            count = 1 if problem == MANY else len(mine)
+            counts = [rows[n][0].numel() for n in mine]
+            count = 1 if problem == MANY else sum(-(-n // _part(kernel, n)) for n in counts)
             if _due(kernel, count):
                 which = min(mine, key=lambda number: rows[number][0].numel())
                 kernel.calls += count
@@ -232,10 +236,24 @@ def _with_copy(problem: str, row: Row) -> tuple[torch.Tensor, ...]:
 
 
 def _stepped(problem: str, row: Row, numbers: Sequence[Any], step: int) -> None:
-    run_once(problem, (*_with_copy(problem, row), *numbers, step))
+    given, count = _with_copy(problem, row), row[0].numel()
+    part = _part(STATE.kernels[problem], count)
+    if part < count:
+        flat = [x.view(-1) for x in given]
+        for at in range(0, count, part):
+            run_once(problem, (*(x[at : at + part] for x in flat), *numbers, step))
+    else:
+        run_once(problem, (*given, *numbers, step))
     torch.autograd.graph.increment_version((row[0], row[2], row[3]))
     if problem == COPIED and in_use(problem) is not None:
         COPIES.get(row[0]).made(row[0])
+
+
+def _part(kernel: Kernel, count: int) -> int:
+    """How many elements a launch is given: all, or as many as the judge asked at most where there are more."""
+    step = math.lcm(_ALIGNED, *(bound["multiple"] for bound in kernel.record["bounds"]))
+    largest = kernel.record.get("largest", {}).get("n", count)
+    return count if count <= largest else max(step, largest // step * step)
 
 
 def _fits(kernel: Kernel, row: Row) -> bool:
@@ -246,8 +264,14 @@ def _fits(kernel: Kernel, row: Row) -> bool:
         and (first.device.type == "cuda" or interpreted())
         and all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in row)
         and all(x.dtype == kind and x.is_contiguous() and x.numel() == first.numel() for x in row)
-        and not outside(kernel.record, {"n": first.numel()})
+        and not any(outside(kernel.record, {"n": n}) for n in _parts(kernel, first.numel()))
     )
+
+
+def _parts(kernel: Kernel, count: int) -> set[int]:
+    """The sizes of a parameter's launches."""
+    part = _part(kernel, count)
+    return {part, count % part or part}
 
 
 def _due(kernel: Kernel, count: int) -> bool:

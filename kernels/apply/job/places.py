@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernels.apply.job.state import STATE
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -27,7 +29,7 @@ def put(module: nn.Module, problem: str, forward: Callable[..., Any]) -> None:
     def guarded_forward(self: nn.Module, *given: Any, **named: Any) -> Any:
         if len(given) + len(named) == 1:
             x = given[0] if given else named.get(first)
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, torch.Tensor) and plain(x):
                 return forward(self, x)
         return original(self, *given, **named)
 
@@ -37,14 +39,14 @@ def put(module: nn.Module, problem: str, forward: Callable[..., Any]) -> None:
 def put_whole(module: nn.Module, problem: str, forward: Callable[..., Any]) -> None:
     """The same with a forward that takes whatever the class's takes."""
     forward.__name__ = "forward"
-    forward.nightshift = problem  # type: ignore[attr-defined]
+    forward.nightshift, forward.owner = problem, STATE  # type: ignore[attr-defined]
     module.forward = MethodType(forward, module)
 
 
 def problem_of(module: nn.Module) -> str:
-    """What a module's forward was replaced for, also of a copy of it; empty where it was not."""
+    """What this file replaced a module's forward for, also of a copy of it; empty where it did not."""
     function = getattr(module.__dict__.get("forward"), "__func__", None)
-    return str(getattr(function, "nightshift", ""))
+    return str(getattr(function, "nightshift", "")) if getattr(function, "owner", None) is STATE else ""
 
 
 def replaced(module: nn.Module) -> bool:
@@ -62,6 +64,16 @@ def take_back(module: nn.Module) -> bool:
     if found:
         del module.__dict__["forward"]
     return found
+
+
+def plain(*tensors: torch.Tensor) -> bool:
+    """Whether kernels may be asked about tensors: not about nested ones, DTensors and other subclasses, which have
+    rules of their own. A tracer's stand-ins are plain tensors here."""
+    return all(
+        (type(x) in (torch.Tensor, nn.Parameter) or type(x).__module__.startswith("torch._subclasses."))
+        and not x.is_nested
+        for x in tensors
+    )
 
 
 def shaped(out: torch.Tensor, *sizes: int) -> torch.Tensor:
@@ -101,10 +113,11 @@ def watched(module: nn.Module, but: tuple[str, ...] = ()) -> bool:
 
 
 def transformed() -> bool:
-    """Whether torch.func, forward-mode differentiation or torch.jit.trace looks: what they hand over looks like
-    plain tensors, and the last would write a kernel's output down as a constant."""
+    """Whether torch.func, forward-mode differentiation, torch.jit.trace or torch.export looks: what they hand over
+    looks like plain tensors, the third would write a kernel's output down as a constant, and the last an operator
+    that is only known where this file is."""
     if torch.compiler.is_compiling():
-        return False
+        return bool(getattr(torch.compiler, "is_exporting", bool)())  # torch 2.6 has none
     if torch._C._get_tracing_state() is not None:
         return True
     return bool(torch._C._are_functorch_transforms_active()) or torch.autograd.forward_ad._current_level >= 0

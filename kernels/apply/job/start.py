@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ import torch
 from kernels.apply.job.demotion import demotions
 from kernels.apply.job.guards import interpreted
 from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import KERNELS, kernels_sha256
+from kernels.apply.job.state import KERNELS, STATE, kernels_sha256
+
+_OWNER = "_nightshift_kernels"
 
 
 def unfit(record: Mapping[str, Any]) -> str:
@@ -41,22 +44,38 @@ def _triton_version() -> str:
     return str(triton.__version__)
 
 
-def objections(only: Sequence[str] = ()) -> list[str]:
-    """For each of `KERNELS` why it is not used, empty where it is: here, or on another rank.
+def objections(only: Sequence[str] = (), load: Callable[[Mapping[str, Any]], str] = lambda record: "") -> list[str]:
+    """For each of `KERNELS` why it is not used, empty where it is: here, or on another rank. load: why one that
+    fits this machine cannot be had all the same, which the other ranks have to hear of too.
 
     Collective where torch.distributed is initialised: every rank has to call it. A kernel that one rank cannot use
     is used by none, and ranks with other certificates use none at all: they would compute different things.
     """
+    ranked = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not ranked and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        return ["apply was called before torch.distributed was initialised: the ranks cannot agree"] * len(KERNELS)
+    other = owned_by_another()
     mine = [
-        "not asked for" if only and not {k["problem"], k["certificate"]} & set(only) else unfit(k) for k in KERNELS
+        "not asked for"
+        if only and not {k["problem"], k["certificate"]} & set(only)
+        else other or unfit(k) or load(k)
+        for k in KERNELS
     ]
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-            return ["apply was called before torch.distributed was initialised: the ranks cannot agree"] * len(mine)
+    if not ranked:
         return mine
     every: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(every, (kernels_sha256(), mine))
     return agreed(every, torch.distributed.get_rank())
+
+
+def owned_by_another() -> str:
+    """Why this file's kernels cannot be used, where another such file's are: functions and operators that both
+    would swap are the process's. A file whose kernels were taken back is in nobody's way."""
+    owner = getattr(torch.library, _OWNER, weakref.ref(STATE))()
+    if owner is not None and owner is not STATE and (owner.kernels or owner.functions):
+        return "another file's kernels are in use in this process: take them back first (its unapply)"
+    setattr(torch.library, _OWNER, weakref.ref(STATE))
+    return ""
 
 
 def agreed(every: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:

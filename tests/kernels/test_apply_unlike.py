@@ -1,0 +1,342 @@
+"""The job's file beside what only looks like what it knows: by class, shape, dtype, or since a job changed it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kernels.apply.bundle import bundle
+from tests.kernels.applied_records import record
+
+N, D, WIDE = 64, 16, 32
+SAME = torch.randn(6, N, generator=torch.Generator().manual_seed(1))
+X = SAME[:, :D].contiguous()
+BODIES = {
+    "rmsnorm": "x, w, eps: F.rms_norm(x, w.shape, w, eps)",
+    "layernorm": "x, w, b, eps: F.layer_norm(x, w.shape, w, b, eps)",
+    "softmax": "x: torch.softmax(x, -1)",
+    "gelu": "x: torch.ops.aten.gelu(x)",
+    "cross_entropy": "x, y: torch.logsumexp(x, -1) - x.gather(1, y[:, None])[:, 0]",
+    "swiglu": "a, b: F.silu(a) * b",
+    "fused_mlp": "x, g, u, d: (F.silu(x @ g.t()) * (x @ u.t())) @ d.t()",
+    "adamw": "p, g, first, second, rate, *rest: (p.sub_(rate * g.sign()), SEEN.append(p.numel()))",
+    "embedding_gradient": "g, i, rows: torch.zeros(rows, g.shape[1]).index_add_(0, i, g)",
+}
+SIZES = {
+    "cross_entropy": {"m": 6, "v": 48},
+    "fused_mlp": {"m": 6, "d": D, "f": WIDE},
+    "adamw": {"n": 40},
+    "swiglu": {"m": 6, "n": WIDE},
+    "embedding_gradient": {"t": 6, "d": N, "v": 48},
+}
+
+
+def held(problem: str, **changed: Any) -> dict[str, Any]:
+    """A record whose kernel is torch's own formula: what is asked here is where it is used."""
+    source = f"import torch\nimport torch.nn.functional as F\nSEEN = []\nentry = lambda {BODIES[problem]}\n"
+    return {**record(problem, source, **SIZES.get(problem, {"m": 6, "n": N})), **changed}
+
+
+@functools.cache
+def text() -> str:
+    return bundle([])
+
+
+def of_a_file(folder: Path, name: str) -> Any:
+    (folder / f"{name}.py").write_text(text())
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+Job = Callable[..., Any]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """A file with these kernels, that takes the CPU for a GPU."""
+    made: list[Any] = []
+
+    def build(*records: dict[str, Any]) -> Any:
+        module = of_a_file(tmp_path, f"nightshift_kernels_{len(made)}")
+        made.append(module)
+        monkeypatch.setattr(module, "ON_CPU", True)
+        module.KERNELS.extend(records)
+        return module
+
+    yield build
+    for module in reversed(made):
+        module.unapply(nn.Identity())
+        if module.STATE.folder is not None:
+            module.STATE.folder.cleanup()
+        del sys.modules[module.__name__]
+
+
+def quietly(kernels: Any, model: nn.Module, **more: Any) -> Any:
+    return kernels.apply(model, log=lambda _: None, **{"shadow_every": 0, **more})
+
+
+def calls(kernels: Any) -> dict[str, int]:
+    return {kernel.problem: kernel.calls for kernel in kernels.STATE.kernels.values() if kernel.calls}
+
+
+class Scaled(nn.Embedding):
+    """As Gemma and BART look words up."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 8.0
+
+
+class Dropping(nn.LayerNorm):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.dropout(super().forward(input), 0.5, self.training)
+
+
+class Widening(nn.Module):
+    """An RMSNorm that gives float32, whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(N) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.float()
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+@pytest.mark.parametrize(
+    ("module", "problem", "dtype"),
+    [
+        (Scaled(48, N), "embedding_gradient", "float32"),
+        (nn.GroupNorm(1, N), "layernorm", "float32"),
+        (Dropping(N).eval(), "layernorm", "float32"),
+        (Dropping(N), "layernorm", "float32"),
+        (Widening(), "rmsnorm", "bfloat16"),
+    ],
+)
+def test_what_computes_something_else_than_its_looks_say_is_left_alone(
+    job: Job, module: nn.Module, problem: str, dtype: str
+) -> None:
+    """A subclass that scales what it looks up; a norm over other axes of larger tensors, with values dropped in
+    training only, or of another dtype than it is given."""
+    kernels = job(held(problem, dtype=dtype))
+    mode = module.training
+    assert quietly(kernels, nn.Sequential(module), functions=False).applied == []
+    assert module.training is mode
+
+
+def test_norms_that_are_norms_in_every_way_are_swapped_in_the_dtype_of_their_kernel(job: Job) -> None:
+    kernels = job(held("rmsnorm", dtype="bfloat16"), held("layernorm"), held("embedding_gradient"))
+    model = nn.Sequential(nn.RMSNorm(N, eps=1e-6), nn.LayerNorm(N).eval(), nn.Embedding(48, N))
+    assert [where for where, _, _ in quietly(kernels, model, functions=False).applied] == ["0", "1", "2"]
+
+
+def test_what_autocast_computes_in_float32_stays_float32(job: Job) -> None:
+    """A kernel of bfloat16 would give bfloat16 losses, and norms, where torch gives float32."""
+    kernels = job(held("cross_entropy", dtype="bfloat16"), held("softmax", dtype="bfloat16"),
+                  held("layernorm", dtype="bfloat16"))  # fmt: skip
+    model = nn.Sequential(nn.LayerNorm(N)).bfloat16()
+    quietly(kernels, model)
+    x, logits, target = SAME.bfloat16(), SAME[:, :48].bfloat16().contiguous(), torch.arange(6)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x), F.softmax(x, -1)
+        loss = F.cross_entropy(logits, target)
+    assert loss.dtype == torch.float32
+    assert calls(kernels) == {}
+    assert kernels.fallbacks() == {"layernorm: autocast": 1, "softmax: autocast": 1, "cross_entropy: dtype": 1}
+    assert torch.equal(loss, F.cross_entropy(logits.float(), target))
+    model(x), F.softmax(x, -1), F.cross_entropy(logits, target)
+    assert calls(kernels) == {"layernorm": 1, "softmax": 1, "cross_entropy": 1}
+
+
+def test_empty_nested_and_subclassed_tensors_are_torchs(job: Job) -> None:
+    kernels = job(held("gelu"), held("softmax"), held("layernorm"))
+    model = nn.Sequential(nn.LayerNorm(N))
+    parts = [SAME[:3], SAME[3:5]]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+    class Marked(torch.Tensor):
+        """As of torchvision's images."""
+
+    quietly(kernels, model)
+    assert F.gelu(torch.empty(2, 0)).shape == F.softmax(torch.empty(2, 0), -1).shape == (2, 0)
+    assert torch.equal(F.gelu(nested).values(), F.gelu(torch.cat(parts)))
+    assert torch.allclose(model(nested).values(), model(torch.cat(parts)))
+    before = calls(kernels)
+    assert type(F.gelu(SAME.as_subclass(Marked))) is Marked
+    assert type(model(SAME.as_subclass(Marked))) is Marked
+    assert calls(kernels) == before
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_job_that_diverged_demotes_no_kernel_and_a_kernel_that_diverges_is_found(job: Job, value: float) -> None:
+    kernels = job(held("gelu"), held("softmax"), held("layernorm"))
+    model = nn.Sequential(nn.LayerNorm(N))
+    quietly(kernels, model, shadow_every=1)
+    x = SAME.clone()
+    x[2, 3] = value
+    model(x), F.gelu(x), F.softmax(x, -1)
+    held_ = kernels.STATE.kernels
+    assert {name: (k.shadow_checks, k.disabled) for name, k in held_.items()} == dict.fromkeys(held_, (1, ""))
+    entry, held_["gelu"].entry = held_["gelu"].entry, lambda x: torch.full_like(x, torch.nan)
+    F.gelu(x)
+    assert held_["gelu"].disabled.startswith("shadow check: error inf")
+    held_["gelu"].disabled, held_["gelu"].entry = "", lambda x: entry(x).nan_to_num(0.0) * 1.001
+    F.gelu(x)
+    assert held_["gelu"].disabled.startswith("shadow check")
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (
+            nn.Linear(D, WIDE, False),
+            nn.Linear(D, WIDE, False),
+            nn.Linear(WIDE, D, False),
+        )
+        self.act: nn.Module = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class Adapted(nn.Module):
+    """As LoRA wraps a layer: it shows the weight of the one within."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    @property
+    def weight(self) -> Any:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Any:
+        return self.base.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + 1.0
+
+
+def test_a_block_that_a_job_changed_since_computes_what_it_says_now(job: Job) -> None:
+    kernels = job(held("swiglu"), held("fused_mlp"))
+    block = Mlp()
+    quietly(kernels, block)
+    with torch.no_grad():
+        block(X)
+        assert calls(kernels) == {"fused_mlp": 1}
+        block.gate = Adapted(block.gate)  # type: ignore[assignment]
+        assert torch.allclose(block(X), Mlp.forward(block, X), atol=1e-6)
+        assert calls(kernels) == {"fused_mlp": 1, "swiglu": 1}
+        block.act = nn.GELU()
+        assert torch.equal(block(X), Mlp.forward(block, X))
+        assert calls(kernels) == {"fused_mlp": 1, "swiglu": 1}
+
+
+def test_a_size_beyond_all_that_the_judge_asked_is_torchs_and_counted(job: Job) -> None:
+    kernels = job(held("gelu", largest={"m": 12, "n": 4096}))
+    quietly(kernels, nn.Identity())
+    F.gelu(torch.zeros(12, N)), F.gelu(torch.zeros(13, N))
+    assert (calls(kernels), kernels.fallbacks()) == ({"gelu": 1}, {"gelu: size": 1})
+
+
+@pytest.mark.parametrize(("largest", "launches"), [(1024, [1000]), (999, [960, 40]), (300, [256, 256, 256, 232])])
+def test_a_parameter_larger_than_the_judge_asked_is_stepped_in_parts(
+    job: Job, monkeypatch: pytest.MonkeyPatch, largest: int, launches: list[int]
+) -> None:
+    """Each launch is of a size that was shown to be right; a parameter that cannot be parted so is torch's."""
+    kernels = job(held("adamw", largest={"n": largest}, mutates=[0, 2, 3]))
+    monkeypatch.setattr(kernels, "SMALLEST", 1)
+    weight = nn.Parameter(torch.ones(10, 100))
+    weight.grad = torch.ones(10, 100)
+    optimizer = torch.optim.AdamW([weight], lr=0.5)
+    quietly(kernels, nn.Identity(), optimizer=optimizer)
+    optimizer.step()
+    held_ = kernels.STATE.kernels["adamw"]
+    assert held_.entry.__globals__["SEEN"] == launches
+    assert held_.calls == len(launches)
+    assert torch.equal(weight, torch.full_like(weight, 0.5))
+    held_.record["bounds"] = [{"name": "n", "low": 50, "high": 2**53, "multiple": 1}]
+    optimizer.step()
+    assert len(held_.entry.__globals__["SEEN"]) == len(launches) + (launches[-1] >= 50) * len(launches)
+
+
+def test_modules_whose_parameters_are_cut_up_by_rank_are_left_alone_unless_they_were_swapped_before(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed.fsdp
+
+    class Wrapper(nn.Sequential):
+        """Cuts parameters up as FullyShardedDataParallel does, which needs a process group."""
+
+    monkeypatch.setattr(torch.distributed.fsdp, "FullyShardedDataParallel", Wrapper)
+    kernels = job(held("layernorm"))
+    model = nn.Sequential(Wrapper(nn.LayerNorm(N)), nn.LayerNorm(N))
+    report = quietly(kernels, model)
+    assert [where for where, _, _ in report.applied] == ["1"]
+    assert "before it wraps them" in str(report)
+    first = quietly(kernels, nn.Sequential(model[0][0])).applied
+    assert [where for where, _, _ in first] == ["0"]
+    assert [where for where, _, _ in quietly(kernels, model).applied] == ["0.0", "1"]
+
+
+def test_an_exported_model_knows_nothing_of_this_file(job: Job) -> None:
+    kernels = job(held("gelu"), held("layernorm"))
+    model = nn.Sequential(nn.LayerNorm(N), nn.GELU())
+    quietly(kernels, model)
+    for strict in (False, True):
+        exported = torch.export.export(model, (SAME,), strict=strict)
+        assert not any("nightshift" in str(node.target) for node in exported.graph.nodes)
+        assert torch.allclose(exported.module()(SAME), model(SAME), atol=1e-6)
+
+
+def test_one_file_s_kernels_at_a_time_and_the_other_is_told(job: Job) -> None:
+    first, second = job(held("gelu"), held("layernorm")), job(held("gelu"), held("layernorm"))
+    model, torchs = nn.Sequential(nn.LayerNorm(N)), F.gelu
+    quietly(first, model)
+    report = quietly(second, model)
+    assert report.applied == []
+    assert [why[:46] for _, why in report.skipped] == ["another file's kernels are in use in this proc"] * 2
+    model(SAME)
+    assert (calls(first), calls(second)) == ({"layernorm": 1}, {})
+    second.unapply(model)
+    model(SAME)
+    assert calls(first) == {"layernorm": 2}
+    first.unapply(model)
+    assert F.gelu is torchs
+    assert len(quietly(second, model).applied) == 2
+    second.unapply(model)
+    assert F.gelu is torchs
+
+
+def test_what_does_not_load_on_one_rank_is_used_on_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = job(held("gelu"), {**held("softmax"), "source_sha256": "0" * 64})
+    distributed = torch.distributed
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 0)
+
+    def gather(every: list[Any], mine: Any) -> None:
+        every[:] = [mine, (mine[0], ["does not load: OSError: No space left on device", ""])]
+
+    monkeypatch.setattr(distributed, "all_gather_object", gather)
+    report = quietly(kernels, nn.Identity())
+    assert report.applied == []
+    assert [why for _, why in report.skipped] == [
+        "on rank 1: does not load: OSError: No space left on device",
+        "does not load: ValueError: the source is not the one that was certified",
+    ]
