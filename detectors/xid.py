@@ -24,6 +24,8 @@ from detectors.xid_catalogue import CATALOGUE, GRAVITY, SYMPATHETIC, Recovery, T
 
 VERSION = 1
 RECOVERY_ACTION_CHANGED = 154
+_BROKEN = (Recovery.RESET_GPU, Recovery.REBOOT_NODE)
+"""What the driver announces of a GPU that works no more; one to be drained and reset goes on meanwhile."""
 
 
 class XidSettings(BaseModel):
@@ -42,6 +44,8 @@ class _Burst:
     codes: list[tuple[float, int]] = field(default_factory=list)
     announced: str = ""
     severities: dict[int, str] = field(default_factory=dict)
+    instances: set[str] = field(default_factory=set)
+    """The MIG instances that the lines named."""
     switch: set[int] = field(default_factory=set)
     """Codes that are a switch's (SXid): they stand on the node, as do Xids of an unknown PCI address."""
 
@@ -110,7 +114,9 @@ class XidDetector:
             if code != RECOVERY_ACTION_CHANGED and announced_action(burst.announced) is Recovery.NONE:
                 burst.announced = ""  # of what came before this error
             burst.announced = event.attributes.get("recovery_action") or burst.announced
-            if (word := event.attributes.get("severity", "").lower().replace("-", "")) in GRAVITY:
+            if instance := event.attributes.get("gpu_instance"):
+                burst.instances.add(instance)
+            if (word := event.attributes.get("severity", "").lower().replace("-", "")) in GRAVITY[1:]:
                 burst.severities[code] = max(word, burst.severities.get(code, ""), key=GRAVITY.index)
             lines[event.record] = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
             self._quiet.event(Fault.XID, subject, min(event.record.at.t_s, at_s))
@@ -158,19 +164,24 @@ class XidDetector:
             facts["severities"] = " ".join(f"{c}:{word}" for c, word in sorted(burst.severities.items()))
         if burst.announced:
             facts["announced_recovery"] = burst.announced
+        if burst.instances:
+            facts["mig_instances"] = " ".join(sorted(burst.instances))
         if entry is not None:
             facts |= {"xid_name": entry.name, "meaning": entry.meaning}
             facts |= {"sources_disagree": entry.disagreement} if entry.disagreement else {}
             facts |= {"note": entry.note} if entry.note else {}
         severity = Severity.WARNING
-        if any(_tier(c, burst) is Tier.FATAL for c in codes):  # whichever came first: an application's may
+        # whichever came first: an application's may; and the line of the error itself may be lost
+        broken = any(_tier(c, burst) is Tier.FATAL for c in codes) or announced_action(burst.announced) in _BROKEN
+        if broken:
             severity = Severity.CRITICAL
         elif set(codes) <= SYMPATHETIC:
             severity = Severity.INFO
         meaning = entry.meaning if entry else "not in NVIDIA's catalogue as we know it"
         others = [_named(c, burst) for c in codes if c != code]
         also = f", with {', '.join(others)}" if others else ""
-        summary = f"{_named(code, burst)} ({meaning}){also}; recovery: {action.value}"
+        where = f" in MIG instance {', '.join(sorted(burst.instances))}" if burst.instances else ""
+        summary = f"{_named(code, burst)} ({meaning}){where}{also}; recovery: {action.value}"
         since_s = min(t for t, _ in burst.codes)
         score = float(len(burst.codes))
         return Alarm(Fault.XID, subject, since_s, severity, summary, score, 0.0, evidence=evidence, facts=facts)
@@ -182,6 +193,7 @@ class XidDetector:
                 "announced": b.announced,
                 "severities": {str(code): word for code, word in b.severities.items()},
                 "switch": sorted(b.switch),
+                "instances": sorted(b.instances),
             }
             for s, b in self._bursts.items()
         }
@@ -199,6 +211,7 @@ class XidDetector:
                     [(float(t), int(c)) for t, c in entry["codes"]],
                     entry["announced"],
                     {int(code): str(word) for code, word in entry.get("severities", {}).items()},
+                    {str(name) for name in entry.get("instances", ())},
                     {int(code) for code in entry.get("switch", ())},
                 )
                 for name, entry in meta["bursts"].items()

@@ -1,9 +1,10 @@
 """What NVIDIA's Xid numbers mean and what to do about each: facts, with the sources' disagreements kept.
 
 Sources. `nvidia`: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, Xid-Catalog.xlsx, as embedded in
-NVSentinel, July 2026): the immediate and the investigatory bucket, word for word. `gpud`: leptonai/gpud
-(components/accelerator/nvidia/xid/xid.go, August 2026): its repair actions. `tier` and `action` are our reading:
-NVIDIA's immediate bucket where it has one.
+NVSentinel, July 2026, and as the page lists it): the immediate and the investigatory bucket, word for word, of
+every number in use since Ampere. `gpud`: leptonai/gpud (components/accelerator/nvidia/xid/xid.go, August 2026): its
+repair actions of the numbers in NVSentinel. `tier` and `action` are our reading: NVIDIA's immediate bucket where it
+has one.
 """
 
 from __future__ import annotations

@@ -37,12 +37,52 @@ def inventory() -> Inventory:
     return known
 
 
-def test_the_catalogue_keeps_57_numbers_with_their_sources_and_disagreements() -> None:
+def test_the_catalogue_keeps_every_number_in_use_with_its_sources_and_disagreements() -> None:
     """Every number has both NVIDIA buckets (or None), and 63 shows that gpud would reboot where NVIDIA ignores."""
-    assert len(CATALOGUE) == 57
+    assert len(CATALOGUE) == 110
     assert CATALOGUE[63].disagreement == "NVIDIA: IGNORE; gpud: REBOOT_SYSTEM, HARDWARE_INSPECTION"
     assert CATALOGUE[95].tier is Tier.FATAL
     assert CATALOGUE[45].action is Recovery.FOLLOW_OTHER_XID
+
+
+@pytest.mark.parametrize(
+    ("code", "recovery"), [(39, Recovery.RESTART_APP), (131, Recovery.RESTART_APP), (106, Recovery.NONE)]
+)
+def test_an_engines_fault_and_a_test_message_are_nothing_for_a_person(code: int, recovery: Recovery) -> None:
+    """Half of NVIDIA's catalogue was missing: a copy engine's fault, which asks for the job to be started again,
+    and a test message went to support."""
+    (finding,) = XidDetector().update(tick(100.0, xid(code, 99.0)), inventory())
+    assert finding.facts["recovery"] == recovery
+    assert "severities" not in finding.facts
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"),
+    [
+        ("GPU Reset Required", Severity.CRITICAL),
+        ("Node Reboot Required", Severity.CRITICAL),
+        ("Drain and Reset", Severity.WARNING),
+        ("None", Severity.WARNING),
+    ],
+)
+@pytest.mark.parametrize("before", [(), (94,)])
+def test_a_gpu_that_its_driver_calls_broken_is_grave_whatever_came_before(
+    words: str, severity: Severity, before: tuple[int, ...]
+) -> None:
+    """The line of the error itself may be lost, in a flood or before the log was followed."""
+    events = [*(xid(code, 98.0) for code in before), xid(154, 99.0, recovery_action=words)]
+    (finding,) = XidDetector().update(tick(100.0, *events), inventory())
+    assert finding.severity is severity
+
+
+def test_the_mig_instance_of_a_fault_is_told_and_outlives_a_restart() -> None:
+    """The other instances' tenants have nothing to do with it."""
+    detector, after = XidDetector(), XidDetector()
+    detector.update(tick(100.0, xid(94, 99.0, gpu_instance="05")), inventory())
+    after.restore(detector.snapshot())
+    (finding,) = after.update(tick(110.0, xid(45, 109.0)), inventory())
+    assert finding.facts["mig_instances"] == "05"
+    assert "Xid 94 (Contained memory error) in MIG instance 05" in finding.summary
 
 
 def test_45_is_never_the_first_cause_of_a_burst() -> None:
