@@ -34,6 +34,10 @@ _AT_ONCE = 200
 _ASK_S = 15.0
 _ASKED_AT_ONCE = 50
 _BROKEN_S = 60.0
+_OF_A_LETTER = ("400", "413", "422")
+"""Statuses that speak of what was sent, and of whoever sends only at times (PagerDuty's 400 of a wrong key)."""
+_TOGETHER, _APART_S = "together", 3600.0
+"""Once letters were refused together, each is sent alone for a while."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,8 @@ class OutletCourier(Repeated):
     # Calls ------------------------------------------------------------------------------------------------------
 
     def _send(self, outlet: Outlet, incident: IncidentSummary, row: Alert, phase: Phase) -> bool:
-        if not self._pace[outlet.name].may("all", self._p.wall_s()):
+        pace, wall_s = self._pace[outlet.name], self._p.wall_s()
+        if not pace.may("all", wall_s) or not pace.may(_of(row), wall_s):
             return False
         return self._deliver(outlet, "send", [row], [self._letter(incident, row, phase)], phase)
 
@@ -203,7 +208,7 @@ class OutletCourier(Repeated):
         """Writes the call down, makes it, writes down that it was answered."""
         self._ledger.trying(rows, self._p.wall_s())
         try:
-            if not self._try(outlet, what, partial(outlet.send, letters)):
+            if not self._try(outlet, what, partial(outlet.send, letters), [_of(row) for row in rows]):
                 return False
         except (RateLimited, Refused):
             self._ledger.unsent(rows)
@@ -211,9 +216,9 @@ class OutletCourier(Repeated):
         self._ledger.told(rows, phase, self._p.wall_s())
         return True
 
-    def _try(self, outlet: Outlet, what: str, call: Callable[[], object]) -> bool:
-        """Makes a call; a failure is said and noted in the outlet's pace. Raises RateLimited and Refused: then
-        nothing happened."""
+    def _try(self, outlet: Outlet, what: str, call: Callable[[], object], about: Sequence[str] = ()) -> bool:
+        """Makes a call; a failure is said and noted in the outlet's pace: what an outlet says of one letter keeps
+        the others from nothing. Raises RateLimited and Refused: then nothing happened."""
         pace, wall_s = self._pace[outlet.name], self._p.wall_s()
         try:
             counted(call, partial(self._p.count, outlet.name, what))
@@ -228,7 +233,12 @@ class OutletCourier(Repeated):
             raise
         except Refused as error:
             self._refused.add(outlet.name)
-            pace.leave("all", wall_s + _BROKEN_S)
+            if not about or not error.reason.startswith(_OF_A_LETTER):
+                pace.leave("all", wall_s + _BROKEN_S)
+            elif len(about) == 1:
+                pace.leave(about[0], wall_s + _BROKEN_S)
+            else:  # one of them spoils the rest
+                pace.leave(_TOGETHER, wall_s + _APART_S)
             self.problems[outlet.name] = str(error)
             self._log.error("an outlet refuses", outlet=outlet.name, reason=error.reason)
             raise
@@ -248,9 +258,11 @@ class OutletCourier(Repeated):
         known = {row.id: row for row in self._p.store.summaries([name_of(row.incident) for row in rows])}
         for phase in (Phase.TRIGGERED, Phase.ACKNOWLEDGED):
             mine = [row for row in rows if row.told is phase and name_of(row.incident) in known]
-            if mine:
-                letters = [self._letter(known[name_of(row.incident)], row, phase) for row in mine]
-                self._deliver(outlet, "renew", mine, letters, phase)
+            together = len(mine) > 1 and self._pace[outlet.name].may(_TOGETHER, wall_s)
+            alone = [[row] for row in mine if self._pace[outlet.name].may(_of(row), wall_s)]
+            for some in [mine] if together else alone:
+                letters = [self._letter(known[name_of(row.incident)], row, phase) for row in some]
+                self._deliver(outlet, "renew", some, letters, phase)
 
     def _ask(self, outlet: Outlet) -> None:
         """Asks who has taken pages on, where the outlet does not tell us."""
@@ -284,6 +296,11 @@ class OutletCourier(Repeated):
         if mine[0].told is Phase.TRIGGERED:
             self._ledger.told(mine, Phase.ACKNOWLEDGED, self._p.wall_s())
         return self._p.store.acknowledge(incident_id, f"{given.by} ({outlet})", f"taken on in {outlet}")
+
+
+def _of(row: Alert) -> str:
+    """An alert's place in its outlet's pace."""
+    return f"{row.incident}/{row.form}"
 
 
 def key_for(cluster: str, row: Alert) -> str:

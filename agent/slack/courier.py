@@ -26,7 +26,7 @@ from agent.slack.ledger import Ledger, Row, card_key
 from agent.slack.proposals import Teller
 from agent.slack.routing import channel_of, hold
 from agent.slack.settings import Settings
-from agent.slack.web import UNREACHABLE_CHANNEL, Web
+from agent.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, Web
 from agent.store import Store
 from agent.suppression import Standing, Suppressor
 from collectors.seal import sha256_hex
@@ -43,6 +43,8 @@ _STORM_EDIT_S = 5.0
 _AT_ONCE = 200
 _NOT_THERE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
 _BROKEN_S = 60.0
+_NO_PICTURE = "none"
+"""In the place of a file's id: it was refused, and is not sent again."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Courier(Repeated):
         self._broken: dict[str, float] = {}
         self._storm_edited: dict[str, float] = {}
         self._looked: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
+        """By message: when it last failed (wall s)."""
         self._standing = Standing((), (), lambda subject: ())
         self._storms_now: dict[str, Row] = {}
         self._joining: list[Row] = []
@@ -91,10 +95,11 @@ class Courier(Repeated):
         self.problem = ""
         now_s = self._p.clock.now_s()
         for row in self._ledger.unanswered():
-            self._try(row.channel, partial(self._look_for, row))
+            self._try(row.channel, partial(self._look_for, row), f"{row.key}/look")
         self._standing = self._p.suppressor.standing()
         self._storms_now = {row.channel: row for row in self._ledger.storms(now_s - self._p.settings.storm_calm_s)}
-        for incident_id in self._ledger.news(now_s):
+        # whoever failed last comes last: one message that Slack will not have starves nobody
+        for incident_id in sorted(self._ledger.news(now_s), key=lambda key: self._failed.get(card_key(key), 0.0)):
             if self._stopping.is_set():
                 return
             self._tell(incident_id, now_s)
@@ -106,7 +111,7 @@ class Courier(Repeated):
                 work: Callable[[], object] = partial(self._edit_promotion, row, content)
             else:
                 work = partial(self._post, replace(row, channel=self._usable(row.channel)), content)
-            self._try(row.channel, work)
+            self._try(row.channel, work, row.key)
 
     def _tell(self, incident_id: str, now_s: float) -> None:
         incident = self._p.store.incident(incident_id)
@@ -116,7 +121,7 @@ class Courier(Repeated):
         elif row.storm is not None:
             self._seen(row, incident)
         elif row.ts is not None:
-            self._try(row.channel, lambda: self._renew(incident, row, now_s))
+            self._try(row.channel, lambda: self._renew(incident, row, now_s), row.key)
 
     def _first(self, incident: Incident, row: Row | None, now_s: float) -> None:
         """An incident that the chat does not know: hold it, group it, or give it its message."""
@@ -145,7 +150,7 @@ class Courier(Repeated):
             if len(self._joining) >= _AT_ONCE:
                 self._join(now_s)
             return
-        self._try(channel, partial(self._begin, incident, replace(blank, posted_s=now_s), now_s))
+        self._try(channel, partial(self._begin, incident, replace(blank, posted_s=now_s), now_s), blank.key)
 
     def _begin(self, incident: Incident, row: Row, now_s: float) -> None:
         self._post(row, self._card(incident, now_s))
@@ -201,7 +206,13 @@ class Courier(Repeated):
         key = f"{incident.id}/chart/{sha256_hex(chart.values.tobytes())[:16]}"
         if key not in there:
             reply = Row(key, "thread", number_of(incident.id), row.channel, row.ts)
-            self._post(reply, Picture(chart.title, png(chart)))
+            try:
+                self._post(reply, Picture(chart.title, png(chart)))
+            except Refused as refused:  # files may be forbidden where messages are not: the words go on
+                if refused.reason in UNREACHABLE_CHANNEL:
+                    raise
+                self._ledger.change(key, ts=_NO_PICTURE)
+                self._log.warning("Slack takes no picture", incident=incident.id, reason=refused.reason)
 
     def _seen(self, row: Row, incident: Incident) -> None:
         shown: dict[str, object] = {"seen_s": incident.updated_s, "seen_version": incident.version}
@@ -243,7 +254,7 @@ class Courier(Repeated):
             if content.sha256 == row.content_sha256:
                 continue
             self._storm_edited[row.key] = self._p.wall_s()
-            self._try(row.channel, partial(self._post if row.ts is None else self._edit, row, content))
+            self._try(row.channel, partial(self._post if row.ts is None else self._edit, row, content), row.key)
 
     def _edit_promotion(self, row: Row, content: Message) -> None:
         assert self._p.promotions is not None
@@ -292,7 +303,7 @@ class Courier(Repeated):
                 reply = Row(key, "thread", row.incident, row.channel, row.ts, posted_s=now_s)
                 content = words.reminder(incident, now_s, called)
 
-                self._try(row.channel, partial(self._tell_again, row, reply, content, number))
+                self._try(row.channel, partial(self._tell_again, row, reply, content, number), key)
 
     def _tell_again(self, row: Row, reply: Row, content: Message, number: int) -> None:
         if self._post(reply, content, True) or (self._ledger.row(reply.key) or reply).ts is not None:
@@ -354,16 +365,20 @@ class Courier(Repeated):
             return self._p.settings.channel
         return channel
 
-    def _try(self, channel: str, work: Callable[[], object]) -> None:
-        """Does one thing in a channel; a failure is said, and costs the other channels nothing."""
+    def _try(self, channel: str, work: Callable[[], object], key: str) -> None:
+        """Does one thing in a channel, about one message; a failure is said, and costs the other channels nothing,
+        and where it is about that message alone (`agent.slack.web.OF_A_PLACE`), the other messages neither."""
         wall_s = self._p.wall_s()
-        if not self._pace.may(channel, wall_s):
+        if not self._pace.may(channel, wall_s) or not self._pace.may(key, wall_s):
             return
+        failed_s, self._failed[key] = self._failed.get(key), wall_s
         try:
             work()
             self._pace.answered()
+            self._failed.pop(key, None)
         except RateLimited as error:
             self._pace.leave(channel, wall_s + (error.retry_after_s or 1.0))
+            self._failed[key] = failed_s or 0.0  # no fault of its own
             self.problem = str(error)
         except NoAnswer as error:
             again_in_s = self._pace.away(wall_s)
@@ -373,7 +388,7 @@ class Courier(Repeated):
             if error.reason in UNREACHABLE_CHANNEL and channel != self._p.settings.channel:
                 self._broken[channel] = wall_s + _BROKEN_S
             else:
-                self._pace.leave(channel, wall_s + _BROKEN_S)
+                self._pace.leave(channel if error.reason in OF_A_PLACE else key, wall_s + _BROKEN_S)
             self.problem = f"{channel}: {error}"
             self._log.error("Slack refuses", channel=channel, reason=error.reason)
 

@@ -36,6 +36,15 @@ UNREACHABLE_CHANNEL = frozenset(
 """Refusals that concern one channel; another one may do."""
 
 
+OF_A_PLACE = (
+    UNREACHABLE_CHANNEL
+    | _TOKEN
+    | {"missing_scope", "not_allowed_token_type", "no_permission", "access_denied", "ekm_access_denied"}
+    | {"org_login_required", "team_access_not_granted", "accesslimited", "deprecated_endpoint", "method_deprecated"}
+)
+"""Refusals that the next message meets, too; every other (`invalid_blocks`, `msg_too_long`) is of one message."""
+
+
 class Opener(WebClient):
     """Opens sockets with the app-level token as its file has it now: one that was revoked is replaced without a
     restart, whenever the socket's client connects again (docs.slack.dev, apps.connections.open)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from agent.drill import stage
 from agent.incident import Cause, IncidentState
-from agent.outlets.letter import Phase, key_of, read_key
+from agent.outlets.delivery import Refused
+from agent.outlets.letter import Letter, Phase, key_of, read_key
 from agent.outlets.settings import Settings
 from agent.policy import Person, Role
 from detectors.base import Severity
@@ -158,6 +159,49 @@ def test_a_pager_that_is_away_keeps_the_other_outlets_from_nothing(ward: Ward) -
     ward.services.away.clear()
     ward.once(3, 40.0)
     assert ward.services.pagerduty.pages == [f"nightshift/alpha/{name}/1" for name in names]
+
+
+def test_a_letter_that_an_outlet_will_not_have_keeps_no_other_from_it(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PagerDuty says 400 to one event again and again: whoever comes after it is called all the same."""
+    bad, pager = ward.opened(), ward.outlets.courier._outlets["pagerduty"]
+    send = pager.send
+
+    def strict(letters: Sequence[Letter]) -> None:
+        if any(letter.incident == bad for letter in letters):
+            raise Refused("400 Event object is invalid", "PagerDuty")
+        send(letters)
+
+    monkeypatch.setattr(pager, "send", strict)
+    names = [ward.opened() for _ in range(3)]
+    ward.once(2, 1.0)
+    assert ward.services.pagerduty.pages == [f"nightshift/alpha/{name}/1" for name in names]
+    monkeypatch.undo()
+    ward.once(2, 61.0)
+    assert f"nightshift/alpha/{bad}/1" in ward.services.pagerduty.pages
+
+
+def test_an_alert_that_spoils_a_renewal_lets_no_other_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alertmanager takes or refuses what it is sent together, and forgets what is not sent again."""
+    with StandInAlertmanager() as manager:
+        more = {"alertmanager": {"urls": [manager.url]}, "pages": []}
+        with a_ward(tmp_path, **more) as ward:
+            bad, *names = [ward.opened() for _ in range(3)]
+            ward.once()
+            outlet = ward.outlets.courier._outlets["alertmanager"]
+            send, renewed = outlet.send, set[str]()
+
+            def strict(letters: Sequence[Letter]) -> None:
+                if any(letter.incident == bad for letter in letters):
+                    raise Refused("400 bad label", "Alertmanager")
+                send(letters)
+                renewed.update(letter.incident for letter in letters)
+
+            monkeypatch.setattr(outlet, "send", strict)
+            ward.wall[0] += outlet.renew_s + 1
+            ward.once(2, 1.0)
+            assert renewed == {*names}
 
 
 def test_a_page_that_cannot_be_placed_changes_hands_and_is_withdrawn(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.incident import Cause
+from agent.outlets.delivery import NoAnswer, Refused
 from agent.policy import Person, Role
 from agent.silence import Silences
 from agent.slack import courier as courier_module
-from agent.slack.blocks import problems
+from agent.slack.blocks import Picture, problems
 from collectors.subject import Subject, SubjectKind
 from detectors.base import Severity
 from examples.slack_stand_in.server import Fault
@@ -367,3 +368,51 @@ def test_an_escalated_incident_says_so_to_the_whole_channel(chat: Chat) -> None:
     chat.once()
     told = chat.stand_in.workspace.thread(CHANNEL, chat.card(name)["ts"])
     assert [m["broadcast"] for m in told if "Not allowed by the guard" in text_of(m)] == [True]
+
+
+@pytest.mark.parametrize("reason", ["invalid_blocks", "no answer"])
+def test_a_message_that_slack_will_not_have_keeps_no_other_back(
+    chat: Chat, wall: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """The oldest incident's message fails again and again; whoever comes after it is told all the same."""
+    bad, web = chat.opened(), chat.slack.courier._p.web
+    post = web.post
+
+    def strict(channel: str, key: str, *how: Any) -> str:
+        if key == f"{bad}/card":
+            raise NoAnswer("500 internal_error") if reason == "no answer" else Refused(reason)
+        return post(channel, key, *how)
+
+    monkeypatch.setattr(web, "post", strict)
+    names = [chat.opened() for _ in range(2)]
+    for _ in range(6):
+        chat.once()
+        wall(10.0)
+    assert all(buttons_of(chat.card(name)) for name in names)
+    monkeypatch.setattr(web, "post", post)
+    for _ in range(4):
+        wall(70.0)
+        chat.once()
+    assert buttons_of(chat.card(bad))
+
+
+def test_a_workspace_that_takes_no_files_is_told_in_words(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An app without files:write, or an administrator who forbids them: once tried, and the story goes on."""
+    web, tried = chat.slack.courier._p.web, []
+    post = web.post
+
+    def strict(channel: str, key: str, message: Any, *how: Any) -> str:
+        if isinstance(message, Picture):
+            tried.append(key)
+            raise Refused("missing_scope")
+        return post(channel, key, message, *how)
+
+    monkeypatch.setattr(web, "post", strict)
+    names = [chat.store.open_incident("leak", [a_finding()]) for _ in range(2)]
+    for name in names:
+        chat.store.save_diagnosis(chat.store.incident(name), with_a_series(), by="rules")
+    for _ in range(3):
+        chat.once()
+    assert all(chat.thread(name) for name in names)
+    assert len(tried) == len(set(tried)) == 2
+    assert not chat.slack.courier.problem
