@@ -392,6 +392,7 @@ def test_a_message_that_slack_will_not_have_keeps_no_other_back(
     monkeypatch.setattr(web, "post", post)
     for _ in range(4):
         wall(70.0)
+        chat.clock.advance(70)
         chat.once()
     assert buttons_of(chat.card(bad))
 
