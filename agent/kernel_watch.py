@@ -17,7 +17,6 @@ import structlog
 
 from agent.clock import Clock
 from agent.kernel_gate import KernelGate, ProposalState, search
-from collectors.base import Permanent
 from collectors.frame import LogRecord
 from collectors.kernel_use import KernelUse, read_use
 from collectors.subject import Inventory, Subject, SubjectKind
@@ -146,8 +145,9 @@ class KernelWatch:
             path, subject = item
             try:
                 self.consider(path, subject)
-            except (Permanent, OSError, ValueError) as error:
-                self._log.warning("trace not profiled", trace=str(path), error=str(error))
+            except Exception as error:  # noqa: BLE001  one odd trace must not end the watch over all others
+                told = f"{type(error).__name__}: {error}"
+                self._log.warning("trace not profiled", trace=str(path), error=told)
 
 
 def order(hotspot: Hotspot) -> dict[str, str | bool | int]:

@@ -9,6 +9,7 @@ where nothing computes, a copy only where neither runs.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,8 +52,7 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
     rows = events.rows("user_annotation")
     marks = [(int(m[1]), row) for row in rows if (m := _MARK.fullmatch(trace.names[events.name[row]]))]
     if marks:
-        found = [Step(n, int(events.begin_ns[r]), int(events.begin_ns[r] + events.dur_ns[r])) for n, r in marks]
-        return tuple(sorted(found, key=lambda step: step.begin_ns))
+        return _marked([(n, int(events.begin_ns[r]), int(events.begin_ns[r] + events.dur_ns[r])) for n, r in marks])
     ends: dict[int, list[int]] = {}
     for row in rows:
         if trace.names[events.name[row]].startswith("Optimizer.step"):
@@ -63,6 +63,21 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
         return (Step(0, begin, last),)
     bounds = sorted(max(ends.values(), key=max))
     return tuple(Step(n, start, end) for n, (start, end) in enumerate(zip([begin, *bounds], bounds, strict=False)))
+
+
+def _marked(marks: Sequence[tuple[int, int, int]]) -> tuple[Step, ...]:
+    """Steps of (number, begin, end). One that is marked twice, on two threads or by two profilers, is one; where a
+    mark reaches into the next step, that one begins."""
+    windows: dict[int, tuple[int, int]] = {}
+    for number, begin, end in marks:
+        first, last = windows.get(number, (begin, end))
+        windows[number] = (min(first, begin), max(last, end))
+    ordered = sorted(windows.items(), key=lambda window: window[1])
+    nexts = [begin for _, (begin, _) in ordered[1:]]
+    return tuple(
+        Step(number, begin, min(end, following))
+        for (number, (begin, end)), following in zip(ordered, [*nexts, ordered[-1][1][1]], strict=True)
+    )
 
 
 def activities_of(trace: Trace) -> Activities:

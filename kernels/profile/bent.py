@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from kernels.profile.operators import Unit
-from kernels.profile.pattern import DTYPES, Found, Pattern, dims, dtype, layout
+from kernels.profile.pattern import DTYPES, Found, Pattern, dims, dtype, layout, strides
 
 _FORM = re.compile(r"Gelu\w*Impl\([^)]*\)::\{lambda\(\)#(\d)\}")
 """ATen's ActivationGeluKernel.cu: the first function is the tanh form's, the second the exact one's."""
@@ -62,8 +62,7 @@ def _layer(unit: Unit) -> tuple[tuple[int, ...], tuple[int, int], str, bool] | N
     else:
         k, n = w
         bias_at = 0 if unit.base == "addmm" else -1
-        strides = unit.signature.strides[x_at + 1]
-        if strides != (1, k) and k != 1 and n != 1:
+        if strides(unit, x_at + 1) != (1, k) and k != 1 and n != 1:
             return None  # its weight does not lie as a linear layer's
     bias = bias_at >= 0 and dims(unit, bias_at) == (n,)
     kinds = {dtype(unit, x_at), dtype(unit, x_at + 1), *((dtype(unit, bias_at),) if bias else ())}

@@ -81,7 +81,7 @@ class Profile:
     """Where a step's time goes. Seconds per step; `hotspots` by score, then by time.
 
     unmapped_s: of no operator. on_gpu: no, where the trace has no GPU: times are the operators' own on the CPU,
-    and say nothing of a GPU."""
+    and say nothing of a GPU. rejected: events that are none, such as those of negative duration: left out."""
 
     source: str
     steps: int
@@ -95,6 +95,7 @@ class Profile:
     hotspots: tuple[Hotspot, ...]
     has_shapes: bool
     on_gpu: bool = True
+    rejected: int = 0
 
 
 def profile(path: Path, peaks: Peaks | None = None) -> Profile:
@@ -111,6 +112,10 @@ def profile(path: Path, peaks: Peaks | None = None) -> Profile:
 def profile_of(trace: Trace, peaks: Peaks | None = None) -> Profile:
     activities = activities_of(trace)
     _check(trace, bool(len(activities.row)))
+    if len(activities.row) and not (activities.step >= 0).any():
+        marked = ", ".join(f"{step.number}" for step in activities.steps[:4])
+        count = f"none of its {len(activities.row)} GPU activities"
+        raise TraceError(f"{trace.path}: {count} was launched within a step (marked: {marked})")
     found = operators_of(trace, activities)
     known = peaks if peaks is not None else peaks_of(found, _copies(trace))
     steps = max(1, found.steps)
@@ -127,6 +132,7 @@ def profile_of(trace: Trace, peaks: Peaks | None = None) -> Profile:
         tuple(rank(found, known)),
         trace.has_shapes,
         found.devices > 0,
+        sum(trace.rejected.values()),
     )
 
 
@@ -240,6 +246,7 @@ def as_text(found: Profile, count: int = 12) -> str:
         f"{steps}, idle {found.idle_s * ms:.2f} ms",
         *(() if found.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
         *((f"{found.unmapped_s * ms:.3f} ms a step belong to no operator",) if found.unmapped_s > 0 else ()),
+        *((f"{found.rejected} malformed events of the trace were left out",) if found.rejected else ()),
         peaks_text(found.peaks),
         "",
         f"{'ms/step':>8} {'share':>6} {'roof':>5} {'gain':>6}  operation",

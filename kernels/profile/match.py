@@ -26,6 +26,7 @@ from kernels.profile.pattern import (
     rows_of,
     rowwise,
     side_by_side,
+    strides,
     turned,
 )
 from kernels.profile.written_out import WRITTEN_OUT
@@ -205,7 +206,7 @@ def _rotary_half(units: Sequence[Unit]) -> Found | None:
     q, k = dims(first, 0), dims(second, 0)
     if len(q) != 4 or len(k) != 4 or not dtype(first, 0):
         return None
-    kind, table, strides = dtype(first, 0), dims(first, 1), first.signature.strides[0]
+    kind, table = dtype(first, 0), dims(first, 1)
     if table[-3:] == (q[1], 1, q[3]) and math.prod(table) == q[1] * q[3] and q[1] > 1:
         if (q[0], q[1], q[3]) != (k[0], k[1], k[3]):
             return None
@@ -216,7 +217,7 @@ def _rotary_half(units: Sequence[Unit]) -> Found | None:
     if math.prod(table) == q[2] * q[3] and table[-2:] == q[2:]:
         sizes = {"b": q[0], "h": q[1], "g": k[1], "s": q[2], "d": q[3]}
         # heads first, of memory that has positions first: a projection's output, turned
-        turned_back = strides == (q[1] * q[2] * q[3], q[3], q[1] * q[3], 1) and q[1] > 1
+        turned_back = strides(first, 0) == (q[1] * q[2] * q[3], q[3], q[1] * q[3], 1) and q[1] > 1
         if turned_back:
             return Found("rotary_half_by_position", sizes, kind)
         return Found("rotary_half", sizes, kind, layout(first, 0))

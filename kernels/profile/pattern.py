@@ -77,6 +77,13 @@ def dims(unit: Unit, position: int) -> tuple[int, ...]:
     return value if isinstance(value, tuple) and all(isinstance(size, int) and size >= 0 for size in value) else ()
 
 
+def strides(unit: Unit, position: int) -> tuple[int, ...]:
+    """How far apart an argument's elements lie; empty where it is no tensor or was not recorded."""
+    listed = unit.signature.strides
+    value: Any = listed[position] if position < len(listed) else ()
+    return value if isinstance(value, tuple) and all(isinstance(one, int) for one in value) else ()
+
+
 def dtype(unit: Unit, position: int) -> str:
     listed = unit.signature.dtypes
     return DTYPES.get(listed[position], "") if position < len(listed) else ""
@@ -84,35 +91,31 @@ def dtype(unit: Unit, position: int) -> str:
 
 def layout(unit: Unit, position: int) -> str:
     """contiguous, padded (rows further apart than they are long) or transposed, as `kernels.judge.inputs` says."""
-    sizes = dims(unit, position)
-    listed = unit.signature.strides
-    strides: Any = listed[position] if position < len(listed) else ()
-    if not sizes or not isinstance(strides, tuple) or len(strides) != len(sizes):
+    sizes, apart = dims(unit, position), strides(unit, position)
+    if not sizes or len(apart) != len(sizes):
         return "contiguous"
     expected, plain = 1, True
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+    for size, stride in zip(reversed(sizes), reversed(apart), strict=True):
         plain = plain and (stride == expected or size == 1)
         expected *= max(1, size)
     if plain:
         return "contiguous"
-    return "padded" if strides[-1] == 1 else "transposed"
+    return "padded" if apart[-1] == 1 else "transposed"
 
 
 def turned(unit: Unit, position: int) -> bool:
     """Whether an argument is a matrix whose columns lie one after the other."""
-    sizes, listed = dims(unit, position), unit.signature.strides
-    strides: Any = listed[position] if position < len(listed) else ()
-    return len(sizes) == 2 and min(sizes) > 1 and strides == (1, sizes[0])
+    sizes = dims(unit, position)
+    return len(sizes) == 2 and min(sizes) > 1 and strides(unit, position) == (1, sizes[0])
 
 
 def side_by_side(unit: Unit, position: int) -> str:
     """How (b, h, s, d) lies of which a projection made (b, s, h, d): contiguous, or sliced, positions further apart
     than their heads are long (`kernels.judge.layouts.place`); empty where it lies otherwise, or heads are first."""
-    sizes, listed = dims(unit, position), unit.signature.strides
-    strides: Any = listed[position] if position < len(listed) else ()
-    if len(sizes) != 4 or len(strides) != 4:
+    sizes, apart = dims(unit, position), strides(unit, position)
+    if len(sizes) != 4 or len(apart) != 4:
         return ""
-    (b, h, s, d), (batch, head, row, one) = sizes, strides
+    (b, h, s, d), (batch, head, row, one) = sizes, apart
     if one != 1 or (head != d and h > 1) or (batch != s * row and b > 1) or row < h * d or h == 1:
         return ""
     return "contiguous" if row == h * d else "sliced"

@@ -181,3 +181,23 @@ def test_a_trace_that_is_gone_or_damaged_stops_nothing(
     assert watch.look(lines) == 3
     watch.close()
     assert len(gate.proposals()) == 1
+
+
+def test_a_trace_that_nobody_foresaw_ends_the_watch_over_no_other(
+    gate: KernelGate, clock: ManualClock, tmp_path: Path
+) -> None:
+    """One of a shape that breaks the profiler; the next trace is profiled all the same."""
+    seen: list[Path] = []
+
+    def read(path: Path, peaks: Peaks | None) -> Profile:
+        seen.append(path)
+        if len(seen) == 1:
+            raise TypeError("object of type 'NoneType' has no len()")
+        return profile(path, peaks)
+
+    watch = KernelWatch(POLICY, gate, Inventory("c"), clock, "c", read=read)
+    told = _told(tmp_path)
+    assert (watch.look(told), watch.look(told)) == (1, 1)
+    watch.close()
+    assert len(seen) == 2
+    assert len(gate.proposals()) == 1

@@ -103,6 +103,12 @@ def test_what_would_be_added_up_wrongly_is_refused_by_name(tmp_path: Path) -> No
     assert "no GPU in this trace" in as_text(found)
 
 
+def test_steps_that_hold_no_work_are_told(tmp_path: Path) -> None:
+    """Marked after everything was launched: an empty profile would say that nothing is worth a kernel."""
+    with pytest.raises(TraceError, match=r"none of its 1 GPU activities was launched within a step \(marked: 3\)"):
+        read(tmp_path, step(3, begin=5000.0), norm(1, 5.0, 10.0, 40.0))
+
+
 def test_sizes_below_zero_are_not_taken_for_sizes(tmp_path: Path) -> None:
     """A tensor whose size is not known is recorded so."""
     events = norm(1, 5.0, 10.0, 40.0)
@@ -165,3 +171,35 @@ def test_peaks_that_nothing_proves_are_told_as_such_and_written_as_json(tmp_path
     (tmp_path / "profile.json").write_text(done.output)
     markdown, _ = write_report(tmp_path)
     assert "No peaks are known." in markdown.read_text()
+
+
+def test_a_step_that_is_marked_twice_or_reaches_into_the_next_is_counted_once(tmp_path: Path) -> None:
+    """Two threads' marks, or two profilers', halved every time before, and an optimiser's size."""
+
+    def marked(number: int, begin: float, end: float, tid: int) -> dict[str, Any]:
+        return {**step(), "name": f"ProfilerStep#{number}", "ts": begin, "dur": end - begin, "tid": tid}
+
+    work = [norm(1, 5.0, 10.0, 40.0), norm(2, 105.0, 110.0, 40.0)]
+    plain = read(tmp_path, marked(7, 0.0, 100.0, 2), marked(8, 100.0, 200.0, 2), *work)
+    twice = [marked(7, 0.0, 130.0, tid) for tid in (2, 3)] + [marked(8, 100.0, 200.0, tid) for tid in (2, 3)]
+    odd = read(tmp_path, *twice, *work)
+    for found in (plain, odd):
+        assert found.steps == 2
+        assert found.step_s == pytest.approx(100e-6)
+        assert found.hotspots[0].total_s == pytest.approx(40e-6)
+        assert found.hotspots[0].share == pytest.approx(0.4)
+
+
+def test_strides_that_are_none_and_events_that_are_none_are_told_or_passed_over(tmp_path: Path) -> None:
+    events = norm(1, 5.0, 10.0, 40.0)
+    given = {
+        "External id": 1,
+        "Input Dims": [[2, 4, 8, 16]] * 3 + [[], [], []],
+        "Input Strides": [None] * 6,
+        "Input type": ["float"] * 3 + ["", "Scalar", "Scalar"],
+        "Concrete Inputs": ["", "", "", "", "0.0", "True"],
+    }
+    attention = {**events[0], "name": "aten::scaled_dot_product_attention", "args": given}
+    found = read(tmp_path, step(), attention, events[1:], {**events[2], "dur": -4.0})
+    assert found.hotspots[0].problem == "flash_attention"
+    assert "1 malformed events of the trace were left out" in as_text(found)
