@@ -388,6 +388,7 @@ def test_a_message_that_slack_will_not_have_keeps_no_other_back(
     for _ in range(6):
         chat.once()
         wall(10.0)
+        chat.clock.advance(70)  # nobody takes it for a storm
     assert all(buttons_of(chat.card(name)) for name in names)
     monkeypatch.setattr(web, "post", post)
     for _ in range(4):
