@@ -6,14 +6,18 @@
     REGISTRY/mismatches/*.json                  what jobs' shadow checks found; read by `collect_mismatches`
 
 States: proposed → canary (some jobs, shadow-checked often) → active; from each to demoted, which is final: a kernel
-that was wrong once needs a new certificate. Nothing here decides who may promote: that is the gate's.
+that was wrong once needs a new certificate. Nothing here decides who may promote: that is the gate's. Moves are
+made one at a time, whoever makes them (`.lock`); a line that a crash tore is no move.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -36,6 +40,7 @@ class State(StrEnum):
     demoted = "demoted"
 
 
+_NAME = re.compile(r"[0-9a-f]{64}")
 _MOVES = {
     State.proposed: {State.canary, State.demoted},
     State.canary: {State.active, State.demoted},
@@ -66,7 +71,9 @@ class Entry:
 
     @property
     def state(self) -> State:
-        return self.history[-1].state
+        """Demoted once, demoted for good."""
+        moves = [move.state for move in self.history]
+        return State.demoted if State.demoted in moves else moves[-1]
 
     @property
     def problem(self) -> str:
@@ -101,36 +108,42 @@ class Registry:
         self.check(envelope)
         sha256 = certificate_sha256(envelope)
         folder = self.folder / "kernels" / sha256
-        if not (folder / "history.jsonl").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            _replace(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
-            self._append(sha256, Move(State.proposed, by, why, at_s))
+        with self._alone():
+            if not _history(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                _replace(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
+                self._append(sha256, Move(State.proposed, by, why, at_s))
         return self.entry(sha256)
 
     def check(self, envelope: Mapping[str, Any]) -> None:
         """Raises CertificateError where a certificate may not come in: by signature, content or verdict."""
         predicate, _ = read(envelope, self._trusted)
-        kernel_record(envelope, self._trusted)
+        try:
+            kernel_record(envelope, self._trusted)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CertificateError(f"predicate.verdict: {type(error).__name__}: {error}") from error
         if predicate["verdict"]["status"] not in ("faster", "inconclusive", "correct"):
             raise CertificateError(f"status: {predicate['verdict']['status']} is not worth a place in the registry")
 
     def move(self, certificate: str, state: State, by: str, why: str, at_s: float, plan_sha256: str = "") -> Entry:
         """Moves a kernel on. Raises RegistryError where it cannot go there, or an approved plan is missing."""
-        entry = self.entry(certificate)
-        if state not in _MOVES[entry.state]:
-            raise RegistryError(f"{certificate[:16]}: it is {entry.state}, and cannot become {state}")
-        if state is not State.demoted and len(plan_sha256) != 64:
-            raise RegistryError(f"{certificate[:16]}: becoming {state} needs an approved plan")
-        self._append(entry.certificate, Move(state, by, why, at_s, plan_sha256))
-        if state is State.demoted:
-            self._write_demotions()
-        return self.entry(entry.certificate)
+        with self._alone():
+            entry = self.entry(certificate)
+            if state not in _MOVES[entry.state]:
+                raise RegistryError(f"{certificate[:16]}: it is {entry.state}, and cannot become {state}")
+            if state is not State.demoted and len(plan_sha256) != 64:
+                raise RegistryError(f"{certificate[:16]}: becoming {state} needs an approved plan")
+            self._append(entry.certificate, Move(state, by, why, at_s, plan_sha256))
+            if state is State.demoted:
+                self._write_demotions()
+            return self.entry(entry.certificate)
 
     def demote(self, certificate: str, by: str, why: str, at_s: float) -> Entry:
         """Out, for good. Jobs notice at their next start or step boundary. Already demoted: nothing changes."""
         entry = self.entry(certificate)
         if entry.state is State.demoted:
-            self._write_demotions()
+            with self._alone():
+                self._write_demotions()
             return entry
         return self.move(entry.certificate, State.demoted, by, why, at_s)
 
@@ -142,7 +155,7 @@ class Registry:
                 note = json.loads(path.read_text())
                 certificate, why = str(note["certificate"]), str(note["why"])[:300]
                 entry = self.entry(certificate)
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # half-written, or about a kernel that is not ours
             if entry.state is not State.demoted:
                 gone.append(self.demote(certificate, "shadow check", f"rank {note.get('rank', '?')}: {why}", at_s))
@@ -156,8 +169,7 @@ class Registry:
         folder = self.folder / "kernels" / names[0]
         try:
             envelope = json.loads((folder / "certificate.json").read_text())
-            lines = (folder / "history.jsonl").read_text().splitlines()
-            history = tuple(_move(json.loads(line)) for line in lines)
+            history = tuple(_move(json.loads(line)) for line in _history(folder))
             predicate, _ = read(envelope, self._trusted)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RegistryError(f"{folder}: {error}") from error
@@ -168,34 +180,71 @@ class Registry:
     def entries(self) -> list[Entry]:
         """All kernels, those in use first."""
         order = list(State)
-        found = [self.entry(path.name) for path in sorted((self.folder / "kernels").iterdir())]
+        found = [self.entry(name) for name in self._names()]
         return sorted(found, key=lambda entry: (order.index(entry.state) % 3, entry.problem, entry.certificate))
 
+    def _names(self) -> list[str]:
+        """The kernels that were taken in. Where that broke off, or something else lies there, is none."""
+        listed = sorted((self.folder / "kernels").iterdir())
+        return [path.name for path in listed if _NAME.fullmatch(path.name) and _history(path)]
+
     def records(self, states: tuple[State, ...] = (State.canary, State.active)) -> list[dict[str, Any]]:
-        """What a job's file takes of the kernels in these states; of one problem the newest."""
-        newest: dict[tuple[str, str], Entry] = {}
-        for entry in self.entries():
-            if entry.state in states:
-                record = kernel_record(entry.envelope, self._trusted)
-                key = (entry.problem, record["architecture"])
-                if key not in newest or newest[key].history[-1].at_s < entry.history[-1].at_s:
-                    newest[key] = entry
-        return [kernel_record(entry.envelope, self._trusted) for entry in newest.values()]
+        """What a job's file takes of the kernels in these states, the newest first; of one case on one machine only
+        the newest. A job takes the first that fits it, of matrix products one for each shape."""
+        found: dict[tuple[Any, ...], dict[str, Any]] = {}
+        entries = [entry for entry in self.entries() if entry.state in states]
+        for entry in sorted(entries, key=lambda entry: -entry.history[-1].at_s):
+            record = kernel_record(entry.envelope, self._trusted)
+            where = (record[name] for name in ("problem", "dtype", "architecture", "torch", "triton"))
+            found.setdefault((*where, *sorted(record["sizes"].items())), record)
+        return list(found.values())
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process moves a kernel meanwhile: what was demoted could be promoted past it."""
+        try:
+            with (self.folder / ".lock").open("a") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise RegistryError(f"{self.folder}: cannot be written: {error.strerror}") from error
 
     def _append(self, certificate: str, move: Move) -> None:
         path = self.folder / "kernels" / certificate / "history.jsonl"
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(move), sort_keys=True) + "\n")
+        with path.open("ab") as file:
+            torn = path.read_bytes()
+            file.truncate(torn.rfind(b"\n") + 1)
+            file.write(json.dumps(asdict(move), sort_keys=True).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
     def _write_demotions(self) -> None:
-        gone = [
-            {"certificate": entry.certificate, "why": entry.history[-1].why, "at_s": entry.history[-1].at_s}
-            for entry in self.entries()
-            if entry.state is State.demoted
-        ]
-        _replace(self.folder / "demoted.json", json.dumps(gone, indent=1) + "\n")
+        """All that are demoted, those too that were removed from the registry since, and those whose folder is
+        damaged: no other's damage may keep a demotion from the jobs."""
+        path = self.folder / "demoted.json"
+        gone: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            gone = {str(item["certificate"]): item for item in json.loads(path.read_text())}
+        for name in self._names():
+            gone.pop(name, None)
+            try:
+                entry = self.entry(name)
+            except RegistryError as error:
+                gone[name] = {"certificate": name, "why": f"damaged: {error}"[:300], "at_s": 0.0}
+                continue
+            if entry.state is State.demoted:
+                move = next(move for move in entry.history if move.state is State.demoted)
+                gone[name] = {"certificate": name, "why": move.why, "at_s": move.at_s}
+        _replace(path, json.dumps(list(gone.values()), indent=1) + "\n")
+
+
+def _history(folder: Path) -> list[bytes]:
+    """The whole lines of a kernel's history; none where there is none yet."""
+    try:
+        text = (folder / "history.jsonl").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return text[: text.rfind(b"\n") + 1].splitlines()
 
 
 def _move(value: Mapping[str, Any]) -> Move:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ EMPTY = "application/vnd.oci.empty.v1+json"
 TITLE = "org.opencontainers.image.title"
 REFERENCE = "org.opencontainers.image.ref.name"
 _PREFIX = "dev.nightshift.kernel."
+_STATE = f"{_PREFIX}state"
 
 
 def write_layout(registry: Registry, folder: Path) -> int:
@@ -41,7 +43,7 @@ def write_layout(registry: Registry, folder: Path) -> int:
             continue
         text = _json(_manifest(entry, blobs))
         described = {**_blob(blobs, text, MANIFEST), "artifactType": ARTIFACT}
-        tag = f"{entry.state}-{entry.problem.replace('/', '.')}-{entry.certificate[:16]}"
+        tag = f"{entry.state}-{_component(entry.problem)}-{entry.certificate[:16]}"
         manifests.append({**described, "annotations": {REFERENCE: tag}})
     _put(folder / "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
     _put(folder / "index.json", _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}))
@@ -54,25 +56,28 @@ def read_layout(registry: Registry, folder: Path, by: str, at_s: float) -> list[
     What is demoted there is demoted here. Raises RegistryError naming the file where a blob is missing, is not the
     one that its digest names, or holds no certificate of a trusted key (nothing is taken in then).
     """
-    found: list[tuple[dict[str, Any], str]] = []
+    found: list[tuple[dict[str, Any], bool]] = []
     index = _read(folder / "index.json")
     for described in _listed(index, "manifests", folder / "index.json"):
-        if described.get("artifactType") != ARTIFACT:
+        if described.get("artifactType", ARTIFACT) != ARTIFACT or described.get("mediaType") != MANIFEST:
             continue
-        manifest = json.loads(_checked(folder, described))
+        manifest = _object(_checked(folder, described), f"{folder}: {described.get('digest')}")
+        if manifest.get("artifactType") != ARTIFACT:
+            continue  # tools that copy layouts need not repeat it in the index
         layers = _listed(manifest, "layers", folder)
         certificate = next((layer for layer in layers if layer.get("mediaType") == CERTIFICATE), None)
         if certificate is None:
             raise RegistryError(f"{folder}: {described.get('digest')}: no certificate in it")
-        tag = str(described.get("annotations", {}).get(REFERENCE, ""))
-        found.append((json.loads(_checked(folder, certificate)), tag))
+        told = (_annotation(described, REFERENCE).partition("-")[0], _annotation(manifest, _STATE))
+        demoted = State.demoted in told
+        found.append((_object(_checked(folder, certificate), f"{folder}: {certificate.get('digest')}"), demoted))
     for envelope, _ in found:
         registry.check(envelope)
     known = {entry.certificate for entry in registry.entries()}
     taken = []
-    for envelope, tag in found:
+    for envelope, demoted in found:
         entry = registry.propose(envelope, by, f"from {folder}", at_s)
-        if tag.startswith(f"{State.demoted}-"):
+        if demoted:
             entry = registry.demote(entry.certificate, by, f"demoted in {folder}", at_s)
         if entry.certificate not in known:
             taken.append(entry)
@@ -116,8 +121,9 @@ def _manifest(entry: Entry, blobs: Path) -> dict[str, Any]:
 
 def _blob(blobs: Path, content: bytes, kind: str) -> dict[str, Any]:
     digest = sha256_hex(content)
-    if not (blobs / digest).exists():
-        _put(blobs / digest, content)
+    path = blobs / digest
+    if not path.exists() or path.read_bytes() != content:
+        _put(path, content)
     return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)}
 
 
@@ -136,14 +142,31 @@ def _checked(folder: Path, described: Mapping[str, Any]) -> bytes:
     return content
 
 
+def _component(name: str) -> str:
+    """A problem's name as a part of a tag: at most 128 characters in all, no two separators in a row."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:80].strip("_") or "kernel"
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RegistryError(f"{path}: {error}") from error
+        return _object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise RegistryError(f"{path}: {error.strerror}") from error
+
+
+def _object(content: bytes, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RegistryError(f"{place}: {error}") from error
     if not isinstance(value, dict):
-        raise RegistryError(f"{path}: no JSON object")
+        raise RegistryError(f"{place}: no JSON object")
     return value
+
+
+def _annotation(value: Mapping[str, Any], name: str) -> str:
+    given = value.get("annotations")
+    return str(given.get(name, "")) if isinstance(given, dict) else ""
 
 
 def _listed(value: Mapping[str, Any], name: str, place: Path) -> list[dict[str, Any]]:

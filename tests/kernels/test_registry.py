@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import re
+import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,8 @@ from kernels.envelope import CertificateError, certificate_sha256
 from kernels.judge.verdict import Comparison, Interval, Reason, Status, Verdict
 from kernels.problem import Case
 from kernels.problems import named
-from kernels.registry import Registry, RegistryError, State
-from kernels.registry_oci import read_layout, write_layout
+from kernels.registry import Move, Registry, RegistryError, State
+from kernels.registry_oci import _component, read_layout, write_layout
 from tests.agent.incidents import ManualClock
 
 SIGNER = Signer.from_bytes(bytes(range(32)))
@@ -32,17 +36,19 @@ PLAN = "ab" * 32
 GOOD = sorted((Path(__file__).parent / "good").glob("*softmax*.py"))[0]
 
 
-def certificate(status: Status = Status.faster, note: str = "") -> dict[str, Any]:
+def certificate(
+    status: Status = Status.faster, note: str = "", m: int = 4096, torch: str = "none"
+) -> dict[str, Any]:
     """A certificate of a real candidate of the gallery; its verdict is written here, as no GPU is at hand."""
     reasons = {Status.faster: Reason.clears_best, Status.slower: Reason.below_baseline}
     read = read_candidate(GOOD)
-    case = Case.of("float16", m=4096, n=4096)
+    case = Case.of("float16", m=m, n=4096)
     raced = Comparison(str(case), "eager", "A", 2e-5, 4e-5, Interval(1.9, 2.0, 2.1), 30)
     verdict = Verdict(
         read.candidate.sha256, "softmax", status, reasons[status], note, "timing", ("static", "timing"),
         comparisons=(raced,),
         domain={"timed": [case.to_json()], "probed": {"sizes": {"m": [0, 69632], "n": [1, 2048]}}},
-        environment={"gpu": "NVIDIA H200", "capability": "9.0"},
+        environment={"gpu": "NVIDIA H200", "capability": "9.0", "torch": torch},
     )  # fmt: skip
     return issue(verdict, read.candidate, named("softmax"), SIGNER, "2026-11-21T00:00:00+00:00", "c0ffee")
 
@@ -107,6 +113,63 @@ def test_only_certificates_that_hold_get_in(tmp_path: Path, envelope: Mapping[st
         registry.entry("../" + entry.certificate)
 
 
+def test_a_demotion_and_a_promotion_at_once_end_in_a_demotion(tmp_path: Path, envelope: Mapping[str, Any]) -> None:
+    """Whoever comes second sees what the first did; before, the later line brought the kernel back."""
+    registry = Registry(tmp_path, TRUSTED)
+    sha256 = registry.propose(envelope, "ann", "", 1.0).certificate
+    registry.move(sha256, State.canary, "ann", "", 2.0, PLAN)
+    with (tmp_path / ".lock").open("a") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        promotion = pool.submit(registry.move, sha256, State.active, "bob", "", 3.0, PLAN)
+        with pytest.raises(TimeoutError):
+            promotion.result(0.2)
+        registry._append(sha256, Move(State.demoted, "cy", "odd losses", 3.0))
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        with pytest.raises(RegistryError, match="it is demoted"):
+            promotion.result(10.0)
+    registry._append(sha256, Move(State.active, "bob", "an older version's race", 4.0))
+    assert registry.entry(sha256).state is State.demoted
+    assert registry.records() == []
+
+
+def test_what_a_crash_left_or_somebody_damaged_keeps_no_demotion_from_the_jobs(
+    tmp_path: Path, envelope: Mapping[str, Any]
+) -> None:
+    registry = Registry(tmp_path, TRUSTED)
+    first, second, third, half = (
+        registry.propose(certificate(note=note), "ann", "", 1.0).certificate for note in ("1", "2", "3", "4")
+    )
+    history = tmp_path / "kernels" / first / "history.jsonl"
+    history.write_bytes(history.read_bytes() + b'{"at_s": 2.0, "by": "a')  # a crash within a line
+    (tmp_path / "kernels" / second / "certificate.json").write_text("{}")
+    (tmp_path / "kernels" / half / "history.jsonl").unlink()  # a crash while it was taken in
+    (tmp_path / "kernels" / ".DS_Store").write_text("")
+    registry.demote(third, "cy", "odd losses", 3.0)
+    shutil.rmtree(tmp_path / "kernels" / third)
+    assert registry.entry(first).state is State.proposed
+    registry.demote(first, "cy", "wrong", 4.0)
+    gone = {item["certificate"]: item["why"] for item in json.loads((tmp_path / "demoted.json").read_text())}
+    assert set(gone) == {first, second, third}
+    assert gone[second].startswith("damaged")
+    assert [move.state for move in registry.entry(first).history] == [State.proposed, State.demoted]
+    assert registry.propose(certificate(note="4"), "ann", "", 5.0).certificate == half
+    with pytest.raises(RegistryError, match=second[:16]):
+        registry.entries()
+
+
+def test_a_job_s_file_holds_every_shape_and_version_the_newest_first(tmp_path: Path) -> None:
+    registry = Registry(tmp_path, TRUSTED)
+    for at_s, (m, note, torch_) in enumerate(
+        [(4096, "old", "2.8"), (4096, "new", "2.8"), (4096, "other torch", "2.9"), (8192, "other case", "2.8")]
+    ):
+        sha256 = registry.propose(certificate(note=note, m=m, torch=torch_), "ann", "", at_s).certificate
+        registry.move(sha256, State.canary, "ann", "", at_s, PLAN)
+    found = [(record["sizes"]["m"], record["torch"]) for record in registry.records()]
+    assert found == [(8192, "2.8"), (4096, "2.9"), (4096, "2.8")]
+    kept = registry.entry(registry.records()[-1]["certificate"])
+    assert kept.predicate["verdict"]["detail"] == "new"
+
+
 def test_a_registry_travels_as_an_oci_layout(tmp_path: Path, envelope: Mapping[str, Any]) -> None:
     """Every digest and size is right, provenance stands in the annotations, and the other side takes nothing on
     trust: what was active there is proposed here, what was demoted there is demoted here."""
@@ -165,6 +228,40 @@ def test_a_layout_that_was_changed_is_refused_whole(tmp_path: Path, envelope: Ma
         with pytest.raises(RegistryError, match=r"index\.json"):
             read_layout(there, tmp_path / "layout", "eve", 3.0)
     assert there.entries() == []
+
+
+def test_a_layout_that_a_tool_copied_is_read_and_what_is_no_manifest_is_named(
+    tmp_path: Path, envelope: Mapping[str, Any]
+) -> None:
+    """Copying tools keep the manifests; of the index's descriptors they need not keep the type or our tag."""
+    here, there = Registry(tmp_path / "here", TRUSTED), Registry(tmp_path / "there", TRUSTED)
+    here.demote(here.propose(envelope, "ann", "", 1.0).certificate, "bob", "wrong", 2.0)
+    layout = tmp_path / "layout"
+    write_layout(here, layout)
+    index = json.loads((layout / "index.json").read_text())
+    (described,) = index["manifests"]
+    bare = {name: described[name] for name in ("mediaType", "digest", "size")}
+    (layout / "index.json").write_text(json.dumps({**index, "manifests": [{**bare, "annotations": None}]}))
+    (taken,) = read_layout(there, layout, "eve", 3.0)
+    assert taken.state is State.demoted
+    for text in (b"[", b"[]", b"[" * 100_000):
+        digest = hashlib.sha256(text).hexdigest()
+        (layout / "blobs" / "sha256" / digest).write_bytes(text)
+        odd = {**bare, "digest": f"sha256:{digest}", "size": len(text)}
+        (layout / "index.json").write_text(json.dumps({**index, "manifests": [odd]}))
+        with pytest.raises(RegistryError, match=digest[:16]):
+            read_layout(there, layout, "eve", 4.0)
+    blob = layout / "blobs" / "sha256" / bare["digest"].removeprefix("sha256:")
+    blob.write_bytes(b"{}")
+    write_layout(here, layout)
+    assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
+
+
+@pytest.mark.parametrize("name", ["softmax", "suite/19_ReLU__.py", "a" * 300, "--", "Ünï code/x"])
+def test_a_problem_s_name_is_part_of_a_tag_as_the_specification_has_it(name: str) -> None:
+    tag = f"demoted-{_component(name)}-{'0' * 16}"
+    assert re.fullmatch(r"[A-Za-z0-9]+(?:(?:[-._:@+]|--)[A-Za-z0-9]+)*", tag)
+    assert re.fullmatch(r"\w[\w.-]{0,127}", tag)
 
 
 def test_the_record_for_jobs_names_where_the_kernel_was_certified(envelope: Mapping[str, Any]) -> None:
