@@ -27,6 +27,8 @@ Callable_ = Callable[..., Any]
 _TURNS = 3
 CHAIN_S, _CHAIN_CALLS = 0.012, 4096
 """How long a chain is by the candidate's own figure, and how long at most."""
+_TRIES = 3
+"""Of a baseline, whose Python may be held up beside other work: `timed` begins again."""
 
 
 class Clock(Protocol):
@@ -82,7 +84,7 @@ class Baseline:
             return _slope(self._run, order, self.clock)
         calls = [functools.partial(self.call, number) for number in order]
         before = [functools.partial(self._stir, number, turn + 1) for turn, number in enumerate(order)]
-        return statistics.median(timed(calls, self.flush, before if self.stir is not None else ()))
+        return statistics.median(timed(calls, self.flush, before if self.stir is not None else (), _TRIES))
 
     def _stir(self, number: int, seed: int) -> None:
         assert self.stir is not None

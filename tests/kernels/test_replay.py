@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.judge import replay
 from kernels.judge.blend import PLAIN, blended
-from kernels.judge.replay import Replayer
+from kernels.judge.replay import Replayer, timed
 
 
 def _replayer(slots: int) -> tuple[Replayer, list[torch.Tensor], list[torch.Tensor]]:
@@ -54,3 +59,71 @@ def test_two_inputs_of_a_call_are_blended_by_coins_of_their_own() -> None:
     zeros, ones = torch.zeros(1000), torch.ones(1000)
     left, right = blended((zeros, zeros), (ones, ones), 5)
     assert not torch.equal(left, right)
+
+
+class _Queue:
+    """A GPU that begins what is queued when it has done what came before, and a host that takes its time."""
+
+    def __init__(self, wait_us: float) -> None:
+        self.host_us = self.gpu_us = 0.0
+        self.wait_us = wait_us
+        self.waits: list[int] = []
+
+    def sleep(self, cycles: int) -> None:
+        self.waits.append(cycles)
+        self.gpu_us = max(self.gpu_us, self.host_us) + self.wait_us * cycles / self.waits[0]
+
+    def launch(self, gpu_us: float, host_us: float) -> None:
+        self.host_us += host_us
+        self.gpu_us = max(self.gpu_us, self.host_us) + gpu_us
+
+    def synchronize(self) -> None:
+        self.host_us = max(self.host_us, self.gpu_us)
+
+    def event(self) -> SimpleNamespace:
+        at = SimpleNamespace(us=0.0)
+        return SimpleNamespace(
+            at=at,
+            record=lambda: setattr(at, "us", max(self.gpu_us, self.host_us)),
+            query=lambda: at.us <= self.host_us,
+            elapsed_time=lambda end: (end.at.us - at.us) * 1e-3,
+        )
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], _Queue]:
+    def made(wait_us: float) -> _Queue:
+        gpu = _Queue(wait_us)
+        monkeypatch.setattr(torch.cuda, "_sleep", gpu.sleep)
+        monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
+        monkeypatch.setattr(replay, "_event", gpu.event)
+        return gpu
+
+    return made
+
+
+def _seconds(gpu: _Queue, hosts_us: list[float], tries: int = 1) -> list[float]:
+    flush = SimpleNamespace(zero_=lambda: gpu.launch(40.0, 5.0))
+    return timed([lambda us=us: gpu.launch(10.0, us) for us in hosts_us], flush, (), tries)  # type: ignore[misc, arg-type]
+
+
+def test_a_call_that_the_gpu_waited_for_is_left_out_of_its_times(queue: Callable[[float], _Queue]) -> None:
+    gpu = queue(1000.0)
+    found = _seconds(gpu, [20.0] * 10 + [5000.0] + [20.0] * 10)
+    assert [round(s * 1e6) for s in found] == [10] * 20
+
+
+def test_where_the_host_is_too_slow_for_the_wait_it_begins_again_with_a_longer_one(
+    queue: Callable[[float], _Queue],
+) -> None:
+    gpu = queue(1000.0)
+    slow = [300.0] * 21
+    assert max(_seconds(gpu, slow, 3)) < 11e-6
+    assert [wait / gpu.waits[0] for wait in gpu.waits] == [1, 2, 4]
+
+
+def test_a_callable_that_always_waits_for_the_gpu_keeps_all_its_times(queue: Callable[[float], _Queue]) -> None:
+    gpu = queue(1000.0)
+    found = _seconds(gpu, [5000.0] * 7, 3)
+    assert len(found) == 7
+    assert len(gpu.waits) == 3
