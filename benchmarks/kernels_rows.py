@@ -57,7 +57,7 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     certified = [r for r in found if r.get("certified") and r["anchor"] and r["speedup"]]
     backward = [r for r in found if r.get("certified") and r["problem"] in GRADIENTS and r["speedup"]]
     memory = [r for r in certified if r["problem"] not in COMPUTE]
-    ratios = [r["peers_us"][r["best_peer"]] / r["ours_us"] for r in memory]
+    ratios = [_of_medians(r) for r in memory]
     large = [r for r in memory if r["bytes"] >= 256 << 20]
     return {
         "rows": len(found),
@@ -65,11 +65,11 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
         "certified": len(certified),
         "wrong": sum(r.get("status") in ("wrong", "cheat", "unstable") for r in found),
         "lowest_speedup_of_stencils_particles_cross_entropy_rotary": min(
-            (r["speedup"][1] for r in certified if r["problem"] in NAMED and r["bytes"] >= NAMED[r["problem"]]),
+            (told(r) for r in certified if r["problem"] in NAMED and r["bytes"] >= NAMED[r["problem"]]),
             default=None,
         ),
         "more_is_asked_of": {
-            f"{r['problem']} {r['case']}": [round(r["speedup"][1], 4), round(ceiling(r), 4)]
+            f"{r['problem']} {r['case']}": [round(told(r), 4), round(ceiling(r), 4)]
             for r in certified
             if r["problem"] in NAMED and r["bytes"] >= NAMED[r["problem"]]
         },
@@ -80,6 +80,16 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
         "backward_slower_than_best_peer": losing(backward),
         "of_copy_from_256_mib": {f"{r['problem']} {r['case']}": round(r["of_copy"], 4) for r in large},
     }
+
+
+def _of_medians(row: dict[str, Any]) -> float:
+    return float(row["peers_us"][row["best_peer"]] / row["ours_us"])
+
+
+def told(row: dict[str, Any]) -> float:
+    """The speed-up that a row is told with. A few rounds in which a peer was held up carry the race's point, which
+    is made of every round's ratio; the medians they do not."""
+    return min(float(row["speedup"][1]), _of_medians(row))
 
 
 def ceiling(row: dict[str, Any]) -> float:
@@ -133,6 +143,9 @@ def _fastest(folder: Path) -> Any:
 def resummarise(path: Path) -> None:
     """Write the summary of a results file again, and what only the tables know."""
     record = json.loads(path.read_text())
+    for row in record["rows"]:
+        if row.get("speedup"):
+            row["told"] = told(row)
     record["summary"] = summary(record["rows"])
     record["swept"] = swept(record["rows"], ROOT / "benchmarks" / "results" / "kernels_tables")
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -18,7 +18,7 @@ def kernels_svg() -> str:
     """A bar for each judged row: best peer's time over ours on a log axis; its interval is the thin line."""
     record = json.loads(TABLE.read_text())
     rows = [r for r in record["rows"] if r.get("certified") and r["speedup"]]
-    rows.sort(key=lambda r: -r["speedup"][1])
+    rows.sort(key=lambda r: -r["told"])
     height = _TOP + _LINE * len(rows) + 12
     title = f"Best peer's time over ours, {record['environment']['gpu']} ({len(rows)} rows, 99 % intervals)"
     size = f'width="{_LEFT + _WIDTH + _RIGHT}" height="{height}"'
@@ -37,7 +37,7 @@ def kernels_svg() -> str:
 
 
 def _bar(row: dict[str, Any], y: int) -> list[str]:
-    low, point, high = row["speedup"]
+    point, (low, _, high) = row["told"], row["speedup"]
     start, end = sorted((_x(1.0), _x(point)))
     label = f"{row['problem']} {row['case']}"
     length, colour = max(1.0, round(end - start, 1)), _COLOURS[row["status"]]
