@@ -7,7 +7,9 @@ account: what it may do, it may by being privileged on this one node.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
+from collectors.kube_api import Refused
 from collectors.seal import fingerprint
 from controllers.action import Action
 from controllers.actuators import kube_nodes
@@ -83,8 +85,7 @@ def why_failed(kube: KubeClient, namespace: str, job: str, condition: Object) ->
     """Of a Job whose pod left no word: what the Job controller says; and where no pod was ever there, what
     most often keeps it away (the Job itself is let in, its pods are not)."""
     told = " ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    if kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}"):
+    if _pods(kube, namespace, job):
         return f"its Job failed without a word: {told or 'no reason is given'}"
     return (
         f"its Job never had a pod ({told or 'no reason is given'}): does {namespace} admit"
@@ -93,14 +94,20 @@ def why_failed(kube: KubeClient, namespace: str, job: str, condition: Object) ->
 
 
 def said(kube: KubeClient, namespace: str, job: str) -> str:
-    """The last words of the Job's newest pod."""
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    for pod in kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}"):
+    """The last words of the Job's newest pod; none where its pods may not be seen: how the Job ended, it says."""
+    for pod in _pods(kube, namespace, job):
         for container in (pod.get("status") or {}).get("containerStatuses") or []:
             ended = (container.get("state") or {}).get("terminated") or {}
             if ended.get("message"):
                 return str(ended["message"]).strip()
     return ""
+
+
+def _pods(kube: KubeClient, namespace: str, job: str) -> list[Object]:
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    with suppress(Refused):
+        return kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}")
+    return []
 
 
 def holds(labels: dict[str, str], apps: set[str]) -> bool:

@@ -15,6 +15,7 @@ from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, U
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_jobs import SAVES_ON_REQUEST
 from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
+from controllers.actuators.kube_repair_jobs import said, why_failed
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, PatientRepair, boots, finished, job, stop_pods
 from tests.kubernetes_api.cluster import Cluster
@@ -239,3 +240,18 @@ def test_a_repair_that_may_not_stop_its_job_says_that_the_node_stays_cordoned(cl
     )
     assert (outcome.status, outcome.observed.get("cordoned")) == (S.FAILED, "true")
     assert all(word in outcome.detail for word in ("not by you", "stays cordoned"))
+
+
+class Blind(KubeClient):
+    """A role that may make Jobs and not see their pods."""
+
+    def list(self, path: str, **query: str) -> Any:
+        raise refusal(403, b'{"message": "forbidden"}', {}, f"GET {path}")
+
+
+def test_a_repair_whose_pods_may_not_be_seen_ends_as_its_job_did(cluster: Cluster) -> None:
+    """The last words are for people: done, and marked so, it is not told as refused for want of them."""
+    kube, name = Blind(cluster.api), "nightshift-return-node-x"
+    assert said(kube, cluster.namespace, name) == ""
+    why = why_failed(kube, cluster.namespace, name, {"reason": "BackoffLimitExceeded"})
+    assert "BackoffLimitExceeded" in why
