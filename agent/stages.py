@@ -215,8 +215,15 @@ class Stages:
             if outcome.status in (_O.NOT_DONE, _O.UNDER_WAY):
                 raise
         except Permanent as error:
-            outcome = Outcome(_O.REFUSED, str(error), self._now())
+            outcome = self._cut_off(action, actuator, str(error))
         self._conclude(incident, action, outcome)
+
+    def _cut_off(self, action: Action, actuator: Actuator, why: str) -> Outcome:
+        """What an action is that cannot go on: refused where nothing was begun; else a person has to look."""
+        with suppress(Temporary, Permanent):
+            if (found := actuator.read(action)).status is _O.UNDER_WAY:
+                return Outcome(_O.UNKNOWN, f"left half-way: {found.detail}; {why}", self._now())
+        return Outcome(_O.REFUSED, why, self._now())
 
     def _intend(self, incident: Incident, action: Action) -> bool:
         """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""

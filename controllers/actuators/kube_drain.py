@@ -74,6 +74,8 @@ class Drains:
         said = f"{len(left)} pods left; {'; '.join(wait.text for wait in waits)}"
         if waits and all(wait.refused for wait in waits):  # what can be done is done
             why = f"drain of {action.target.name} cannot go on, and the node stays cordoned: {said}"
+            if self._work.stopped_by(action, known):
+                raise Permanent(why)
             return Outcome(OutcomeStatus.FAILED, why, self._now_s(), {"cordoned": "true"})
         after_s = max([POLL_S, *(wait.retry_after_s for wait in waits)])
         raise UnderWay(f"drain of {action.target.name}: {said}", retry_after_s=after_s)
@@ -102,10 +104,9 @@ class Drains:
         waits = [wait.text for gang in stopped if (wait := self._cycle(gang, action)) and not wait.refused]
         if waits:
             raise UnderWay(f"{why}; {'; '.join(waits)}", retry_after_s=POLL_S)
-        left = set(self._work.stopped_by(action, stopped))
-        said = [f"started again: {', '.join(again)}"] if (again := sorted({*stopped} - left)) else []
-        said += [f"still stopped: {', '.join(sorted(left))}"] if left else []
-        return self._refused(action, "; ".join([why, *said]))
+        if left := self._work.stopped_by(action, stopped):
+            raise Permanent(f"{why}; still stopped, and may not be started again: {', '.join(left)}")
+        return self._refused(action, f"{why}; started again: {', '.join(stopped)}" if stopped else why)
 
     def _cycle(self, gang: str, action: Action) -> kube_nodes.Wait | None:
         """What is waited for of one gang; a refusal of one is kept until no other is left half-way."""

@@ -93,8 +93,11 @@ def node_that_quarantines(kube: KubeClient, uuid: str) -> str | None:
 
 def evictable(kube: KubeClient, node: str) -> list[Object]:
     """Pods that a drain has to move."""
-    pods = kube.list("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
-    return [pod for pod in pods if _must_move(pod)]
+    return [pod for pod in pods_on(kube, node) if _must_move(pod)]
+
+
+def pods_on(kube: KubeClient, node: str) -> list[Object]:
+    return kube.list("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
 
 
 def _must_move(pod: Object) -> bool:

@@ -38,7 +38,6 @@ from controllers.actuators import kube_repair_jobs as jobs
 from controllers.actuators.kube_client import KubeClient, Object
 from controllers.actuators.kube_marks import MARKER
 from controllers.actuators.kube_probe import ProbeJob
-from controllers.actuators.kube_repair_jobs import job_name
 from controllers.actuators.kube_repair_settings import RepairSettings
 from controllers.actuators.kube_workloads import POLL_S
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
@@ -137,7 +136,10 @@ class KubernetesRepairActuator:
             if not mark:
                 raise
             failure = str(error)
-        return self._bring_back(action, node_name, mark, failure)
+        try:
+            return self._bring_back(action, node_name, mark, failure)
+        except Permanent as error:
+            raise Permanent("; ".join(filter(None, (failure, str(error))))) from error
 
     def _return(self, action: Action, node_name: str) -> Outcome:
         """Checks a node as it stands, and uncordons it; the cordon that the plan rests on is read again before the
@@ -189,10 +191,9 @@ class KubernetesRepairActuator:
         """The steps of a repair that stop jobs and start them elsewhere."""
         if action.kind is _A.REBOOT_NODE:
             return [replace(action, id=f"{action.id}-drain", kind=_A.DRAIN)]
-        steps = [Subject(SubjectKind.JOB, job) for job in action.blast_radius.jobs]
         return [
-            replace(action, id=f"{action.id}-job{number}", kind=_A.RESTART_JOB, target=job)
-            for number, job in enumerate(steps)
+            replace(action, id=f"{action.id}-job{n}", kind=_A.RESTART_JOB, target=Subject(SubjectKind.JOB, job))
+            for n, job in enumerate(action.blast_radius.jobs)
         ]
 
     def _left_stopped(self, action: Action) -> list[Action]:
@@ -236,8 +237,7 @@ class KubernetesRepairActuator:
         return mark
 
     def _holders(self, node_name: str) -> list[Object]:
-        apps = set(self._settings.components.values())
-        pods = self._kube.list("/api/v1/pods", fieldSelector=f"spec.nodeName={node_name}")
+        pods, apps = kube_nodes.pods_on(self._kube, node_name), set(self._settings.components.values())
         return [pod for pod in pods if jobs.holds(pod["metadata"].get("labels") or {}, apps)]
 
     def _repair(self, action: Action, node_name: str, mark: dict[str, Any]) -> str | None:
@@ -280,17 +280,16 @@ class KubernetesRepairActuator:
 
     def _checked_by(self, action: Action) -> str:
         """Which check passed, and what it said; or which probe was not run, and why."""
-        named = str(action.params.get("probe", ""))
+        named, ran = str(action.params.get("probe", "")), f"checked by {self._settings.check_command[0]}"
         if self._probe(action) is None:
-            ran = f"checked by {self._settings.check_command[0]}"
             return f"{ran}; the {named} probe was not run: no image is set for it" if named else ran
-        said = jobs.said(self._kube, self._settings.namespace, job_name(action) + "-check")
+        said = jobs.said(self._kube, self._settings.namespace, jobs.job_name(action) + "-check")
         return f"the {named} probe passed" + (f": {said}" if said else "")
 
     def _run(self, action: Action, node_name: str, suffix: str, container: Object) -> str | None:
         """The Job of a step: made once, waited for; None once it succeeded, else what it said."""
         path = f"/apis/batch/v1/namespaces/{self._settings.namespace}/jobs"
-        name = job_name(action) + suffix
+        name = jobs.job_name(action) + suffix
         job = self._kube.find(f"{path}/{name}")
         if job is None:
             made = jobs.job(action, name, node_name, container, self._settings)
@@ -351,14 +350,15 @@ class KubernetesRepairActuator:
         if node is not None and phase == "failed":
             return self._failed(node, f"{action.kind} of {action.target} failed")
         status = {None: _O.NOT_DONE, "done": _O.DONE}.get(phase, _O.UNDER_WAY)
-        return self._outcome(status, f"{action.kind} of {action.target}: {phase or 'untouched'}")
+        stays = "; the node is cordoned" if phase and node and kube_nodes.is_cordoned(node) else ""
+        return self._outcome(status, f"{action.kind} of {action.target}: {phase or 'untouched'}{stays}")
 
     def undo(self, action: Action) -> Outcome:
         return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be taken back")
 
     def _node_of(self, action: Action) -> str:
-        expected = self.TARGETS.get(action.kind)
-        if expected is None or action.kind not in self.kinds():
+        expected = self.TARGETS.get(action.kind) if action.kind in self.kinds() else None
+        if expected is None:
             raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
         if action.target.kind is not expected:
             raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")

@@ -85,7 +85,10 @@ def why_failed(kube: KubeClient, namespace: str, job: str, condition: Object) ->
     """Of a Job whose pod left no word: what the Job controller says; and where no pod was ever there, what
     most often keeps it away (the Job itself is let in, its pods are not)."""
     told = " ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
-    if _pods(kube, namespace, job):
+    pods = _pods(kube, namespace, job)
+    if pods is None:
+        return f"its Job failed, and its pods may not be seen: {told or 'no reason is given'}"
+    if pods:
         return f"its Job failed without a word: {told or 'no reason is given'}"
     return (
         f"its Job never had a pod ({told or 'no reason is given'}): does {namespace} admit"
@@ -95,7 +98,7 @@ def why_failed(kube: KubeClient, namespace: str, job: str, condition: Object) ->
 
 def said(kube: KubeClient, namespace: str, job: str) -> str:
     """The last words of the Job's newest pod; none where its pods may not be seen: how the Job ended, it says."""
-    for pod in _pods(kube, namespace, job):
+    for pod in _pods(kube, namespace, job) or []:
         for container in (pod.get("status") or {}).get("containerStatuses") or []:
             ended = (container.get("state") or {}).get("terminated") or {}
             if ended.get("message"):
@@ -103,11 +106,11 @@ def said(kube: KubeClient, namespace: str, job: str) -> str:
     return ""
 
 
-def _pods(kube: KubeClient, namespace: str, job: str) -> list[Object]:
+def _pods(kube: KubeClient, namespace: str, job: str) -> list[Object] | None:
     path = f"/api/v1/namespaces/{namespace}/pods"
     with suppress(Refused):
         return kube.list(path, labelSelector=f"batch.kubernetes.io/job-name={job}")
-    return []
+    return None
 
 
 def holds(labels: dict[str, str], apps: set[str]) -> bool:

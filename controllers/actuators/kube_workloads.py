@@ -103,11 +103,13 @@ class Workloads:
         # without a step the annotation goes: what an earlier restart named would lose all the work since
         notes = {kube_jobs.RESUME_STEP: None if step is None else str(step), kube_jobs.SAVE_REQUEST: None}
         resume["metadata"] = {"annotations": notes}
-        if workload is None:
-            self.marks.patch(job.path, job.object, action, resume, phase="started")
-            return None
-        self.marks.patch(job.path, job.object, action, resume, phase="starting")
-        return f"job {name} starts again"
+        try:
+            self.marks.patch(
+                job.path, job.object, action, resume, phase="started" if workload is None else "starting"
+            )
+        except Permanent as error:
+            raise Permanent(f"job {name} is stopped and may not be started again: {error}") from error
+        return None if workload is None else f"job {name} starts again"
 
     def _start_workload(self, job: kube_jobs.FoundJob, workload: Object | None, action: Action) -> None:
         """Hands a job back to Kueue, and says so on the job. It was marked before: lost between the two writes, it

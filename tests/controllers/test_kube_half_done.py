@@ -254,4 +254,4 @@ def test_a_repair_whose_pods_may_not_be_seen_ends_as_its_job_did(cluster: Cluste
     kube, name = Blind(cluster.api), "nightshift-return-node-x"
     assert said(kube, cluster.namespace, name) == ""
     why = why_failed(kube, cluster.namespace, name, {"reason": "BackoffLimitExceeded"})
-    assert "BackoffLimitExceeded" in why
+    assert "may not be seen: BackoffLimitExceeded" in why

@@ -24,9 +24,8 @@ from controllers.actuators.kube_repair import (
     PAUSED,
     KubernetesRepairActuator,
     RepairSettings,
-    job_name,
 )
-from controllers.actuators.kube_repair_jobs import why_failed
+from controllers.actuators.kube_repair_jobs import job_name, why_failed
 from controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
 from tests.controllers.kube_scenes import (
     PatientRepair,

@@ -21,11 +21,14 @@ class Fault(StrEnum):
     """The effect happens, then the connection breaks."""
     EXPIRED_TOKEN = "expired token"
     """401, as for a token whose file has just been renewed."""
+    FORBIDDEN = "403"
+    """Refuses for good, as a role that was narrowed or an admission webhook does."""
     WARN = "warning"
     """Does as it is asked, and warns, as for a deprecated version or by an admission webhook."""
 
 
 STATUS = {
+    Fault.FORBIDDEN: ("Forbidden", 'forbidden: the webhook "owners" denied the request: not yours'),
     Fault.INTERNAL: ("InternalError", "an internal error"),
     Fault.UNAVAILABLE: ("ServiceUnavailable", "the server is currently unable to handle the request"),
     Fault.EXPIRED_TOKEN: ("Unauthorized", "Unauthorized"),
