@@ -141,7 +141,9 @@ class Replayer:
             self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
         calls = [lambda i=i: self._fire(self._slots[i]) for i in order]
         before = [functools.partial(self._unsettle, slot, seed) for slot, seed in zip(order, seeds, strict=True)]
-        return timed(calls, self._flush, before)
+        seconds = timed(calls, self._flush, before)
+        self._give_back()
+        return seconds
 
     def _chain(self, order: Sequence[int], times: int, empty: bool) -> bool:
         """Make an order's calls so many times over, back to back and without Python in between; False where they
@@ -190,8 +192,8 @@ class Replayer:
     def _unsettle(self, slot: int, seed: int) -> None:
         """Before a timed call: nothing that was remembered of an earlier call may be of use.
 
-        The inputs become a blend that only this call sees, outputs and scratch are filled with NaN, and lines that
-        an earlier call asked L2 to hold (evict_last) are given back, so that the flush which follows evicts them.
+        The inputs become a blend that only this call sees, outputs and scratch are filled with NaN, and L2's lines
+        are given back, so that the flush which follows evicts them.
         """
         inputs, outputs = self._tensors[slot]
         first, second = self._values[slot], self._values[(slot + 1) % len(self._values)]
@@ -202,9 +204,16 @@ class Replayer:
             tensor.fill_(_POISON)
         for tensor in outputs:
             _spoil(tensor)
-        if self._spoiler is not None:
-            for tensor in (*(x for x in inputs if x is not None), *outputs, *self._scratch):
-                self._spoiler.give_back(tensor.data_ptr(), tensor.numel() * tensor.itemsize)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """No slot's line is held in L2 because a kernel asked for it (evict_last): one that is would be found there
+        by its own slot's next call, and take room from every other's, a baseline's among them."""
+        if self._spoiler is None:
+            return
+        lent = [x for inputs, outputs in self._tensors for x in (*inputs, *outputs) if x is not None]
+        for tensor in (*lent, *self._scratch):
+            self._spoiler.give_back(tensor.data_ptr(), tensor.numel() * tensor.itemsize)
 
 
 def timed(

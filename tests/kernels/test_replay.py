@@ -26,41 +26,6 @@ def _replayer(slots: int) -> tuple[Replayer, list[torch.Tensor], list[torch.Tens
     return made, inputs, outputs
 
 
-def test_every_timed_call_finds_values_that_no_earlier_call_has_seen() -> None:
-    """Outputs and scratch hold NaN before it, inputs a blend of two slots' values that the judge can make again."""
-    replayer, inputs, outputs = _replayer(3)
-    base = [x.clone() for x in inputs]
-    seen: list[torch.Tensor] = []
-    for seed, slot in enumerate([0, 1, 0, 0, 2, 1, 0], 1):
-        outputs[slot].fill_(7.0)
-        replayer._scratch[0].fill_(7)
-        replayer._unsettle(slot, seed)
-        assert bool(torch.isnan(outputs[slot]).all())
-        assert replayer._scratch[0].tolist() == [255] * 8
-        again, number = blended((base[slot], 3), (base[(slot + 1) % 3], 3), seed)
-        assert torch.equal(again, inputs[slot])
-        assert number == 3
-        assert not any(torch.equal(inputs[slot], old) for old in seen)
-        seen.append(inputs[slot].clone())
-    replayer._unsettle(1, PLAIN)
-    assert torch.equal(inputs[1], base[1])
-
-
-@given(st.integers(1, 2**62), st.integers(0, 3))
-def test_a_blend_takes_each_element_from_one_of_two_and_about_half_from_each(seed: int, position: int) -> None:
-    """So it stays in the domain of both, whatever the type."""
-    first, second = torch.zeros(4, 1000, dtype=torch.int8), torch.ones(4, 1000, dtype=torch.int8)
-    made = blended((first,) * (position + 1), (second,) * (position + 1), seed)[position]
-    assert set(made.unique().tolist()) == {0, 1}
-    assert 1700 < int(made.sum()) < 2300
-
-
-def test_two_inputs_of_a_call_are_blended_by_coins_of_their_own() -> None:
-    zeros, ones = torch.zeros(1000), torch.ones(1000)
-    left, right = blended((zeros, zeros), (ones, ones), 5)
-    assert not torch.equal(left, right)
-
-
 class _Queue:
     """A GPU that begins what is queued when it has done what came before, and a host that takes its time."""
 
@@ -100,6 +65,55 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], _Queue]:
         return gpu
 
     return made
+
+
+def test_every_timed_call_finds_values_that_no_earlier_call_has_seen() -> None:
+    """Outputs and scratch hold NaN before it, inputs a blend of two slots' values that the judge can make again."""
+    replayer, inputs, outputs = _replayer(3)
+    base = [x.clone() for x in inputs]
+    seen: list[torch.Tensor] = []
+    for seed, slot in enumerate([0, 1, 0, 0, 2, 1, 0], 1):
+        outputs[slot].fill_(7.0)
+        replayer._scratch[0].fill_(7)
+        replayer._unsettle(slot, seed)
+        assert bool(torch.isnan(outputs[slot]).all())
+        assert replayer._scratch[0].tolist() == [255] * 8
+        again, number = blended((base[slot], 3), (base[(slot + 1) % 3], 3), seed)
+        assert torch.equal(again, inputs[slot])
+        assert number == 3
+        assert not any(torch.equal(inputs[slot], old) for old in seen)
+        seen.append(inputs[slot].clone())
+    replayer._unsettle(1, PLAIN)
+    assert torch.equal(inputs[1], base[1])
+
+
+def test_no_slot_keeps_lines_in_l2_beyond_its_own_call(queue: Callable[[float], _Queue]) -> None:
+    """What a kernel asked L2 to hold of one slot would take room from the next one's call, and from a baseline."""
+    queue(1000.0)
+    replayer, inputs, outputs = _replayer(3)
+    told: list[object] = []
+    replayer._spoiler = SimpleNamespace(give_back=lambda at, size: told.append((at, size)))  # type: ignore[assignment]
+    replayer._flush = SimpleNamespace(numel=lambda: 8, zero_=lambda: told.append("flush"))  # type: ignore[assignment]
+    replayer._slots = [[lambda _, n=n: told.append(n)] for n in range(3)]  # type: ignore[misc]
+    assert len(replayer._time([0, 2], [1, 2], 8)) == 2
+    tensors = (*(x for pair in zip(inputs, outputs, strict=True) for x in pair), replayer._scratch[0])
+    every = [(x.data_ptr(), x.numel() * x.itemsize) for x in tensors]
+    assert told == [*every, "flush", 0, *every, "flush", 2, *every]
+
+
+@given(st.integers(1, 2**62), st.integers(0, 3))
+def test_a_blend_takes_each_element_from_one_of_two_and_about_half_from_each(seed: int, position: int) -> None:
+    """So it stays in the domain of both, whatever the type."""
+    first, second = torch.zeros(4, 1000, dtype=torch.int8), torch.ones(4, 1000, dtype=torch.int8)
+    made = blended((first,) * (position + 1), (second,) * (position + 1), seed)[position]
+    assert set(made.unique().tolist()) == {0, 1}
+    assert 1700 < int(made.sum()) < 2300
+
+
+def test_two_inputs_of_a_call_are_blended_by_coins_of_their_own() -> None:
+    zeros, ones = torch.zeros(1000), torch.ones(1000)
+    left, right = blended((zeros, zeros), (ones, ones), 5)
+    assert not torch.equal(left, right)
 
 
 def _seconds(gpu: _Queue, hosts_us: list[float], tries: int = 1) -> list[float]:
