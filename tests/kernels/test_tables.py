@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_best import merged
+from benchmarks.kernels_neighbours import chosen as neighbours
 from benchmarks.kernels_rows import ceiling, dearest_first, losing, rows
 from benchmarks.kernels_tables import chosen
 from kernels.generate.families import families_of
 from kernels.problem import Case
+from kernels.problems import named
 
 CASE = Case.of("float16", m=4096, n=4096)
 
@@ -66,3 +68,11 @@ def test_a_row_loses_by_its_middle_or_where_a_library_is_at_the_limit_by_its_who
     ]
     row = _row("softmax", interval, peers_us={"eager": 12.0}, copy_us=10.0)
     assert (ceiling(row), ceiling({**row, "in_place_us": 8.0})) == (1.2, 1.5)
+
+
+def test_neighbours_are_asked_of_each_family_with_and_without_lines_that_l2_holds() -> None:
+    case = max(named("rmsnorm").cases, key=named("rmsnorm").compulsory_bytes)
+    found = dict(neighbours("rmsnorm", case))
+    assert {"rows_direct_cuda", "rows_direct_cuda evict_last", "rmsnorm_looped"} <= set(found)
+    assert "L2::evict_last.b64" in found["rows_direct_cuda evict_last"].source
+    assert "L2::evict_last.b64" not in found["rows_direct_cuda"].source
