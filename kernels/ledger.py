@@ -8,18 +8,22 @@ before its line. `results.tsv` is the same for eyes and spreadsheets, written an
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from collectors.base import Permanent
 from kernels.candidate import Candidate, CandidateError
 
 SCHEMA = 1
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 Decision = Literal["keep", "revert", "discard", "crash"]
 """keep: the best so far. revert: fit, but not better. discard: refused by the judge. crash: the machine's fault."""
 
@@ -167,7 +171,7 @@ class Ledger:
     def _asked(self, run: Mapping[str, Any] | None) -> None:
         path = self.folder / "run.json"
         if path.exists():
-            before = json.loads(path.read_text())
+            before = _asked_of(path)
             if run is not None and before != json.loads(json.dumps(run)):
                 changed = sorted(k for k in {*before, *run} if before.get(k) != run.get(k))
                 raise LedgerError(f"{path}: this run was asked something else ({', '.join(changed)})")
@@ -179,13 +183,35 @@ class Ledger:
         _replace(self.folder / "results.tsv", text)
 
 
+@contextlib.contextmanager
+def on_disk(folder: Path) -> Iterator[None]:
+    """Tells where the disk gave out, as Permanent. What was judged until then stands in the ledgers."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        place = error.filename or folder
+        raise Permanent(f"{place}: {error.strerror}; run it again, and it goes on where it was") from error
+
+
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Line]]:
     """What a run was asked and its trials, without locking or changing it. Raises LedgerError."""
     path = folder / "ledger.jsonl"
     if not path.exists():
         raise LedgerError(f"{folder}: holds no ledger.jsonl")
     asked = folder / "run.json"
-    return json.loads(asked.read_text()) if asked.exists() else {}, list(_read(path, cut=False))
+    return _asked_of(asked) if asked.exists() else {}, list(_read(path, cut=False))
+
+
+def _asked_of(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise LedgerError(f"{path}: no JSON object")
+    return value
 
 
 def read_candidate_of(folder: Path, sha256: str) -> Candidate:

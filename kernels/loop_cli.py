@@ -62,7 +62,8 @@ def optimize(
     from kernels.fan_out import Means, as_it_is, search_all
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
-    from kernels.ledger import LedgerError, Provenance
+    from kernels.ledger import LedgerError, Provenance, on_disk
+    from kernels.model_trace import trace_model
     from kernels.profile.problem_file import keep_problem
     from kernels.profile.roofline import Peaks, PeaksError, probe
     from kernels.report import write_report
@@ -78,7 +79,7 @@ def optimize(
     try:
         known = _peaks(run, peaks, where, Peaks, probe)
         if trace is not None or model:
-            path = trace if trace is not None else loop.trace_model(model, run, where)
+            path = trace if trace is not None else trace_model(model, run, where)
             found, works, decisions = loop.from_trace(path, run, known, most, min_gain, seed)
             if where == "cuda" and not found.on_gpu:
                 raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
@@ -118,40 +119,41 @@ def optimize(
     budget, ladder = Budget(trials=trials, wall_s=minutes * 60.0), Ladder() if where == "cuda" else loop.ON_CPU
     count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" else 1
     count = 1 if ray or stream else count
-    if count > 1:
-        means = Means(
-            run, signer.to_bytes(), _commit(), budget, ladder, known, seed, git, gpus=tuple(range(count)),
-            shelf=shelf_folder(), finish=finish,
-        )  # fmt: skip
-        done = search_all(works, means, typer.echo)
-    else:
-        with ExitStack() as stack:
-            spread = stack.enter_context(_ray(ray, where)) if ray else None
-            judge = stack.enter_context(Judge(where, interpret=where == "cpu", shelf=shelf_folder()))
-            provenance = Provenance(_commit(), judge.environment.gpu, judge.environment.container)
-            executor = spread or LocalExecutor([judge], 8 if where == "cuda" else 1)
-            loop_run = loop.Run(
-                run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git,
-                stream=typer.echo if stream else _keep_quiet,
+    with on_disk(run):
+        if count > 1:
+            means = Means(
+                run, signer.to_bytes(), _commit(), budget, ladder, known, seed, git, gpus=tuple(range(count)),
+                shelf=shelf_folder(), finish=finish,
             )  # fmt: skip
+            done = search_all(works, means, typer.echo)
+        else:
+            with ExitStack() as stack:
+                spread = stack.enter_context(_ray(ray, where)) if ray else None
+                judge = stack.enter_context(Judge(where, interpret=where == "cpu", shelf=shelf_folder()))
+                provenance = Provenance(_commit(), judge.environment.gpu, judge.environment.container)
+                executor = spread or LocalExecutor([judge], 8 if where == "cuda" else 1)
+                loop_run = loop.Run(
+                    run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git,
+                    stream=typer.echo if stream else _keep_quiet,
+                )  # fmt: skip
+                try:
+                    done = loop_run.search([finish(work) for work in works])
+                except LedgerError as error:
+                    raise Permanent(str(error)) from error
+        trusted = {signer.key_id: signer.public}
+        certified = [item for item in done if item.certified is not None]
+        records = []
+        for item in certified:
+            assert item.certified is not None
             try:
-                done = loop_run.search([finish(work) for work in works])
-            except LedgerError as error:
-                raise Permanent(str(error)) from error
-    trusted = {signer.key_id: signer.public}
-    certified = [item for item in done if item.certified is not None]
-    records = []
-    for item in certified:
-        assert item.certified is not None
-        try:
-            records.append(kernel_record(json.loads(item.certified.read_text()), trusted))
-        except CertificateError as error:
-            typer.echo(f"not for jobs: {item.work.slug}: {error}")
-    usable = [r for r in records if r["status"] == "faster" or (where == "cpu" and r["status"] == "correct")]
-    usable = [r for r in usable if not str(r["problem"]).startswith("kernelbench/")]
-    write_bundle(run / FILE, usable)
-    markdown, page = write_report(run)
-    typer.echo(f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}; {markdown}, {page}")
+                records.append(kernel_record(json.loads(item.certified.read_text()), trusted))
+            except CertificateError as error:
+                typer.echo(f"not for jobs: {item.work.slug}: {error}")
+        usable = [r for r in records if r["status"] == "faster" or (where == "cpu" and r["status"] == "correct")]
+        usable = [r for r in usable if not str(r["problem"]).startswith("kernelbench/")]
+        write_bundle(run / FILE, usable)
+        markdown, page = write_report(run)
+        typer.echo(f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}; {markdown}, {page}")
     if stream:
         typer.echo(told.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
     if not certified:

@@ -13,23 +13,18 @@ Started again with the same folder, a run goes on: finished tasks are read, a br
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._pytree import tree_leaves
 
 from collectors.seal import Signer
 from kernels import told
@@ -312,64 +307,6 @@ def work_of(
 def slug_of(text: str) -> str:
     """A folder's name: letters, digits and dashes."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()[:80] or "task"
-
-
-# A model ---------------------------------------------------------------------------------------------------------
-
-
-def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
-    """Runs `FILE.py:CLASS` for a few training steps under the profiler; the trace's path.
-
-    The file defines the class (an nn.Module built without arguments, or from `get_init_inputs()`) and
-    `get_inputs()`, as KernelBench's files do. A scalar output is taken as the loss; else its mean is.
-    """
-    file, _, name = spec.partition(":")
-    path = Path(file)
-    known = importlib.util.spec_from_file_location(f"nightshift_model_{slug_of(file).replace('-', '_')}", path)
-    if known is None or known.loader is None or not path.is_file():
-        raise OptimiseError(f"{file}: not a Python file")
-    module = importlib.util.module_from_spec(known)
-    sys.modules[known.name] = module
-    try:
-        known.loader.exec_module(module)
-        builder: Any = getattr(module, name or "Model")
-        model = builder(*getattr(module, "get_init_inputs", list)()).to(device)
-        inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in module.get_inputs()]
-    except (Exception, SystemExit) as error:
-        raise OptimiseError(f"{spec}: cannot be built: {type(error).__name__}: {error}") from error
-
-    def step() -> None:
-        out = model(*inputs)
-        loss = out if isinstance(out, torch.Tensor) and out.dim() == 0 else _mean(out)
-        if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-            model.zero_grad(set_to_none=True)
-
-    try:
-        step()
-    except OptimiseError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise OptimiseError(f"{spec}: a training step fails: {type(error).__name__}: {error}") from error
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
-    with profile(activities=activities, record_shapes=True) as session:
-        for number in range(steps):
-            with record_function(f"ProfilerStep#{number}"):
-                step()
-                if device == "cuda":
-                    torch.cuda.synchronize()
-    target = folder / "model_trace.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    session.export_chrome_trace(str(target))
-    return target
-
-
-def _mean(out: Any) -> torch.Tensor:
-    """Of all tensors that a model returns, in whatever containers (dicts and dataclasses of libraries too)."""
-    parts = [item.float().mean() for item in tree_leaves(out) if isinstance(item, torch.Tensor)]
-    if not parts:
-        raise OptimiseError(f"the model returns no tensor, but {type(out).__name__}")
-    return torch.stack(parts).sum()
 
 
 # Reading a run ---------------------------------------------------------------------------------------------------

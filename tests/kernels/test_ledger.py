@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,3 +95,37 @@ def test_a_changed_candidate_is_not_given_out_under_its_old_name(tmp_path: Path)
     path.write_text(path.read_text().replace("return x", "return y"))
     with pytest.raises(LedgerError, match="another hash"):
         read_candidate_of(tmp_path, CANDIDATE.sha256)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7"])
+def test_a_damaged_account_of_what_was_asked_is_named(tmp_path: Path, text: str) -> None:
+    with Ledger(tmp_path, {"task": "softmax"}) as ledger:
+        assert ledger.lines == []
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(LedgerError, match=r"run\.json: "):
+        Ledger(tmp_path, {"task": "softmax"})
+    with pytest.raises(LedgerError, match=r"run\.json: "):
+        read_run(tmp_path)
+
+
+def test_a_full_disk_is_told_and_what_it_tore_is_no_trial(tmp_path: Path) -> None:
+    """By the limit on a file's size, which fails a write as a full disk does: after a part of it."""
+    code = """
+import resource, sys
+from pathlib import Path
+from kernels.ledger import Ledger, on_disk
+from tests.kernels.test_ledger import LINE, replace
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+with on_disk(Path(sys.argv[1])), Ledger(Path(sys.argv[1]), {}) as ledger:
+    while True:
+        ledger.add(replace(LINE, trial=len(ledger.lines) + 1))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert f"{tmp_path}: File too large; run it again, and it goes on where it was" in done.stderr
+    data = (tmp_path / "ledger.jsonl").read_bytes()
+    assert len(data) == 2000
+    with Ledger(tmp_path, {}) as ledger:
+        count = len(ledger.lines)
+        assert count == data.count(b"\n") > 0
+        ledger.add(replace(LINE, trial=count + 1))
+    assert len(read_run(tmp_path)[1]) == count + 1

@@ -22,7 +22,8 @@ from kernels.cli import app
 from kernels.envelope import read
 from kernels.kernelbench import load_task
 from kernels.ledger import Ledger, Line, read_run
-from kernels.optimise import find_trial, from_problem, from_profile, slug_of, trace_model
+from kernels.model_trace import trace_model
+from kernels.optimise import find_trial, from_problem, from_profile, slug_of
 from kernels.problem import Case
 from kernels.problems import named
 from kernels.profile.hotspots import profile

@@ -4,6 +4,7 @@ that was stopped overnight."""
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 from collectors.base import Permanent
 from kernels.cli import app
 from kernels.ledger import Ledger, LedgerError, read_run
-from kernels.optimise import from_profile, trace_model
+from kernels.model_trace import trace_model
+from kernels.optimise import from_profile
 from kernels.profile.hotspots import profile
 from kernels.profile.problem_file import load_problem, problem_path, write_problem
 from kernels.profile.roofline import Peaks
@@ -121,6 +123,15 @@ class Raises(nn.Module):
     def forward(self, x):
         raise KeyError("boom")
 
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.state = nn.LayerNorm(32), 0.0
+
+    def forward(self, x):
+        self.state = self.norm(x + self.state)
+        return self.state
+
 class Leaves(nn.Module):
     def forward(self, x):
         raise SystemExit(0)
@@ -139,10 +150,52 @@ def test_a_model_may_return_what_it_likes_and_its_errors_are_told_by_its_name(tm
     for name, why in (
         ("Nothing", "returns no tensor, but NoneType"),
         ("Raises", "Raises: a training step fails: KeyError: 'boom'"),
+        ("Remembers", "Remembers: a training step fails: RuntimeError: Trying to backward through"),
         ("Leaves", "Leaves: a training step fails: SystemExit"),
     ):
         with pytest.raises(ValueError, match=why):
             trace_model(f"{file}:{name}", tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("initial", "given"),
+    [
+        ('{"width": 32, "scale": SCALE}', '{"batch": {"x": x}}'),
+        ("[32, SCALE]", '({"x": x} for _ in range(1))'),
+        ("(32,)", "[{'x': x}]"),
+    ],
+)
+def test_a_model_s_arguments_may_be_named_and_its_file_may_import_its_neighbours(
+    tmp_path: Path, initial: str, given: str
+) -> None:
+    name = f"neighbour_{abs(hash(initial))}"
+    (tmp_path / f"{name}.py").write_text("SCALE = 2.0\n")
+    (tmp_path / "model.py").write_text(
+        f"""
+import torch
+from torch import nn
+from {name} import SCALE
+
+class Model(nn.Module):
+    def __init__(self, width, scale=1.0):
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(width), scale
+
+    def forward(self, batch):
+        return {{"out": self.norm(batch["x"]) * self.scale}}, None
+
+def get_init_inputs():
+    return {initial}
+
+def get_inputs():
+    x = torch.randn(8, 32)
+    return {given}
+"""
+    )
+    before = list(sys.path)
+    found = profile(trace_model(str(tmp_path / "model.py"), tmp_path, "cpu"))
+    assert [h.sizes for h in found.hotspots if h.problem == "layernorm"] == [{"m": 8, "n": 32}]
+    assert sys.path == before
 
 
 def test_a_night_in_which_nobody_searched_is_no_time_of_the_search(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""A user's model, run for a few training steps under the profiler: the trace that a search may begin with."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._pytree import tree_leaves, tree_map
+
+from kernels.optimise import OptimiseError, slug_of
+
+
+def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
+    """Runs `FILE.py:CLASS` for a few training steps under the profiler; the trace's path. Raises OptimiseError.
+
+    The file defines the class (an nn.Module built without arguments, or of `get_init_inputs()`) and `get_inputs()`,
+    as KernelBench's files do; both give a list, or a mapping by name. Modules beside the file can be imported. A
+    scalar output is taken as the loss; else the mean of what it returns is.
+    """
+    file, _, name = spec.partition(":")
+    model, inputs = _built(spec, Path(file), name or "Model", device)
+
+    def step() -> None:
+        out = _called(model, inputs)
+        loss = out if isinstance(out, torch.Tensor) and out.dim() == 0 else _mean(out)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+            model.zero_grad(set_to_none=True)
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    try:
+        step()
+        with profile(activities=activities, record_shapes=True) as session:
+            for number in range(steps):
+                with record_function(f"ProfilerStep#{number}"):
+                    step()
+                    if device == "cuda":
+                        torch.cuda.synchronize()
+    except OptimiseError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise OptimiseError(f"{spec}: a training step fails: {type(error).__name__}: {error}") from error
+    target = folder / "model_trace.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    session.export_chrome_trace(str(target))
+    return target
+
+
+def _built(spec: str, path: Path, name: str, device: str) -> tuple[Any, Any]:
+    """(model, its inputs), on the device."""
+    known = importlib.util.spec_from_file_location(f"nightshift_model_{slug_of(str(path)).replace('-', '_')}", path)
+    if known is None or known.loader is None or not path.is_file():
+        raise OptimiseError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(known)
+    sys.modules[known.name] = module
+    beside = str(path.resolve().parent)
+    sys.path.append(beside)  # last: what it calls `kernels` must not become ours
+    try:
+        known.loader.exec_module(module)
+        model = _called(getattr(module, name), getattr(module, "get_init_inputs", list)()).to(device)
+        given = module.get_inputs()
+        given = given if isinstance(given, Mapping | torch.Tensor) else list(given)
+        inputs = tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, given)
+    except (Exception, SystemExit) as error:
+        raise OptimiseError(f"{spec}: cannot be built: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(beside)
+    return model, inputs
+
+
+def _called(what: Any, given: Any) -> Any:
+    """By name where a mapping is given, else in order; one tensor alone is one argument."""
+    if isinstance(given, Mapping):
+        return what(**given)
+    return what(given) if isinstance(given, torch.Tensor) else what(*given)
+
+
+def _mean(out: Any) -> torch.Tensor:
+    """Of all tensors that a model returns, in whatever containers (dicts and dataclasses of libraries too)."""
+    parts = [item.float().mean() for item in tree_leaves(out) if isinstance(item, torch.Tensor) and item.numel()]
+    if not parts:
+        raise OptimiseError(f"the model returns no tensor, but {type(out).__name__}")
+    return torch.stack(parts).sum()
