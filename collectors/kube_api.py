@@ -16,6 +16,7 @@ urllib3 would sleep for a Retry-After inside a call that has a limit, and send a
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,17 @@ class Refused(Permanent):
 
 class NotFound(Refused):
     """The object does not exist."""
+
+
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+def named(name: str) -> str:
+    """A name from outside as a part of a path. Raises NotFound for one that no object can have (an RFC 1123
+    subdomain is asked of nodes, pods and jobs): `n2/status`, `x/../n2` or `n2?dryRun=All` is another request."""
+    if not _NAME.fullmatch(name):
+        raise NotFound(f"kubernetes: no object can be named {name[:253]!r}", 404)
+    return name
 
 
 class KubeApi:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from collectors.kube_api import Busy, KubeApi, NotFound, Object, Refused
+from collectors.kube_api import Busy, KubeApi, NotFound, Object, Refused, named
 
-__all__ = ["KubeClient", "NotFound", "Object"]
+__all__ = ["KubeClient", "NotFound", "Object", "named"]
 MERGE = "application/merge-patch+json"
 _WARNING = re.compile(r'\b299 \S+ "((?:[^"\\]|\\.)*)"')
 """RFC 7234, 5.5; Kubernetes sends code 299 (KEP-1693): deprecated fields, admission webhooks, unknown fields."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from collectors.base import Permanent
 from collectors.subject import Subject
-from controllers.actuators.kube_client import KubeClient, NotFound, Object
+from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
 RESUME_STEP = "nightshift.dev/resume-from-step"
 """Annotation on the job: the checkpoint hook. The job's start script resumes from the newest checkpoint whose step
@@ -152,6 +152,10 @@ def split(job: Subject) -> tuple[str, str]:
 def find(kube: KubeClient, job: Subject) -> FoundJob | None:
     """The job of that name; the outermost kind wins, since a JobSet owns Jobs. None where there is none."""
     namespace, name = split(job)
+    try:
+        named(namespace), named(name)
+    except NotFound:  # of another scheduler: no Kubernetes job has such a name
+        return None
     found = []
     for kind in KINDS:
         item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from collectors.base import Temporary
-from controllers.actuators.kube_client import KubeClient, NotFound, Object
+from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
 QUARANTINE = "nightshift.dev/quarantined-gpus"
 """Annotation of a node: UUIDs separated by commas."""
@@ -29,7 +29,7 @@ alone, and counts on the cordon."""
 
 
 def path(name: str) -> str:
-    return f"/api/v1/nodes/{name}"
+    return f"/api/v1/nodes/{named(name)}"
 
 
 def is_cordoned(node: Object) -> bool:

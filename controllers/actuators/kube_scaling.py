@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controllers.actuators.kube_client import KubeClient, NotFound, Object
+from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
 _ARGO = ("argocd.argoproj.io/tracking-id", "argocd.argoproj.io/instance")
 _FLUX = ("kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name")
@@ -33,7 +33,7 @@ class Suggestion:
 
 def suggest(kube: KubeClient, namespace: str, replica_set: str, more: int = 1) -> Suggestion | None:
     """For the Deployment above a ReplicaSet; None where there is none. Raises Temporary or Permanent."""
-    found = kube.find(f"/apis/apps/v1/namespaces/{namespace}/replicasets/{replica_set}")
+    found = kube.find(f"/apis/apps/v1/namespaces/{named(namespace)}/replicasets/{named(replica_set)}")
     references = (found or {"metadata": {}})["metadata"].get("ownerReferences") or []
     owner = next((r for r in references if r.get("controller") and r["kind"] == "Deployment"), None)
     if owner is None:

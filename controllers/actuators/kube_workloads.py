@@ -10,7 +10,7 @@ from collectors.base import Permanent
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, Outcome, OutcomeStatus, UnderWay
 from controllers.actuators import kube_jobs, kube_nodes
-from controllers.actuators.kube_client import KubeClient, NotFound, Object
+from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 from controllers.actuators.kube_marks import Marks
 
 POLL_S = 5.0
@@ -231,4 +231,4 @@ def pod_path(name: str) -> str:
     namespace, _, pod = name.partition("/")
     if not pod:
         raise Permanent(f"pod {name!r} is not namespace/pod")
-    return f"/api/v1/namespaces/{namespace}/pods/{pod}"
+    return f"/api/v1/namespaces/{named(namespace)}/pods/{named(pod)}"

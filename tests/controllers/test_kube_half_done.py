@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from collectors.base import Temporary
-from collectors.kube_api import refusal
+from collectors.base import Permanent, Temporary
+from collectors.kube_api import NotFound, refusal
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
 from controllers.actuators.kube_client import KubeClient
@@ -255,3 +255,27 @@ def test_a_repair_whose_pods_may_not_be_seen_ends_as_its_job_did(cluster: Cluste
     assert said(kube, cluster.namespace, name) == ""
     why = why_failed(kube, cluster.namespace, name, {"reason": "BackoffLimitExceeded"})
     assert "may not be seen: BackoffLimitExceeded" in why
+
+
+@pytest.mark.parametrize("kind", [A.CORDON, A.TAINT, A.DRAIN, A.REBOOT_NODE])
+@pytest.mark.parametrize("name", ["{}?dryRun=All", "{}/status", "x/../{}", "{}#", "..", "%2e%2e", "{} "])
+def test_a_name_from_telemetry_is_no_path_to_another_object(cluster: Cluster, kind: ActionKind, name: str) -> None:
+    """An exporter names the node; what the guard was asked about is what is acted on, or nothing is."""
+    node = cluster.node()
+    boots(cluster, node, "boot-1")
+    before = cluster.core.read_node(node).metadata.resource_version
+    kube, action = KubeClient(cluster.api), act(kind, name.format(node))
+    actuator = repairer(cluster, kube) if kind is A.REBOOT_NODE else of(kube)
+    with pytest.raises(NotFound, match="no object can be named"):
+        actuator.execute(action)
+    assert cluster.core.read_node(node).metadata.resource_version == before
+
+
+@pytest.mark.parametrize("name", ["{}/../{}/train", "{}/train?dryRun=All", "{}/train/status"])
+def test_neither_is_a_jobs_or_a_pods(cluster: Cluster, name: str) -> None:
+    job(cluster, "train", [cluster.node()])
+    told = name.format(*[cluster.namespace] * name.count("{}"))
+    for action in (act(A.RESTART_JOB, told, K.JOB), act(A.RESTART_POD, told, K.POD, uid="u")):
+        with pytest.raises(Permanent):
+            of(KubeClient(cluster.api)).execute(action)
+    assert not is_suspended(cluster, "train")
