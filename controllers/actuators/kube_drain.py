@@ -8,7 +8,7 @@ started again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collectors.base import Permanent
 from collectors.kube_api import Refused
@@ -121,7 +121,9 @@ class Drains:
         if kept := self._keeps(pod):
             return kube_nodes.Wait(kept)  # it came after the drain had begun
         try:
-            return kube_nodes.evict(self._kube, pod, self._limits.grace_s)
+            wait = kube_nodes.evict(self._kube, pod, self._limits.grace_s)
+            late = kube_nodes.overdue([pod], self._now_s())
+            return replace(wait, text=wait.text + late) if wait is not None and late else wait
         except Refused as error:  # permitted when it was asked as a dry run, and no more
             return kube_nodes.Wait(f"pod {kube_nodes.pod_name(pod)}: {error}", refused=True)
 

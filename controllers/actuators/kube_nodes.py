@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from collectors.base import Temporary
 from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
@@ -139,6 +140,22 @@ def has_local_data(pod: Object) -> bool:
 
 def pod_name(pod: Object) -> str:
     return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+OVERDUE_S = 60.0
+
+
+def overdue(pods: Iterable[Object], now_s: float) -> str:
+    """Names pods that should have ended by now: no kubelet that answers lets one outlast its grace period, and none
+    that does not ever ends one (kubernetes.io, "Non-graceful node shutdown handling")."""
+    said = []
+    for pod in pods:
+        due = str(pod["metadata"].get("deletionTimestamp") or "")
+        late_s = now_s - datetime.fromisoformat(due).timestamp() if due else 0.0
+        if late_s > OVERDUE_S and not pod["metadata"].get("finalizers"):
+            node = (pod.get("spec") or {}).get("nodeName", "no node")
+            said.append(f"{pod_name(pod)} on {node} should have ended {late_s:.0f} s ago: its kubelet may be gone")
+    return "".join(f"; {text}" for text in said[:3])
 
 
 @dataclass(frozen=True)

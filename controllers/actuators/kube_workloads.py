@@ -96,7 +96,7 @@ class Workloads:
             kube_jobs.set_active(self._kube, workload, False, self._manager)
         left = kube_jobs.live_pods(self._kube, job)
         if phase != "stopping" or left:
-            return f"job {name} is stopping: {len(left)} pods left"
+            return f"job {name} is stopping: {len(left)} pods left{kube_nodes.overdue(left, self._now_s())}"
         resume = job.with_suspend(False) if workload is None else {}
         saved = job.saved_step(action.id) if self._may_save(action) else None
         step = saved if saved is not None else action.params.get("checkpoint_step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -12,13 +13,14 @@ from collectors.base import Permanent, Temporary
 from collectors.kube_api import NotFound, refusal
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
+from controllers.actuators import kube_nodes
 from controllers.actuators.kube_client import KubeClient
 from controllers.actuators.kube_jobs import SAVES_ON_REQUEST
 from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
 from controllers.actuators.kube_repair_jobs import said, why_failed
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, PatientRepair, boots, finished, job, stop_pods
-from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.cluster import Cluster, eventually
 
 A, K, S = ActionKind, SubjectKind, OutcomeStatus
 
@@ -279,3 +281,31 @@ def test_neither_is_a_jobs_or_a_pods(cluster: Cluster, name: str) -> None:
         with pytest.raises(Permanent):
             of(KubeClient(cluster.api)).execute(action)
     assert not is_suspended(cluster, "train")
+
+
+def test_a_pod_that_no_kubelet_ends_is_named(cluster: Cluster) -> None:
+    """On a dead machine it stays Terminating; who reads why nothing goes on has to know which machine that is."""
+    node = cluster.node()
+    gang = job(cluster, "gang", [node, cluster.node()])
+    cluster.pod("single", node, ownerReferences=[cluster.owner()])
+    settings = KubernetesSettings(evict_unmanaged=True)
+    actuator = Patient(settings, KubeClient(cluster.api), now_s=lambda: time.time() + 600.0)
+    action = act(A.DRAIN, node, jobs=(gang,))
+    for _ in range(2):
+        with pytest.raises(UnderWay):
+            actuator.execute(action)
+
+    def told() -> bool:
+        try:
+            actuator.execute(action)
+        except UnderWay as error:
+            said = str(error)
+        return all(f"{pod} on {node} should have ended" in said for pod in waiting())
+
+    def waiting() -> list[str]:
+        pods = cluster.core.list_namespaced_pod(cluster.namespace, field_selector=f"spec.nodeName={node}").items
+        return [f"{cluster.namespace}/{pod.metadata.name}" for pod in pods]
+
+    assert len(waiting()) == 2
+    eventually(told, "both are named")
+    assert kube_nodes.overdue([{"metadata": {"name": "p", "namespace": "n"}}], 9e9) == ""
