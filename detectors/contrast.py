@@ -114,8 +114,13 @@ def _filled(x: Matrix) -> Floats:
     return found
 
 
-def growth_over(window: Matrix, lasted_s: float, width_s: float) -> Floats:
-    """[n] growth of peers over the same stretch; NaN where either end was not observed."""
+def growth_over(window: Matrix, lasted_s: float, width_s: float, climbed_bytes: float) -> Floats:
+    """[n] growth of peers over the same stretch; NaN where either end was not observed. Of one that freed memory
+    within the window, half as much as was climbed or more, its largest climb: ranks do not free at one moment."""
     span = max(round(lasted_s / width_s), 1)
     growth: Floats = (window[:, -1] - window[:, -1 - span]).astype(float)
-    return growth
+    with np.errstate(invalid="ignore"):
+        fell = np.fmax.reduce(np.fmax.accumulate(window, axis=1) - window, axis=1)
+        rise = np.fmax.reduce(window - np.fmin.accumulate(window, axis=1), axis=1)
+        found: Floats = np.where(fell > 0.5 * climbed_bytes, np.maximum(growth, rise), growth)
+    return found

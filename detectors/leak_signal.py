@@ -18,6 +18,12 @@ from detectors.table import Column, Rows, Table
 GAPS = 9
 """Times between looks whose median is the scrape interval."""
 
+EMPTY, FULL, HIGHER = 0.02, 0.9, 0.25
+"""Shares: of the limit, below which no process is left, and from which on no climb waits; and of a tooth, by which
+the next one must be higher to be told."""
+CREST_S = 3600.0
+"""How long a peak is of late: the time in which it fades to the level by a factor of e."""
+
 
 class LeakSettings(BaseModel):
     """Times are of the observed signal, in seconds; shares are of the limit (capacity or container limit)."""
@@ -75,6 +81,10 @@ class LeakSignal:
             "epoch": Column(np.int64, -1),
             "floor_at_onset": Column(np.float64, np.nan),
             "slope": Column(np.float64, np.nan),
+            "crest": Column(np.float64, np.nan),  # the highest level of late
+            "crest_s": Column(np.float64, np.nan),
+            "top": Column(np.float64, np.nan),  # the highest level since memory was last freed
+            "bar": Column(np.float64, np.nan),  # what a climb must pass to be news: others so high were freed
         }
         self.table = Table(columns, settings.forget_s)
 
@@ -87,6 +97,37 @@ class LeakSignal:
             gap_s = float(np.median(np.diff(self.looked_s)))
             for floors in (self.contrast, self.patience):
                 floors.widen(self.table, gap_s)
+
+    def top(self, rows: Rows, values: Floats, new_epoch: NDArray[np.bool_], at_s: float) -> None:
+        """Takes note of the levels [n] of a look. With its process ends what was learnt of its teeth."""
+        table = self.table
+        aged_s = np.nan_to_num(np.maximum(at_s - table["crest_s"][rows], 0.0))
+        crest = values + (table["crest"][rows] - values) * np.exp(-aged_s / CREST_S)
+        known = np.isfinite(values)
+        table["crest"][rows] = np.where(known, np.fmax(crest, values), table["crest"][rows])
+        table["crest_s"][rows] = np.where(known, at_s, table["crest_s"][rows])
+        with np.errstate(invalid="ignore"):
+            ended = new_epoch | (values < EMPTY * table["limit"][rows])
+        table["bar"][rows] = np.where(ended, np.nan, table["bar"][rows])
+        table["top"][rows] = np.where(ended, values, np.fmax(table["top"][rows], values))
+
+    def eta_s(self, slot: int, slope: float, crest: bool = False) -> float:
+        """Time to the limit at this pace (bytes/s) in s; NaN where no limit is known. `crest`: for a climb of
+        hours, whose teeth reach the limit before its floor does."""
+        left = float(self.table["limit"][slot] - self.table["crest" if crest else "level"][slot])
+        return max(left, 0.0) / slope if slope > 0 else np.inf
+
+    def freed(self, slot: int, least_bytes: float) -> None:
+        """Takes note of a climb that was told and ended by itself, with its process still there: a tooth."""
+        top, level, limit = (float(self.table[name][slot]) for name in ("top", "level", "limit"))
+        if level < EMPTY * limit or top >= FULL * limit:
+            return
+        bar = top + max(least_bytes, HIGHER * (top - level))
+        self.table["bar"][slot], self.table["top"][slot] = np.fmin(bar, FULL * limit), level
+
+    def is_tooth(self, slot: int) -> bool:
+        """Whether what climbs now is no higher than a tooth was."""
+        return bool(self.table["top"][slot] <= self.table["bar"][slot])
 
 
 def slots_of(rows: Rows, count: int) -> NDArray[np.int64]:

@@ -7,8 +7,9 @@ Two tests on the floor after collection (`detectors.floors`):
 - *patience*, hours: no peers (or all climb alike), so only a climb that outlives the stated patience, keeps its
   pace and heads for the limit counts; warm-up, allocator plateaus and caches end before that.
 
-A restart or a free drops the floor and starts the test anew; a leak that comes back with the same slope after each
-restart is the sawtooth, and its earlier teeth count as patience.
+A restart or a free drops the floor and starts the test anew. A climb that was told and then freed while its process
+went on was a tooth of a saw (a cache that is flushed, steps between evaluations): the next one is told once it is
+well above it, as a leak's teeth come to be, or fills nine tenths of the limit.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class MemoryLeak:
             table[since][rows] = np.where(np.isnan(known_since) & known, at_s, known_since)
         table["level"][rows] = np.where(known, values, level)
         table["limit"][rows] = np.where(np.isfinite(limit), limit, table["limit"][rows])
+        signal.top(rows, values, new_epoch, at_s)
         settled = at_s - table["life_s"][rows] >= self.settings.settle_s
         table["lowest"][rows] = np.where(settled, np.fmin(table["lowest"][rows], values), table["lowest"][rows])
         judged = np.where(at_s - table["born_s"][rows] >= self.settings.warmup_s, values, np.nan)
@@ -143,15 +145,17 @@ class MemoryLeak:
         enough = climb.lasted_s >= (s.contrast_min_buckets - 1) * width_s
         for row in np.flatnonzero(climb.steady & enough).tolist():
             slot = int(candidates[row])
-            if not signal.observed[slot]:
-                continue  # not seen now: what it did before is no news
             subject = table.subjects[slot]
+            if not signal.observed[slot] or (
+                (signal.fault, subject) not in self._episodes and signal.is_tooth(slot)
+            ):
+                continue  # not seen now: what it did before is no news
             if rank_of(subject, inventory, at_s) is None:
                 continue  # replicas of a service hold what their own users bring them: no control
             peers = peers_of(subject, signal, inventory, at_s)
             if len(peers) == 0 or not self._heads_for_limit(signal, slot, climb, row):
                 continue
-            grown = growth_over(window[peers], climb.lasted_s[row], width_s)
+            grown = growth_over(window[peers], climb.lasted_s[row], width_s, climb.growth_bytes[row])
             grown = grown[np.isfinite(grown)]
             if len(grown) == 0:
                 continue
@@ -194,18 +198,16 @@ class MemoryLeak:
         table["suspect"][:] = False
         table["suspect"][candidates] = found
         for row in np.flatnonzero(confirmed & signal.observed[candidates]).tolist():
+            slot = int(candidates[row])
+            if (signal.fault, table.subjects[slot]) not in self._episodes and signal.is_tooth(slot):
+                continue
             facts: dict[str, float | str] = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
             strength = float(seen.strength[row])
-            self._fire(signal, signal.patience, int(candidates[row]), climb, row, at_s, strength, facts, inventory)
+            self._fire(signal, signal.patience, slot, climb, row, at_s, strength, facts, inventory)
 
     def _heads_for_limit(self, signal: LeakSignal, slot: int, climb: Climb, row: int) -> bool:
-        eta_s = self._eta_s(signal, slot, float(climb.slope[row]))
+        eta_s = signal.eta_s(slot, float(climb.slope[row]))
         return bool(climb.slope[row] > 0) and not (eta_s > self.settings.horizon_s)
-
-    def _eta_s(self, signal: LeakSignal, slot: int, slope: float) -> float:
-        """Time to the limit at this pace (s); NaN where no limit is known."""
-        left = float(signal.table["limit"][slot] - signal.table["level"][slot])
-        return max(left, 0.0) / slope if slope > 0 else np.inf
 
     def _fire(
         self,
@@ -222,23 +224,25 @@ class MemoryLeak:
         table, subject = signal.table, signal.table.subjects[slot]
         slope, level = float(climb.slope[row]), float(table["level"][slot])
         since_s = at_s - float(climb.lasted_s[row]) - floors.width_s
-        start = level - float(climb.growth_bytes[row])
+        window, t_s = floors.window(table, np.array([slot]))[0], floors.times_s()
+        start = float(window[-1]) - float(climb.growth_bytes[row])  # of the floor: the level may be a tooth's
         if (signal.fault, subject) not in self._episodes:
             table["floor_at_onset"][slot], table["slope"][slot] = start, slope
-        eta_s = self._eta_s(signal, slot, slope)
-        interval = [self._eta_s(signal, slot, float(v)) for v in (climb.slope_high[row], climb.slope_low[row])]
+        crest = floors is signal.patience
+        eta_s = signal.eta_s(slot, slope, crest)
+        interval = [signal.eta_s(slot, float(v), crest) for v in (climb.slope_high[row], climb.slope_low[row])]
         told: dict[str, float | str] = {
             **facts,
             "slope_bytes_per_h": 3600.0 * slope,
             "growth_bytes": float(climb.growth_bytes[row]),
             "level_bytes": level,
+            "floor_bytes": float(window[-1]),
         }
         if np.isfinite(eta_s):
             told |= {"eta_s": eta_s, "eta_low_s": interval[0], "limit_bytes": float(table["limit"][slot])}
             told |= {"eta_high_s": interval[1]} if np.isfinite(interval[1]) else {}
         rank = rank_of(subject, inventory, at_s)
         told |= {"rank": rank.name} if rank else {}
-        window, t_s = floors.window(table, np.array([slot]))[0], floors.times_s()
         seen = np.isfinite(window)
         place = "GPU memory" if signal.kind is SubjectKind.GPU else "Anonymous memory"
         summary = f"{place} climbs {3600 * slope / GIB:+.2f} GiB/h for {climb.lasted_s[row] / 60:.0f} min"
@@ -284,7 +288,8 @@ class MemoryLeak:
         known = self._episodes.get(signal.fault, signal.table.subjects[slot])
         if known is None or known.state is not State.FIRING or not 1.0 <= known.score < CERTAIN:
             return None
-        eta_s = self._eta_s(signal, slot, float(known.facts["slope_bytes_per_h"]) / 3600.0)
+        slope = float(known.facts["slope_bytes_per_h"]) / 3600.0
+        eta_s = signal.eta_s(slot, slope, crest=known.facts.get("test") == "patience")
         pressing = self._pressing(signal, slot, eta_s)
         if not pressing:
             return None
@@ -315,8 +320,10 @@ class MemoryLeak:
             if not np.isfinite(value):
                 found = self._episodes.no_data(fault, subject, at_s, f"{signal.metric} is missing")
             elif self._dropped(signal, slot, float(value)):
+                signal.freed(slot, self.settings.min_growth_bytes)
                 found = self._episodes.clear(fault, subject, at_s, "Memory was freed: back near its level before")
             elif self._stopped(signal, slot):
+                signal.freed(slot, self.settings.min_growth_bytes)
                 found = self._episodes.clear(fault, subject, at_s, "Memory no longer climbs")
             else:
                 found = self._press(signal, slot, at_s) or self._episodes.again(fault, subject, at_s)
@@ -325,10 +332,11 @@ class MemoryLeak:
 
     def _dropped(self, signal: LeakSignal, slot: int, value: float) -> bool:
         known = self._episodes.get(signal.fault, signal.table.subjects[slot])
-        highest = float(known.facts.get("level_bytes", np.nan)) if known else np.nan
+        told = known.facts if known else {}
+        highest = float(told.get("floor_bytes", told.get("level_bytes", np.nan)))
         start = float(signal.table["floor_at_onset"][slot])
-        if known and not np.isfinite(start):  # away for so long that its slot was forgotten; its alarm was not
-            start = highest - float(known.facts.get("growth_bytes", np.nan))
+        if not np.isfinite(start):  # away for so long that its slot was forgotten; its alarm was not
+            start = highest - float(told.get("growth_bytes", np.nan))
         return bool(value < start + 0.5 * (highest - start))
 
     def _stopped(self, signal: LeakSignal, slot: int) -> bool:
@@ -355,7 +363,8 @@ class MemoryLeak:
         window = signal.patience.window(signal.table, np.array([slot]))[0, -buckets - 1 :]
         if len(window) <= buckets or not (np.isfinite(window[0]) and np.isfinite(window[-1])):
             return False
-        return bool(window[-1] - window[0] < 0.1 * pace * buckets * signal.patience.width_s)
+        grown = window[-1] - np.fmin.reduce(window)  # the first may stand on a tooth
+        return bool(grown < 0.1 * pace * buckets * signal.patience.width_s)
 
     def snapshot(self) -> bytes:
         meta: dict[str, Any] = {"episodes": self._episodes.saved(), "signals": {}}
