@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed
 
 from agent.console.server import Server
@@ -253,7 +254,10 @@ class TestHttp:
         now = time.time()
         wrong: list[dict[str, Any]] = [{"secret": "guess"}, {"signed_s": now - 400}, {"signed_s": now + 400}]
         for more in wrong:
-            assert chat.stand_in.click(ANN, CHANNEL, ts, "approve", to=to, **more).status == 401
+            with capture_logs() as logs:
+                assert chat.stand_in.click(ANN, CHANNEL, ts, "approve", to=to, **more).status == 401
+            said = [entry["off_s"] for entry in logs if "clock" in entry["event"]]
+            assert [round(abs(off_s), -2) for off_s in said] == ([400] if "signed_s" in more else [])
         assert not chat.gate.approvals(name)
 
     def test_a_replayed_request_changes_nothing_more(self, chat: Chat, to: str) -> None:
