@@ -92,6 +92,9 @@ def plan_of(
         if kind is SubjectKind.GPU and labels.get("GPU_I_ID"):
             kind = SubjectKind.MIG
         column = columns[kind].get(name)
+        if column is None:  # OpenTelemetry's collector and others end counters so
+            name = name.removesuffix("_total")
+            column = columns[kind].get(name)
         if column is None:
             continue
         if layout.types.get(series.name) in ("histogram", "summary"):
@@ -108,8 +111,8 @@ def plan_of(
         if series.labels in described:
             continue
         described.add(series.labels)
-        where = node or labels.get("Hostname") or labels.get("hostname") or labels.get("node") or host
-        where = where or labels.get("instance", "").rpartition(":")[0]
+        where = node or labels.get("Hostname") or labels.get("hostname") or labels.get("node")
+        where = where or labels.get("instance", "").rpartition(":")[0] or host  # a gathered page names its nodes
         try:
             _describe(subject, gpu, labels, where, relations, facts, holders)
         except ValueError:

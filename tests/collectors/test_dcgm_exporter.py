@@ -230,6 +230,24 @@ def test_another_board_in_the_same_slot_is_another_row_and_the_first_has_left(
     assert inventory.children(node, NOW + 1, SubjectKind.GPU) == [gpu(0)]
 
 
+def test_a_counter_that_openmetrics_made_end_in_total_is_heard(collector: Any, page_server: Any) -> None:
+    """Behind OpenTelemetry's collector every memory error went unheard, in a healthy source."""
+    page_server.pages["/m"] = (row("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL_total", 3) + row("UNKNOWN_total", 1)).encode()
+    assert frame(take(collector(page_server.at("/m")))).value(gpu(0), "gpu_ecc_dbe_total") == 3
+
+
+def test_a_gathered_page_without_hostnames_tells_its_nodes_by_their_instances(
+    collector: Any, page_server: Any
+) -> None:
+    """Of a federated page all GPUs stood on the node that Prometheus runs on."""
+    rows = [row("DCGM_FI_DEV_FB_USED", 1, n=n, host=f'instance="n{n}:9400"') for n in range(2)]
+    page_server.pages["/m"] = "".join(rows).encode()
+    inventory = Inventory()
+    take(collector(page_server.at("/m")), inventory)
+    for n in range(2):
+        assert inventory.above(gpu(n), SubjectKind.NODE, NOW) == Subject(SubjectKind.NODE, f"n{n}")
+
+
 def test_a_board_that_was_swapped_after_it_was_gone_holds_its_address_alone(
     collector: Any, page_server: Any
 ) -> None:
