@@ -42,6 +42,8 @@ class Drains:
     ) -> None:
         self._kube, self._marks, self._work, self._limits = kube, marks, work, limits
         self._owns_cordon, self._now_s = owns_cordon, now_s
+        self._known: dict[str, set[str]] = {}
+        """Gangs by action, those among them that the plan does not name: where the node goes, so does its mark."""
 
     def execute(self, action: Action) -> Outcome:
         """UnderWay until all of it is done. The node's marker names the gangs before the first of them is stopped,
@@ -49,7 +51,7 @@ class Drains:
         path = kube_nodes.path(action.target.name)
         node = self._kube.find(path)
         marked = node is not None and self._marks.has(node, action)
-        if not marked and (stopped := self._work.stopped_by(action, action.blast_radius.jobs)):
+        if not marked and (stopped := self._work.stopped_by(action, self._jobs(action))):
             what = "is gone" if node is None else "is another machine now, or our mark was taken off it"
             return self._carry_on(action, stopped, f"{action.target.name} {what}")
         if node is None:
@@ -67,10 +69,14 @@ class Drains:
             theirs = kube_nodes.is_cordoned(node) and not self._owns_cordon(node)
             change = cordoning(node, ActionKind.DRAIN)
             self._marks.patch(path, node, action, change, jobs=sorted(known), theirs=theirs)
+        self._known[action.id] = known
         waits = [wait for gang in sorted(known) if (wait := self._cycle(gang, action))]
         waits += [kept for pod in single if (kept := self._evict(pod))]
         if not waits and not left:
-            return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods")
+            more = ", ".join(sorted(known - {*action.blast_radius.jobs}))
+            also = f"; stopped and started, too, though the plan does not name it: {more}" if more else ""
+            self._known.pop(action.id, None)
+            return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods{also}")
         said = f"{len(left)} pods left; {'; '.join(wait.text for wait in waits)}"
         if waits and all(wait.refused for wait in waits):  # what can be done is done
             why = f"drain of {action.target.name} cannot go on, and the node stays cordoned: {said}"
@@ -80,12 +86,15 @@ class Drains:
         after_s = max([POLL_S, *(wait.retry_after_s for wait in waits)])
         raise UnderWay(f"drain of {action.target.name}: {said}", retry_after_s=after_s)
 
+    def _jobs(self, action: Action) -> set[str]:
+        return {*action.blast_radius.jobs, *self._known.get(action.id, ())}
+
     def read(self, action: Action) -> Outcome:
         """DONE where the node stands cordoned by us and empty, and every gang was started again."""
         node = self._kube.find(kube_nodes.path(action.target.name))
         marked = node is not None and self._marks.has(node, action)
         if node is None or not marked:
-            begun = bool(self._work.stopped_by(action, action.blast_radius.jobs))
+            begun = bool(self._work.stopped_by(action, self._jobs(action)))
             status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
             return self._outcome(status, f"{action.target} bears no mark of {action.id}")
         gangs = self._work.gangs_of(node, action)

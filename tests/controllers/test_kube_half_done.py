@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -309,3 +310,20 @@ def test_a_pod_that_no_kubelet_ends_is_named(cluster: Cluster) -> None:
     assert len(waiting()) == 2
     eventually(told, "both are named")
     assert kube_nodes.overdue([{"metadata": {"name": "p", "namespace": "n"}}], 9e9) == ""
+
+
+def test_a_job_that_came_after_the_plan_is_told_and_started_again_though_the_node_goes(cluster: Cluster) -> None:
+    """The plan cannot name it, and the node's mark, which does, goes with the node."""
+    node, actuator = cluster.node(), of(KubeClient(cluster.api))
+    late, action = job(cluster, "late", [node, cluster.node()]), act(A.DRAIN, node)
+    outcome = finished(lambda: actuator.execute(action), stop_pods(cluster, "late"))
+    assert (outcome.status, late in outcome.detail) == (S.DONE, True)
+    again, other = cluster.node(), act(A.DRAIN, node, id_="half-other")
+    other = replace(other, target=Subject(K.NODE, again))
+    job(cluster, "later", [again, cluster.node()])
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(other)
+    cluster.core.delete_node(again)
+    assert actuator.read(other).status is S.UNDER_WAY
+    assert finished(lambda: actuator.execute(other), stop_pods(cluster, "later")).status is S.REFUSED
+    assert not is_suspended(cluster, "later")
