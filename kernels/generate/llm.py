@@ -75,8 +75,12 @@ class LanguageModel:
             return [made] if made is not None else []
         wanted = max(1, min(count, self.allowance.parallel))
         with concurrent.futures.ThreadPoolExecutor(wanted) as pool:
-            found = list(pool.map(lambda _: self._one(task, history, mine, 0.9), range(wanted)))
-        return [p for p in found if p is not None]
+            asked = [pool.submit(self._one, task, history, mine, 0.9) for _ in range(wanted)]
+        failed = [error for one in asked if (error := one.exception()) is not None]
+        found = [made for one in asked if one.exception() is None and (made := one.result()) is not None]
+        if failed and not found:
+            raise failed[0]
+        return found  # what was paid for is judged, whatever became of the others
 
     def _over(self) -> bool:
         assert self._began_s is not None

@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kernels.apply.bundle import bundle
 from tests.kernels.applied_records import record
@@ -28,6 +30,7 @@ BODIES = {
     "cross_entropy": "x, y: torch.logsumexp(x, -1) - x.gather(1, y[:, None])[:, 0]",
     "swiglu": "a, b: F.silu(a) * b",
     "fused_mlp": "x, g, u, d: (F.silu(x @ g.t()) * (x @ u.t())) @ d.t()",
+    "linear": "x, w: x @ w.t()",
     "adamw": "p, g, first, second, rate, *rest: (p.sub_(rate * g.sign()), SEEN.append(p.numel()))",
     "embedding_gradient": "g, i, rows: torch.zeros(rows, g.shape[1]).index_add_(0, i, g)",
 }
@@ -35,6 +38,7 @@ SIZES = {
     "cross_entropy": {"m": 6, "v": 48},
     "fused_mlp": {"m": 6, "d": D, "f": WIDE},
     "adamw": {"n": 40},
+    "linear": {"m": 6, "n": WIDE, "k": D},
     "swiglu": {"m": 6, "n": WIDE},
     "embedding_gradient": {"t": 6, "d": N, "v": 48},
 }
@@ -294,6 +298,34 @@ def test_modules_whose_parameters_are_cut_up_by_rank_are_left_alone_unless_they_
     assert [where for where, _, _ in quietly(kernels, model).applied] == ["0.0", "1"]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_modes_and_tracers_see_operators_and_sparse_weights_are_torchs(job: Job) -> None:
+    """make_fx took a kernel's unwritten output for the result, and kept it; selective checkpoints kept one too."""
+    kernels = job(held("gelu"), held("layernorm"), held("linear"))
+    model = nn.Sequential(nn.LayerNorm(N), nn.GELU())
+    quietly(kernels, model)
+    traced = make_fx(model)(SAME)
+    written = [str(node.target) for node in traced.graph.nodes]
+    assert {"nightshift.layernorm.default", "nightshift.gelu.default"} <= set(written)
+    assert torch.allclose(traced(SAME.flip(0)), model(SAME.flip(0)), atol=1e-6)
+    seen: list[str] = []
+
+    def keep(_: Any, operator: Any, *args: Any, **named: Any) -> CheckpointPolicy:
+        seen.append(str(operator))
+        return CheckpointPolicy.MUST_SAVE
+
+    x, before = SAME.clone().requires_grad_(True), calls(kernels)
+    contexts = functools.partial(create_selective_checkpoint_contexts, keep)
+    checkpoint(model, x, use_reentrant=False, context_fn=contexts).sum().backward()
+    assert {"nightshift.layernorm.default", "nightshift.gelu.default"} <= set(seen)
+    assert calls(kernels) == {name: count + 1 for name, count in before.items()}
+    weight = torch.randn(WIDE, D)
+    assert weight.shape in kernels.STATE.widths
+    assert torch.allclose(F.linear(X, weight.to_sparse_csr()), X @ weight.t(), atol=1e-5)
+    ragged = torch.nested.nested_tensor([X[:3], X[3:]], layout=torch.jagged)
+    assert torch.allclose(F.linear(ragged, weight).values(), X @ weight.t(), atol=1e-5)
+
+
 def test_an_exported_model_knows_nothing_of_this_file(job: Job) -> None:
     kernels = job(held("gelu"), held("layernorm"))
     model = nn.Sequential(nn.LayerNorm(N), nn.GELU())
@@ -321,6 +353,16 @@ def test_one_file_s_kernels_at_a_time_and_the_other_is_told(job: Job) -> None:
     assert len(quietly(second, model).applied) == 2
     second.unapply(model)
     assert F.gelu is torchs
+
+
+def test_a_registry_that_is_not_there_is_told(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that failed or a wrong path: the job would go on with a kernel that was demoted."""
+    kernels = job(held("gelu"))
+    monkeypatch.setenv("NIGHTSHIFT_KERNEL_REGISTRY", str(tmp_path / "none"))
+    told = f"{tmp_path}/none is no folder here: no demotion will reach this job"
+    assert quietly(kernels, nn.Identity()).skipped == [("NIGHTSHIFT_KERNEL_REGISTRY", told)]
+    (tmp_path / "none").mkdir()
+    assert quietly(kernels, nn.Identity()).skipped == []
 
 
 def test_what_does_not_load_on_one_rank_is_used_on_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

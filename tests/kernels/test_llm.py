@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from collectors.base import Temporary
 from kernels.candidate import Candidate
 from kernels.executor import LocalExecutor
-from kernels.generate.base import GeneratorError, Outcome, Proposal, Task
+from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
 from kernels.generate.llm import Allowance, LanguageModel, Reply, connect
 from kernels.generate.prompt import BEGIN, END, RULES, ReplyError, contrasts, feedback, kernel_of, messages
 from kernels.judge.contest import Pace
@@ -154,6 +155,26 @@ def test_serial_refinement_comes_before_parallel_sampling() -> None:
     history = [outcome(GOOD, 1e-5, trial=1), outcome(GOOD + "#\n", 1.1e-5, trial=2), outcome(WRONG, 2e-5, trial=3)]
     assert len(author.propose(TASK, history, 8)) == 3
     assert [t for _, t in chat.asked] == [0.2, 0.9, 0.9, 0.9]
+
+
+def test_of_versions_asked_for_at_once_those_that_came_are_judged_though_one_failed() -> None:
+    history = [outcome(GOOD, 1e-5, trial=1), outcome(GOOD + "#\n", 1.1e-5, trial=2), outcome(WRONG, 2e-5, trial=3)]
+    number = itertools.count()
+
+    def chat(said: Sequence[tuple[str, str]], temperature: float) -> Reply:
+        if next(number) == 1:
+            raise Temporary("llm: overloaded")
+        return Reply(marked(GOOD), 10)
+
+    author = LanguageModel(chat, allowance=Allowance(serial=2, parallel=3))
+    assert len(author.propose(TASK, history, 8)) == 2
+    assert author.spent() == Spent(20, 3)
+
+    def down(said: Sequence[tuple[str, str]], temperature: float) -> Reply:
+        raise Temporary("llm: overloaded")
+
+    with pytest.raises(Temporary, match="overloaded"):
+        LanguageModel(down, allowance=Allowance(serial=2, parallel=3)).propose(TASK, history, 8)
 
 
 def test_a_reply_without_a_kernel_is_asked_about_again_within_the_budget() -> None:

@@ -26,6 +26,13 @@ def demotions() -> set[str]:
         return {str(k["certificate"]) for k in KERNELS}  # not readable: no kernel is known to be good
 
 
+def out_of_reach() -> str:
+    """Why no demotion can reach this job; empty where one can, or where none was asked for."""
+    folder = os.environ.get(DEMOTED_ENV)
+    lost = bool(folder) and not os.path.isdir(str(folder))
+    return f"{folder} is no folder here: no demotion will reach this job" if lost else ""
+
+
 def read_demotions() -> None:
     """Disables what was demoted since the last look; costs one `stat` where nothing changed."""
     folder = os.environ.get(DEMOTED_ENV)

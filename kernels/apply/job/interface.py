@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
-from kernels.apply.job.demotion import read_demotions
+from kernels.apply.job.demotion import DEMOTED_ENV, out_of_reach, read_demotions
 from kernels.apply.job.functions import fold_casts, give_functions_back, swap_functions, unfold_casts
 from kernels.apply.job.launch import load_entry
 from kernels.apply.job.modules import cut_up, swap_module
@@ -67,6 +67,8 @@ def apply(
     STATE.shadow_every, STATE.log_every, STATE.log, STATE.open = shadow_every, log_every, log, compiler_launches
     STATE.models.add(model)
     read_demotions()
+    if lost := out_of_reach():
+        report.skipped.append((DEMOTED_ENV, lost))
     loaded: dict[str, Kernel] = {}
     for record, why in zip(KERNELS, objections(only, lambda record: _load(record, loaded)), strict=True):
         if why:

@@ -11,6 +11,7 @@ from torch import nn
 
 from kernels.apply.job.checks import due, shadowed
 from kernels.apply.job.heads import side_by_side
+from kernels.apply.job.places import overseen
 from kernels.apply.job.problems import SPECS, loss_backward_reference, original_of, rms_backward_reference
 from kernels.apply.job.state import (
     ATTENDED,
@@ -170,9 +171,10 @@ class Eager(torch.autograd.Function):
 
 
 def invoke(problem: str, *inputs: Any) -> Any:
-    """The operator in a compiled region, where it has to be seen as one; else the short way."""
+    """The operator where it has to be seen as one: in a compiled region, by a tracer's stand-ins, by a mode such as
+    selective checkpointing, which keeps operators' results; else the short way."""
     plain = all(type(x) in (torch.Tensor, nn.Parameter) for x in inputs if isinstance(x, torch.Tensor))
-    if torch.compiler.is_compiling() or not plain:  # a tracer's stand-ins are no plain tensors
+    if torch.compiler.is_compiling() or not plain or overseen():
         return _chosen(problem)(*inputs)
     if problem not in GRADIENTS:
         return run_once(problem, inputs)

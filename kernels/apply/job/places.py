@@ -67,13 +67,20 @@ def take_back(module: nn.Module) -> bool:
 
 
 def plain(*tensors: torch.Tensor) -> bool:
-    """Whether kernels may be asked about tensors: not about nested ones, DTensors and other subclasses, which have
-    rules of their own. A tracer's stand-ins are plain tensors here."""
+    """Whether kernels may be asked about tensors: not about sparse and nested ones, DTensors and other subclasses,
+    which have rules of their own. A tracer's stand-ins are plain tensors here."""
     return all(
         (type(x) in (torch.Tensor, nn.Parameter) or type(x).__module__.startswith("torch._subclasses."))
         and not x.is_nested
+        and x.layout is torch.strided
         for x in tensors
     )
+
+
+def overseen() -> bool:
+    """Whether a mode, such as make_fx's or selective checkpointing's, looks at all that is computed. It sees what
+    an operator gives, not what a kernel writes."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def shaped(out: torch.Tensor, *sizes: int) -> torch.Tensor:

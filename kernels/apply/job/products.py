@@ -21,7 +21,7 @@ from torch import nn
 
 from kernels.apply.job.guards import refusal
 from kernels.apply.job.operators import operator_of, run_once
-from kernels.apply.job.places import shaped, transformed
+from kernels.apply.job.places import overseen, plain, shaped, transformed
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
 
@@ -38,7 +38,8 @@ def kernel_for(problem: str, *tensors: torch.Tensor) -> tuple[Kernel | None, str
 
 def times(problem: str, *tensors: torch.Tensor) -> Any:
     """One product of plain matrices: the kernel's where one may, else torch's."""
-    if not torch.compiler.is_compiling() and all(type(x) in (torch.Tensor, nn.Parameter) for x in tensors):
+    seen = torch.compiler.is_compiling() or overseen()
+    if not seen and all(type(x) in (torch.Tensor, nn.Parameter) for x in tensors):
         kernel, why = kernel_for(problem, *tensors)
         if kernel is not None:
             return run_once(problem, tensors)
@@ -88,7 +89,7 @@ def linear_of(original: Callable[..., Any]) -> Callable[..., Any]:
 def _multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     """The layer's result where a kernel has a part in it; None where it has none, or a guard refuses."""
     given = [x, weight] if bias is None else [x, weight, bias]
-    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in given) or transformed():
+    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in given) or not plain(*given) or transformed():
         return None
     if x.dim() < 2 or x.shape[-1] != weight.shape[1] or any(t.device != x.device for t in given):
         return None
