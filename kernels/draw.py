@@ -29,7 +29,7 @@ DISTRIBUTIONS: dict[str, str] = {
     "ties": "five values only, so that maxima and ranks tie",
     "near_constant": "one value per tensor plus 2⁻⁸ noise: almost no variance",
     "tiny": "subnormal in float16, below 2⁻¹⁴ elsewhere",
-    "ramps": "each row rises from −8 to 8 or falls, with noise: running sums and maxima change at every step",
+    "ramps": "each row rises from 0 to 16 or falls, with noise: running sums and maxima change at every step",
     "zeros": "all zero, with random signs",
     "far": "unit variance times 2¹³ in float16, 2³⁰ elsewhere: beyond any bound that one might think large",
     "huge": "up to half of the dtype's largest number",
@@ -214,11 +214,9 @@ class Draw:
         if name in ("masked", "infinite", "nan"):
             return _spots(out, spot, index, name, columns)
         if name == "ramps":
-            across = (index % columns).to(torch.float32) * (16.0 / max(1, columns - 1)) - 8.0
-            return (
-                torch.where(_shift_right(hash64(index // columns, mix(key, 4)), 1) % 2 == 0, across, -across)
-                + 0.25 * out
-            )
+            across = (index % columns).to(torch.float32) * (16.0 / max(1, columns - 1))
+            rises = _shift_right(hash64(index // columns, mix(key, 4)), 1) % 2 == 0
+            return torch.where(rises, across, 16.0 - across) + 0.25 * out
         whole = _hidden(index // columns, rows, key)
         if name == "masked_lowest":
             return torch.where(whole | (spot % 4 == 0), torch.finfo(dtype).min, out)

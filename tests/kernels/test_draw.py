@@ -85,7 +85,7 @@ def test_values_far_from_one_rows_of_zeros_and_least_numbers_are_what_they_say(d
         assert bool(least.all(1).any())
         assert bool((least.any(1) & ~least.all(1)).any())
         assert bool(lowest.isfinite().all())
-        assert bool((ramps[:, 0] * ramps[:, -1] < 0).all())
+        assert bool(((ramps[:, 0] - 8.0) * (ramps[:, -1] - 8.0) < 0).all())
 
 
 def test_what_zeros_are_multiplied_with_is_nan_somewhere() -> None:
