@@ -1,9 +1,9 @@
 """Runs inside the candidate's host: what an entry has left behind in its process.
 
 A kernel is called in the middle of somebody's training job. Whatever it changes beside its outputs changes that
-job: a default dtype, the seed of torch's generator, a mode, a function of torch put in another's place; and outputs
-that it does not let go of fill the GPU. The candidate shares this process and may lie to this code; nothing here
-speaks for it.
+job: a default dtype, what torch's generator draws next, a mode, a function of torch put in another's place; and
+outputs that it does not let go of fill the GPU. The candidate shares this process and may lie to this code; nothing
+here speaks for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import builtins
 import gc
+import hashlib
 import os
 import signal
 import sys
@@ -109,6 +110,7 @@ def _settings(device: str) -> dict[str, Any]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "seed of torch's generator": torch.initial_seed(),
+        "state of torch's generator": _digest(torch.get_rng_state()),
         "threads of torch": torch.get_num_threads(),
         "torch function modes": torch._C._len_torch_function_stack(),
         "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
@@ -135,10 +137,16 @@ def _settings(device: str) -> dict[str, Any]:
     if device == "cuda":
         found |= {
             "seed of the GPU's generator": torch.cuda.initial_seed(),
+            "state of the GPU's generator": _digest(torch.cuda.get_rng_state()),
             "current GPU": torch.cuda.current_device(),
             "current stream": torch.cuda.current_stream().cuda_stream,
         }
     return found
+
+
+def _digest(state: torch.Tensor) -> str:
+    """Of a generator's state: a call that draws from it changes what the job draws next."""
+    return hashlib.sha256(bytes(state.tolist())).hexdigest()[:12]
 
 
 def _by_torch_compile(put: Any, value: Any) -> bool:

@@ -18,9 +18,10 @@ from kernels.judge.verdict import STATUS_OF, Reason, Status
 
 
 def test_an_honest_call_leaves_nothing_behind() -> None:
+    x = torch.rand(3, 4)
     footprint = Footprint("cpu")
     with torch.inference_mode(), torch.no_grad():
-        torch.softmax(torch.rand(3, 4), -1)
+        torch.softmax(x, -1)
     footprint.handed_over([torch.empty(3) for _ in range(40)])
     assert footprint.changed() == []
     assert footprint.outlived() == 0
@@ -38,6 +39,7 @@ def _environment(name: str, value: str | None) -> None:
     ("change", "back", "told"),
     [
         (lambda: torch.manual_seed(1), lambda: None, "seed of torch's generator"),
+        (lambda: torch.rand(3), lambda: None, "state of torch's generator"),
         (
             lambda: torch.set_default_dtype(torch.float64),
             lambda: torch.set_default_dtype(torch.float32),
