@@ -8,8 +8,11 @@ exploit fixtures are run both ways). So the rules are few, whole and allow-lists
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 from kernels.candidate import Candidate
 from kernels.judge.verdict import Reason
@@ -72,6 +75,8 @@ ATTRIBUTES = _words("""
     _C _cdata _dynamo _inductor backends cpp_extension cudart f_back f_globals f_locals gi_frame storage
     tb_frame tb_next untyped_storage
 """)
+BY_TEXT = frozenset({("operator", "attrgetter"), ("operator", "methodcaller")})
+"""Ways to reach for names that no reader sees."""
 _JIT = ("jit", "autotune", "heuristics")
 
 
@@ -124,6 +129,16 @@ def _dotted(node: ast.expr) -> tuple[str, ...]:
     return (*reversed([*names, node.id]),) if isinstance(node, ast.Name) else ()
 
 
+def _module_at(chain: Sequence[str]) -> str:
+    """The name of the module that an absolute chain ends at ("dataclasses.sys" is sys), or ""."""
+    found: object = None
+    with contextlib.suppress(ImportError):
+        found = importlib.import_module(chain[0])
+    for name in chain[1:]:
+        found = vars(found).get(name) if isinstance(found, ModuleType) else None
+    return found.__name__ if isinstance(found, ModuleType) else ""
+
+
 def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     chains = (_dotted(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list)
     return {chain[-1] for chain in chains if chain}
@@ -134,6 +149,7 @@ class _Reader:
         self._candidate = candidate
         self._tree = tree
         self._own = candidate.kind != "library"
+        self._allowed = MODULES if self._own else LIBRARY_MODULES
         self._modules: dict[str, str] = {}  # local name → dotted module or object
         self._functions: set[str] = set()
         self._kernels: set[ast.AST] = set()
@@ -196,16 +212,31 @@ class _Reader:
                 yield Observation(Reason.static_refusal, node.lineno, "an empty container at module level")
 
     def _imports(self, node: ast.AST) -> Iterator[Observation]:
-        allowed = LIBRARY_MODULES if self._candidate.kind == "library" else MODULES
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or "." * node.level]
         else:
             return
-        for name in names:
-            if name not in allowed and name.split(".")[0] not in allowed - {"torch", "triton"}:
-                yield Observation(Reason.static_refusal, _line(node), f"imports {name}")
+        foreign = [
+            name
+            for name in names
+            if name not in self._allowed and name.split(".")[0] not in self._allowed - {"torch", "triton"}
+        ]
+        for name in foreign:
+            yield Observation(Reason.static_refusal, _line(node), f"imports {name}")
+        if isinstance(node, ast.ImportFrom) and not foreign:
+            for alias in node.names:
+                yield from self._reached(_line(node), (*names[0].split("."), alias.name))
+
+    def _reached(self, line: int, chain: Sequence[str]) -> Iterator[Observation]:
+        """Modules of others that an allowed module happens to hold, and names that stand in texts."""
+        if tuple(chain) in BY_TEXT:
+            yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
+            return
+        module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
+        if module and module not in {name.split(".")[0] for name in self._allowed}:
+            yield Observation(Reason.static_refusal, line, f"reaches the module {module}")
 
     def _names(self, node: ast.AST) -> Iterator[Observation]:
         line = _line(node)
@@ -218,6 +249,7 @@ class _Reader:
             chain = self._absolute(node)
             if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:
                 yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
+            yield from self._reached(line, chain)
         elif isinstance(node, ast.Global | ast.Nonlocal):
             yield Observation(Reason.static_refusal, line, f"keeps state in {', '.join(node.names)}")
         elif isinstance(node, ast.ClassDef):

@@ -67,6 +67,10 @@ def test_a_library_composition_may_call_torch() -> None:
         ("a = 1 @ 2", Reason.library_call, "@"),
         ("try:\n    pass\nexcept Exception:\n    pass", Reason.static_refusal, "catches"),
         ("def g():\n    global h\n    h = 1", Reason.static_refusal, "state in h"),
+        ("import dataclasses\ndataclasses.sys.addaudithook(print)", Reason.static_refusal, "module sys"),
+        ("from typing import sys", Reason.static_refusal, "module sys"),
+        ("y = torch.nn.functional.torch.os.environ", Reason.static_refusal, "module os"),
+        ("import operator\noperator.attrgetter('os.environ')", Reason.static_refusal, "attrgetter"),
         ("torch.backends.cuda.matmul.allow_tf32 = True", Reason.static_refusal, "backends"),
     ],
 )
