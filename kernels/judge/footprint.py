@@ -11,7 +11,6 @@ from __future__ import annotations
 import _thread
 import builtins
 import gc
-import hashlib
 import os
 import signal
 import sys
@@ -62,6 +61,8 @@ class Footprint:
         self._variables = dict(os.environ)
         self._threads = _thread._count()
         self._outputs: list[StorageWeakRef] = []
+        self._generators = _generators(device)
+        self._draws = 0
 
     def handed_over(self, outputs: Iterable[torch.Tensor]) -> None:
         """Note a call's outputs, so that `outlived` can tell whether they were let go of."""
@@ -91,9 +92,18 @@ class Footprint:
             put = vars(_WATCHED[room]).get(name)
             if put is not value and not _by_torch_compile(put, value):
                 found.append(f"{room}.{name}")
+        if self._drawn() > 1:  # once is a model whose weights are drawn when it is made
+            found.append("state of torch's generator")
         known = {*self._variables, *(name for name in os.environ if name.startswith(_ROOMS))}
         found += [f"os.environ[{name!r}]" for name in known if os.environ.get(name) != self._variables.get(name)]
         return sorted(found)[:16]
+
+    def _drawn(self) -> int:
+        """How often something has been drawn from torch's generators between two looks."""
+        now = _generators(self._device)
+        self._draws += not all(map(torch.equal, self._generators, now))
+        self._generators = now
+        return self._draws
 
 
 def _settings(device: str) -> dict[str, Any]:
@@ -110,7 +120,6 @@ def _settings(device: str) -> dict[str, Any]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "seed of torch's generator": torch.initial_seed(),
-        "state of torch's generator": _digest(torch.get_rng_state()),
         "threads of torch": torch.get_num_threads(),
         "torch function modes": torch._C._len_torch_function_stack(),
         "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
@@ -137,16 +146,15 @@ def _settings(device: str) -> dict[str, Any]:
     if device == "cuda":
         found |= {
             "seed of the GPU's generator": torch.cuda.initial_seed(),
-            "state of the GPU's generator": _digest(torch.cuda.get_rng_state()),
             "current GPU": torch.cuda.current_device(),
             "current stream": torch.cuda.current_stream().cuda_stream,
         }
     return found
 
 
-def _digest(state: torch.Tensor) -> str:
-    """Of a generator's state: a call that draws from it changes what the job draws next."""
-    return hashlib.sha256(bytes(state.tolist())).hexdigest()[:12]
+def _generators(device: str) -> tuple[torch.Tensor, ...]:
+    """What the job draws next follows from these."""
+    return torch.get_rng_state(), *((torch.cuda.get_rng_state(),) if device == "cuda" else ())
 
 
 def _by_torch_compile(put: Any, value: Any) -> bool:

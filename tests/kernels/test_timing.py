@@ -109,7 +109,9 @@ def test_a_baseline_s_timed_calls_find_memory_as_the_candidate_s_do(
     told: list[tuple[str, set[float]]] = []
     stir = Stir(blends)
 
-    def timed(calls: Sequence[Callable[[], Any]], flush: torch.Tensor, before: Sequence[Any] = ()) -> list[float]:
+    def timed(
+        calls: Sequence[Callable[[], Any]], flush: torch.Tensor, before: Sequence[Any], tries: int
+    ) -> list[float]:
         for action, call in zip(before, calls, strict=True):
             action()
             told.append(("stirred", set(next(iter(stir.rooms.values())).flatten().tolist())))
