@@ -35,7 +35,7 @@ def test_without_guests_every_job_starts_and_ends_when_plain_backfill_says(
     np.testing.assert_allclose(ours.jct_s, plain.jct_s, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("seed", [12, 15, 19])
+@pytest.mark.parametrize("seed", [12, *(pytest.param(s, marks=pytest.mark.full) for s in (15, 19))])
 def test_nobody_starts_by_a_second_look_at_a_cluster_that_backfill_has_looked_at(seed: int) -> None:
     """Met on drawn traces: jobs that backfill had put in moved the first one's reservation, and asked again after
     them we started others, early; waits grew to 1.5 times backfill's without one guest."""

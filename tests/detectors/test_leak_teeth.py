@@ -50,8 +50,8 @@ def told(levels_gib: np.ndarray, detector: MemoryLeak | None = None, job: bool =
     return changes
 
 
-@pytest.mark.parametrize("period_s", [900.0, 3600.0])
-@pytest.mark.parametrize("height_gib", [10.0, 25.0])
+@pytest.mark.parametrize("period_s", [900.0, pytest.param(3600.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("height_gib", [pytest.param(10.0, marks=pytest.mark.full), 25.0])
 def test_a_rank_that_fills_and_frees_is_told_at_its_first_tooth_alone(period_s: float, height_gib: float) -> None:
     """Rank 0 gathers what it saves: every tooth was a leak, critical, a hundred times a day."""
     t_s = hours(6)
@@ -60,7 +60,7 @@ def test_a_rank_that_fills_and_frees_is_told_at_its_first_tooth_alone(period_s: 
     assert [f.state for f in told(levels)] == [State.FIRING, State.CLEAR]
 
 
-@pytest.mark.parametrize("period_s", [300.0, 900.0, 1800.0])
+@pytest.mark.parametrize("period_s", [300.0, *(pytest.param(s, marks=pytest.mark.full) for s in (900.0, 1800.0))])
 @pytest.mark.parametrize("apart_s", [7.0, 31.0])
 def test_ranks_that_free_one_after_another_are_no_leaks_meanwhile(period_s: float, apart_s: float) -> None:
     """Against ranks that had freed a moment before, whoever had not climbed alone."""

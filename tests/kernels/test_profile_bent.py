@@ -82,6 +82,7 @@ def test_a_layer_and_its_activation_are_one_where_the_jobs_file_has_a_place_for_
         assert why == (UNKNOWN_FORM if name == "linear_gelu" else "")
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_where_it_has_none_they_are_taken_one_by_one(tmp_path: Path) -> None:
     """Trained, cast, without a bias, of another width, a gate."""

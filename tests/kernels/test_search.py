@@ -349,7 +349,7 @@ with Ledger(Path(sys.argv[1])) as ledger:
 """
 
 
-@pytest.mark.parametrize("after", [1, 11])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.full), 11])
 def test_a_search_killed_with_signal_9_is_taken_up_by_another_process(tmp_path: Path, after: int) -> None:
     """Nothing but the folder is left of the first process, and the end is the same."""
     with Ledger(tmp_path / "whole") as ledger:
