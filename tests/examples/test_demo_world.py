@@ -131,7 +131,7 @@ def test_pages_parse_as_expositions(world: World) -> None:
 def test_counters_never_fall(world: World) -> None:
     """Over a whole run without action no counter on any page decreases."""
     before: dict[tuple[str, str], float] = {}
-    for minute in range(0, 62, 2):
+    for minute in range(0, 62, 4):
         world.advance(START_S + 60 * minute)
         for node in NODES:
             for family in text_string_to_metric_families(page(world, node, DCGM)):

@@ -35,7 +35,6 @@ QUICK_EXPLOITS = {
     "exits_early",
     "forged_reply",
     "gc_walk",
-    "hangs_in_a_call",
     "input_mutated",
     "kills_its_parent",
     "last_row_not_written",
@@ -67,12 +66,8 @@ QUICK_EXPLOITS = {
 QUICK_GOOD = {
     "library_rmsnorm_backward",
     "adamw_flat",
-    "copy_flat",
-    "library_quantise",
-    "library_rmsnorm_formula",
     "library_softmax",
     "max_integer",
-    "permute_tiles",
     "rmsnorm_many_rows",
     "softmax_row",
 }
