@@ -13,12 +13,11 @@ from agent.records import dump, load, plain
 from agent.tables import audit_head, intents, plans
 from collectors.base import Permanent
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
-from controllers.cordon import TAKES_OUT
+from controllers.cordon import CORDONS, GIVES_BACK_ITSELF, TAKES_OUT, node_of
 from controllers.guard import Commitment
 
 _HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
 _GIVES_BACK = (ActionKind.UNCORDON, ActionKind.RETURN_NODE)
-_GIVES_BACK_ITSELF = (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE)
 
 
 def store_intent(
@@ -73,15 +72,16 @@ def commitments(
     ends = {(r.action_id, r.phase): load(Outcome, r.outcome) for r in rows if r.outcome is not None}
     found = []
     for row in rows:
-        end = ends.get((row.action_id, "act"))
-        action = load(Action, row.body)
-        if row.phase != "act" or (end is not None and end.status not in _HAPPENED and not _stays(action, end)):
+        if row.phase != "act":
+            continue
+        action, end = load(Action, row.body), ends.get((row.action_id, "act"))
+        if end is not None and end.status not in _HAPPENED and not (action.kind in CORDONS and end.left_cordoned):
             continue
         undone = ends.get((row.action_id, "undo"))
         released_s = None
         if undone is not None and undone.status in _HAPPENED[:2]:
             released_s = undone.at_s
-        elif end is not None and end.status in _HAPPENED[:2] and action.kind in _GIVES_BACK_ITSELF:
+        elif end is not None and end.status in _HAPPENED[:2] and action.kind in GIVES_BACK_ITSELF:
             released_s = end.at_s
         found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
     known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
@@ -94,36 +94,26 @@ def standing_cordons(connection: Connection, incident: int) -> list[Action]:
     return, no later reset or reboot, which gives its node back itself. Whether they stand, only the world says."""
     found = commitments(connection, incident=incident)
     repaired = {
-        _node(item.action): item.begun_s
+        node_of(item.action): item.begun_s
         for item in found
-        if item.action.kind in _GIVES_BACK_ITSELF and item.released_s is not None
+        if item.action.kind in GIVES_BACK_ITSELF and item.released_s is not None
     }
     return [
         item.action
         for item in found
         if item.action.kind in TAKES_OUT
         and item.released_s is None
-        and repaired.get(_node(item.action), item.begun_s) <= item.begun_s
+        and repaired.get(node_of(item.action), item.begun_s) <= item.begun_s
     ]
 
 
-def _stays(action: Action, end: Outcome) -> bool:
-    """Whether an action that failed half-way has left its node out of use, by its own word."""
-    takes = action.kind in TAKES_OUT or action.kind in _GIVES_BACK_ITSELF
-    return takes and end.status is OutcomeStatus.FAILED and end.observed.get("cordoned") == "true"
-
-
-def _node(action: Action) -> str:
-    return str(action.params.get("node", action.target.name))
-
-
 def _released(item: Commitment, back: list[Commitment]) -> Commitment:
-    """A cordon or drain that a later uncordon or return of the same target took back."""
+    """What a later uncordon or return of the same node took back."""
     later = [
         other.ended_s
         for other in back
-        if (item.action.kind in TAKES_OUT or item.action.kind in _GIVES_BACK_ITSELF)
-        and _node(other.action) == _node(item.action)
+        if item.action.kind in CORDONS
+        and node_of(other.action) == node_of(item.action)
         and other.begun_s >= item.begun_s
         and other.ended_s is not None
     ]

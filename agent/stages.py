@@ -281,8 +281,7 @@ class Stages:
 
     def _conclude(self, incident: Incident, action: Action, outcome: Outcome) -> None:
         done = {_O.DONE: _C.ACTION_DONE, _O.ALREADY_DONE: _C.ACTION_DONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
-        left_out = outcome.status is _O.FAILED and outcome.observed.get("cordoned") == "true"
-        kept = left_out or action.kind is ActionKind.RETURN_NODE
+        kept = outcome.left_cordoned or action.kind is ActionKind.RETURN_NODE
         failed = _C.CONTAINMENT_KEPT if kept else _C.ACTION_FAILED
         cause = done.get(outcome.status, failed)
         self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "act", outcome))

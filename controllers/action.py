@@ -140,6 +140,11 @@ class Outcome:
     at_s: float
     observed: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def left_cordoned(self) -> bool:
+        """Whether what failed half-way has left its node out of use, by its own word."""
+        return self.status is OutcomeStatus.FAILED and self.observed.get("cordoned") == "true"
+
 
 @runtime_checkable
 class Actuator(Protocol):

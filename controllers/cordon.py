@@ -9,12 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from controllers.action import ActionKind
+from controllers.action import Action, ActionKind
 
 TAKES_OUT = frozenset({ActionKind.CORDON, ActionKind.DRAIN})
 """Mitigations that leave a node cordoned: no check runs after them, and nothing gives the node back by itself."""
+GIVES_BACK_ITSELF = frozenset({ActionKind.RESET_GPU, ActionKind.REBOOT_NODE})
+"""Repairs that cordon their node and give it back themselves."""
+CORDONS = TAKES_OUT | GIVES_BACK_ITSELF
 CORDON_OF = "cordon_of"
 NOBODY, SOMEBODY_ELSE = "nobody", "somebody else"
+
+
+def node_of(action: Action) -> str:
+    """The name of the node that an action on it, or on one of its GPUs, is about."""
+    return str(action.params.get("node", action.target.name))
 
 
 def of_other_incidents(ids: Iterable[str], action_id: str) -> list[str]:

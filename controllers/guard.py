@@ -22,10 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind
+from controllers.cordon import CORDONS, node_of
 
 _A, _K = ActionKind, SubjectKind
 TAKES_CAPACITY = frozenset({_A.QUARANTINE_GPU, _A.TAINT, _A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})
-_CORDONS = frozenset({_A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})
 HARMLESS = frozenset({_A.NONE, _A.OBSERVE, _A.NOTIFY_OWNER, _A.SUGGEST_SCALING, _A.OPEN_RMA})
 OPT_OUT_FACT = "nightshift-opt-out"
 """An inventory fact (a label or annotation of the node, job or pod) that keeps us away when it is `true`."""
@@ -239,9 +239,9 @@ class _Guard:
         """Whether the API server has said that the node of an ended action takes work, and was seen to since then:
         a person has uncordoned it. Counted for good, a few of those would leave nothing to be done any more."""
         action, ended_s = commitment.action, commitment.ended_s
-        if ended_s is None or action.kind not in _CORDONS:
+        if ended_s is None or action.kind not in CORDONS:
             return False
-        node = Subject(_K.NODE, str(action.params.get("node", action.target.name)))
+        node = Subject(_K.NODE, node_of(action))
         since = self._inventory.fact(node, TAKES_WORK_SINCE)
         is_free = self._inventory.fact(node, "unschedulable") == "false"
         return is_free and since is not None and float(since) > ended_s
