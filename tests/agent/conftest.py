@@ -1,4 +1,4 @@
-"""Stores that tests copy: of a daemon that has run once, to save each test the first start, and empty ones."""
+"""A clock, and stores that tests copy: of a daemon that has run once, to save the first start, and empty ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 
 from agent.database import Database
 from tests.agent.forks import run_in_process
+from tests.agent.incidents import ManualClock
 from tests.agent.killed import go_on
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture(scope="session")

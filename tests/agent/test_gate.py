@@ -25,11 +25,6 @@ RESPONDER = Person("rae@example.org", frozenset({Role.RESPONDER}), "slack")
 ADMIN = Person("ada@example.org", frozenset({Role.ADMIN}), "cli")
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":

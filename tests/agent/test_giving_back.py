@@ -39,11 +39,6 @@ Change = Callable[[World, ManualClock, str], object]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def world(sqlite_url: str, tmp_path: Path, clock: ManualClock) -> Iterator[World]:
     made = World(sqlite_url, tmp_path, clock, gives_back=True)
     made.action = lambda i: an_action(f"{i.id}-{i.attempt + 1}", _A.CORDON, NODE, undo=UNDOABLE)

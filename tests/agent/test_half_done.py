@@ -33,11 +33,6 @@ class HalfWay(SimulatedActuator):
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def world(sqlite_url: str, tmp_path: Path, clock: ManualClock) -> Iterator[World]:
     made = World(sqlite_url, tmp_path, clock, gives_back=True)
     made.gate.policy = ApprovalSettings(fresh_sign_in=frozenset())

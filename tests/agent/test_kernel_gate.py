@@ -23,11 +23,6 @@ VIEWER = Person("vic@example.org", frozenset({Role.VIEWER}), "console")
 SHA = "ab" * 32
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     url = f"sqlite:///{tmp_path}/s.sqlite" if request.param == "sqlite" else request.getfixturevalue("postgres_url")

@@ -30,11 +30,6 @@ POLICY = Settings(namespaces=("lab",), search_gpu_hours=3.0, weekly_gpu_hours=4.
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def gate(tmp_path: Path, clock: ManualClock) -> Iterator[KernelGate]:
     store = Store(f"sqlite:///{tmp_path}/s.sqlite", clock)
     yield KernelGate(Gate(store, ApprovalSettings(), clock), store, clock)

@@ -25,11 +25,6 @@ _S = IncidentState
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def world(sqlite_url: str, tmp_path: Path, clock: ManualClock) -> Iterator[World]:
     made = World(sqlite_url, tmp_path, clock)
     yield made

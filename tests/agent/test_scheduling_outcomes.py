@@ -38,11 +38,6 @@ class View(Town):
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def watch(tmp_path: Path, clock: ManualClock) -> Iterator[PolicyWatch]:
     store = Store(f"sqlite:///{tmp_path}/s.sqlite", clock)
     gate = PolicyGate(Gate(store, ApprovalSettings(), clock), store, clock, "lab")
