@@ -150,6 +150,7 @@ class _Reader:
         self._tree = tree
         self._own = candidate.kind != "library"
         self._allowed = MODULES if self._own else LIBRARY_MODULES
+        self._roots = {name.split(".")[0] for name in self._allowed}
         self._modules: dict[str, str] = {}  # local name → dotted module or object
         self._functions: set[str] = set()
         self._kernels: set[ast.AST] = set()
@@ -235,7 +236,7 @@ class _Reader:
             yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
-        if module and module not in {name.split(".")[0] for name in self._allowed}:
+        if module and module not in self._roots:
             yield Observation(Reason.static_refusal, line, f"reaches the module {module}")
 
     def _names(self, node: ast.AST) -> Iterator[Observation]:
