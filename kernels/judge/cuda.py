@@ -11,7 +11,7 @@ import ctypes
 import glob
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -326,10 +326,14 @@ extern "C" __global__ void spoil(unsigned* sink, unsigned words) {
     __syncthreads();
     if (shared[(threadIdx.x * 97u) % words] != 0xFFFFFFFFu) *sink = 1u;
 }
-extern "C" __global__ void give_back(char* start, unsigned long long lines) {
-    unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-    for (unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x; i < lines; i += step)
-        asm volatile("applypriority.global.L2::evict_normal [%0], 128;" :: "l"(start + 128 * i) : "memory");
+extern "C" __global__ void give_back(const unsigned long long* ranges, unsigned count) {
+    const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+    for (unsigned r = 0; r < count; ++r) {
+        char* start = (char*)ranges[2 * r];
+        for (unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+             i < ranges[2 * r + 1]; i += step)
+            asm volatile("applypriority.global.L2::evict_normal [%0], 128;" :: "l"(start + 128 * i) : "memory");
+    }
 }
 """
 _LINE_BYTES = 128
@@ -361,9 +365,13 @@ class Spoiler:
     def __call__(self, stream: int = 0) -> None:
         self._launch(stream)
 
-    def give_back(self, pointer: int, size_bytes: int, stream: int = 0) -> None:
-        """Lines wholly inside the range, in stream order."""
-        start = -(-pointer // _LINE_BYTES) * _LINE_BYTES
-        lines = max(0, pointer + size_bytes - start) // _LINE_BYTES
-        if lines:
-            Launch(self._give_back, self._wide, [ctypes.c_uint64(start), ctypes.c_uint64(lines)])(stream)
+    def give_back(self, ranges: Any, stream: int = 0) -> None:
+        """Of ranges (see `lines_of`; on the device), in stream order: one launch, so that the host keeps ahead."""
+        parameters = [ctypes.c_uint64(ranges.data_ptr()), ctypes.c_uint32(len(ranges))]
+        Launch(self._give_back, self._wide, parameters)(stream)
+
+
+def lines_of(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(first line's address, lines) of each (address, bytes): L2's lines that lie wholly inside."""
+    starts = [(-(-at // _LINE_BYTES) * _LINE_BYTES, at + size) for at, size in ranges]
+    return [(start, (end - start) // _LINE_BYTES) for start, end in starts if end - start >= _LINE_BYTES]

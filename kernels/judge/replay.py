@@ -24,6 +24,8 @@ from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 
 _IDLE_S = 3600.0
+TRIES = 3
+"""Of either side of a race, whose host may be held up: `timed` begins again behind a longer wait."""
 _POISON = 0xFF
 Call = list[Callable[[int], None]]
 Tensors = tuple[list[torch.Tensor | None], list[torch.Tensor]]
@@ -65,6 +67,7 @@ class Replayer:
         self._flush: torch.Tensor | None = None
         self._chains: dict[tuple[tuple[int, ...], bool], torch.cuda.CUDAGraph | None] = {}
         self._spoiler: cuda.Spoiler | None = None
+        self._lines: torch.Tensor | None = None  # of every slot, for `_give_back`
 
     def answer(self, order: Mapping[str, Any], blob: bytes) -> dict[str, Any]:
         match order["op"]:
@@ -82,6 +85,7 @@ class Replayer:
                 ]
             case "slots":
                 self._chains.clear()
+                self._lines = None
                 self._slots = [self._ready(slot) for slot in order["slots"]]
                 self._tensors = [self._lent(slot) for slot in order["slots"]]
                 self._values = [[] for _ in order["slots"]]
@@ -102,7 +106,8 @@ class Replayer:
             case "chain":
                 return {"ok": True, "captured": self._chain(order["order"], order["times"], order["empty"])}
             case "time":
-                return {"ok": True, "seconds": self._time(order["order"], order["seeds"], order["flush_bytes"])}
+                seconds, on_time = self._time(order["order"], order["seeds"], order["flush_bytes"], order["wait"])
+                return {"ok": True, "seconds": seconds, "on_time": on_time}
             case other:
                 raise plan.PlanError(f"replay: no order {other!r}")
         return {"ok": True}
@@ -136,14 +141,16 @@ class Replayer:
         for action in actions:
             action(0)
 
-    def _time(self, order: Sequence[int], seeds: Sequence[int], flush_bytes: int) -> list[float]:
+    def _time(
+        self, order: Sequence[int], seeds: Sequence[int], flush_bytes: int, wait: int
+    ) -> tuple[list[float], bool]:
         if self._flush is None or self._flush.numel() != flush_bytes:
             self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
         calls = [lambda i=i: self._fire(self._slots[i]) for i in order]
         before = [functools.partial(self._unsettle, slot, seed) for slot, seed in zip(order, seeds, strict=True)]
-        seconds = timed(calls, self._flush, before)
+        told = timed_once(calls, self._flush, before, wait)
         self._give_back()
-        return seconds
+        return told
 
     def _chain(self, order: Sequence[int], times: int, empty: bool) -> bool:
         """Make an order's calls so many times over, back to back and without Python in between; False where they
@@ -211,9 +218,11 @@ class Replayer:
         by its own slot's next call, and take room from every other's, a baseline's among them."""
         if self._spoiler is None:
             return
-        lent = [x for inputs, outputs in self._tensors for x in (*inputs, *outputs) if x is not None]
-        for tensor in (*lent, *self._scratch):
-            self._spoiler.give_back(tensor.data_ptr(), tensor.numel() * tensor.itemsize)
+        if self._lines is None:
+            lent = [x for inputs, outputs in self._tensors for x in (*inputs, *outputs) if x is not None]
+            ranges = {(x.data_ptr(), x.numel() * x.itemsize) for x in (*lent, *self._scratch)}
+            self._lines = torch.tensor(cuda.lines_of(sorted(ranges)), dtype=torch.int64).reshape(-1, 2).cuda()
+        self._spoiler.give_back(self._lines)
 
 
 def timed(
@@ -228,19 +237,20 @@ def timed(
     with a wait twice as long, where the GPU had overtaken the host at half of the calls or more. Calls that it had
     overtaken are left out, unless they are that many to the end: their time may be the host's.
 
-    The same function times the baselines, so both sides of a ratio are measured alike.
+    The same clock times candidates and baselines, so both sides of a ratio are measured alike.
     """
     for attempt in range(tries):
-        seconds, late = _queued(calls, flush, before, 2**attempt)
-        if 2 * sum(late) < len(calls):
-            return [value for value, was in zip(seconds, late, strict=True) if not was]
+        seconds, on_time = timed_once(calls, flush, before, 2**attempt)
+        if on_time:
+            break
     return seconds
 
 
-def _queued(
+def timed_once(
     calls: Sequence[Callable[[], Any]], flush: torch.Tensor, before: Sequence[Callable[[], None]], wait: int
-) -> tuple[list[float], list[bool]]:
-    """Each call's seconds, and whether it had begun on the GPU before the host had queued all of it."""
+) -> tuple[list[float], bool]:
+    """The seconds of those calls that had not begun on the GPU before the host had queued all of them, and True
+    where they are more than half; else those of all. wait: how much longer than usual."""
     events = [(_event(), _event()) for _ in calls]
     late = []
     torch.cuda.synchronize()
@@ -253,7 +263,10 @@ def _queued(
         end.record()
         late.append(start.query())
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) * 1e-3 for start, end in events], late
+    seconds = [start.elapsed_time(end) * 1e-3 for start, end in events]
+    if 2 * sum(late) >= len(calls):
+        return seconds, False
+    return [value for value, was in zip(seconds, late, strict=True) if not was], True
 
 
 def _spoil(output: torch.Tensor) -> None:

@@ -10,14 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.judge import replay
+from kernels.judge import cuda, replay
 from kernels.judge.blend import PLAIN, blended
+from kernels.judge.contestants import Replayed
+from kernels.judge.plan import Plan
 from kernels.judge.replay import Replayer, timed
 
 
 def _replayer(slots: int) -> tuple[Replayer, list[torch.Tensor], list[torch.Tensor]]:
     inputs = [torch.arange(4000.0).reshape(40, 100) + 10000 * n for n in range(slots)]
-    outputs = [torch.zeros(3, 4) for _ in range(slots)]
+    outputs = [torch.zeros(30, 40) for _ in range(slots)]
     made = Replayer.__new__(Replayer)
     made._tensors = [([x, None], [y]) for x, y in zip(inputs, outputs, strict=True)]
     made._values = [[x.clone(), None] for x in inputs]
@@ -87,18 +89,28 @@ def test_every_timed_call_finds_values_that_no_earlier_call_has_seen() -> None:
     assert torch.equal(inputs[1], base[1])
 
 
-def test_no_slot_keeps_lines_in_l2_beyond_its_own_call(queue: Callable[[float], _Queue]) -> None:
+def test_no_slot_keeps_lines_in_l2_beyond_its_own_call(
+    queue: Callable[[float], _Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a kernel asked L2 to hold of one slot would take room from the next one's call, and from a baseline."""
     queue(1000.0)
     replayer, inputs, outputs = _replayer(3)
     told: list[object] = []
-    replayer._spoiler = SimpleNamespace(give_back=lambda at, size: told.append((at, size)))  # type: ignore[assignment]
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda x: x)
+    replayer._lines = None
+    replayer._spoiler = SimpleNamespace(give_back=lambda lines: told.append(lines.tolist()))  # type: ignore[assignment]
     replayer._flush = SimpleNamespace(numel=lambda: 8, zero_=lambda: told.append("flush"))  # type: ignore[assignment]
     replayer._slots = [[lambda _, n=n: told.append(n)] for n in range(3)]  # type: ignore[misc]
-    assert len(replayer._time([0, 2], [1, 2], 8)) == 2
+    seconds, on_time = replayer._time([0, 2], [1, 2], 8, 1)
+    assert (len(seconds), on_time) == (2, True)
     tensors = (*(x for pair in zip(inputs, outputs, strict=True) for x in pair), replayer._scratch[0])
-    every = [(x.data_ptr(), x.numel() * x.itemsize) for x in tensors]
-    assert told == [*every, "flush", 0, *every, "flush", 2, *every]
+    every = [list(x) for x in cuda.lines_of(sorted((x.data_ptr(), x.numel() * x.itemsize) for x in tensors))]
+    assert len(every) == 6  # scratch of eight bytes has no line of its own
+    assert told == [every, "flush", 0, every, "flush", 2, every]
+
+
+def test_only_lines_that_lie_wholly_inside_are_given_back() -> None:
+    assert cuda.lines_of([(128, 256), (130, 256), (130, 200), (256, 127)]) == [(128, 2), (256, 1)]
 
 
 @given(st.integers(1, 2**62), st.integers(0, 3))
@@ -141,3 +153,21 @@ def test_a_callable_that_always_waits_for_the_gpu_keeps_all_its_times(queue: Cal
     found = _seconds(gpu, [5000.0] * 7, 3)
     assert len(found) == 7
     assert len(gpu.waits) == 3
+
+
+def test_a_candidate_that_is_timed_again_sees_other_values_behind_a_longer_wait() -> None:
+    orders: list[dict[str, object]] = []
+
+    def request(body: dict[str, object], limit_s: float, blob: bytes = b"", stage: str = "") -> SimpleNamespace:
+        orders.append(body)
+        return SimpleNamespace(body={"seconds": [3e-6 * len(orders)] * 4, "on_time": len(orders) == 4})
+
+    process = SimpleNamespace(request=request, limits=SimpleNamespace(call_s=1.0))
+    slots = [SimpleNamespace(blend=0) for _ in range(2)]
+    track = SimpleNamespace(process=process, slots=slots, to_json=list, kept=False)
+    raced = Replayed(track, Plan((), ()), 8)  # type: ignore[arg-type]
+    assert raced.seconds([0, 1, 1, 0]) == pytest.approx(12e-6)
+    first, second = (set(order["seeds"]) for order in orders[2:])  # type: ignore[call-overload]
+    assert not first & second
+    assert [order["wait"] for order in orders[2:]] == [1, 2]
+    assert [slot.blend for slot in slots] == [orders[3]["seeds"][3], orders[3]["seeds"][2]]  # type: ignore[index]
