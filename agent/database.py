@@ -4,8 +4,8 @@ SQLite writes begin IMMEDIATE, so that a transaction that will write waits for t
 and never fails half-way; the journal is WAL with `synchronous=FULL`, because an intent must be on disk before the
 world is changed. On PostgreSQL the ordinary READ COMMITTED with compare-and-set updates is enough.
 
-    Temporary    StoreBusy (locked, unreachable, deadlock), StoreFull (disk)
-    Permanent    StoreUnusable (read-only, damaged, wrong password, newer schema)
+    Temporary    StoreBusy (locked, unreachable, deadlock, a standby), StoreFull (disk)
+    Permanent    StoreUnusable (read-only file, damaged, wrong password, newer schema)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -33,6 +33,9 @@ BUSY_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 5.0
 """A replica that is frozen inside a transaction (a paused machine, SIGSTOP) loses it after that long: its rows'
 locks would keep every other replica from taking over."""
+SILENCE_S = 11.0
+"""A server that acknowledges nothing for that long has gone: its machine died, or the network ends before it."""
+_READ_ONLY = "25006"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 7_411_001
 """Any fixed number: the PostgreSQL advisory lock under which one process at a time migrates."""
@@ -72,6 +75,26 @@ def server_options(url: URL, **timeouts_s: float) -> str:
     return " ".join([*url.normalized_query.get("options", ()), *ours])
 
 
+def patient(url: URL) -> URL:
+    """A PostgreSQL URL whose connections end when their server has gone without a word, and not after the 15 min
+    in which the kernel sends a lost statement again and again. What the URL says itself stands."""
+    timeouts = {
+        "keepalives_idle": "5",
+        "keepalives_interval": "2",
+        "keepalives_count": "3",
+        "tcp_user_timeout": str(round(SILENCE_S * 1000)),
+    }
+    return url.update_query_dict({name: value for name, value in timeouts.items() if name not in url.query})
+
+
+@event.listens_for(Engine, "handle_error")
+def _leave_a_standby(context: ExceptionContext) -> None:
+    """A primary that became a standby keeps the sessions that it has, and refuses their writes for good: they are
+    closed, so that the next one is led to the primary. Holds for the engine of the stages' queue, too."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        context.is_disconnect = True
+
+
 class Database:
     """An engine with the two kinds of transaction that the house uses. Thread-safe."""
 
@@ -90,12 +113,10 @@ class Database:
             arguments = {
                 "connect_timeout": max(2, round(busy_timeout_s)),
                 "options": server_options(self.url, lock_timeout=busy_timeout_s),
-                "keepalives_idle": 5,
-                "keepalives_interval": 2,
-                "keepalives_count": 3,
             }
+            url = patient(self.url)
             return sa.create_engine(
-                self.url, pool_size=5, max_overflow=5, pool_pre_ping=True, pool_timeout=30, connect_args=arguments
+                url, pool_size=5, max_overflow=5, pool_pre_ping=True, pool_timeout=30, connect_args=arguments
             )
         path = Path(str(self.url.database))
         if not path.parent.is_dir():
@@ -161,6 +182,10 @@ class Database:
         state = getattr(cause, "sqlstate", None) or ""
         if state == "53100":
             return StoreFull(f"{self.where}: the database server's disk is full; nothing was written")
+        if state == _READ_ONLY:
+            return StoreBusy(
+                f"{self.where}: {text}: a standby, or a primary about to be one; nothing was written", 1.0
+            )
         if isinstance(cause, psycopg.OperationalError) and not state.startswith(("28", "3D")):
             if not state and ("authentication" in text or "does not exist" in text):
                 return StoreUnusable(f"{self.where}: {text}")

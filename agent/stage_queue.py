@@ -16,7 +16,7 @@ from typing import Any
 from dbos import DBOS, DBOSPortableJSONSerializer, SetWorkflowID
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.database import Database, server_options
+from agent.database import Database, patient, server_options
 from collectors.base import Temporary
 
 STAGES_VERSION = "stages-1"
@@ -36,7 +36,7 @@ class StageQueue:
     """At most one is started at a time in a process."""
 
     def __init__(self, database: Database, replica: str, workers: int, run: Run, *, poll_s: float = POLL_S) -> None:
-        timely = database.url.update_query_dict({"options": server_options(database.url)})
+        timely = patient(database.url).update_query_dict({"options": server_options(database.url)})
         url = timely.render_as_string(hide_password=False)
         self._config: dict[str, Any] = {
             "name": "nightshift",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import socket
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.exc import SQLAlchemyError
 
 from agent.database import Database, StoreBusy, StoreFull, StoreUnusable
 from agent.incident import Cause, IllegalTransition, IncidentState
@@ -243,6 +247,45 @@ def test_a_postgres_that_is_away_is_temporary_and_an_unknown_database_permanent(
         Database("postgresql://postgres@127.0.0.1:1/none")
     with pytest.raises(StoreUnusable, match="does not exist"):
         Database(postgres_url + "_missing")
+
+
+def test_sessions_with_a_standby_are_left_for_the_primary(postgres_url: str) -> None:
+    """A primary that was failed over keeps its sessions and refuses their writes for good. The stages' queue, which
+    has an engine of its own, leaves it too."""
+    admin, name = postgres_url.replace("+psycopg", ""), postgres_url.rpartition("/")[2]
+    database = Database(postgres_url)
+    theirs = sa.create_engine(database.url)
+    insert = sa.text("INSERT INTO controls (name, at_s, by, body) VALUES (:name, 0, 'x', '{}')")
+    with psycopg.connect(admin, autocommit=True) as server:
+        server.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')  # type: ignore[arg-type]
+        database.engine.dispose()
+        with theirs.connect(), database.engine.connect():
+            pass  # pooled sessions, as of a standby
+        server.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')  # type: ignore[arg-type]
+    refused = pytest.raises(StoreBusy, match=r"read-only transaction: a standby, or .* nothing was written")
+    with refused, database.write() as connection:
+        connection.execute(insert, {"name": "a"})
+    with database.write() as connection:
+        connection.execute(insert, {"name": "a"})
+    with pytest.raises(SQLAlchemyError), theirs.begin() as connection:
+        connection.execute(insert, {"name": "b"})
+    with theirs.begin() as connection:
+        connection.execute(insert, {"name": "b"})
+    theirs.dispose()
+    database.close()
+
+
+def test_a_statement_to_a_machine_that_died_ends_within_seconds(postgres_url: str) -> None:
+    """Not after the quarter of an hour for which Linux sends it again; what the URL says stands."""
+    for url, wanted in ((postgres_url, 11_000), (f"{postgres_url}?tcp_user_timeout=3000", 3_000)):
+        database = Database(url)
+        with database.engine.connect() as connection:
+            bare = connection.connection.driver_connection
+            assert isinstance(bare, psycopg.Connection)
+            with socket.socket(fileno=os.dup(bare.fileno())) as line:
+                assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == wanted
+                assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+        database.close()
 
 
 def test_passwords_are_not_in_messages() -> None:
