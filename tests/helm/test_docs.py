@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -78,6 +79,14 @@ def test_every_kubectl_command_names_what_the_chart_makes(line: str) -> None:
             (i["kind"], i["metadata"]["name"]) for i in objects({"node": {"enabled": True, "tls": {"mode": "own"}}})
         }
         assert ("CronJob", words[6].partition("/")[2]) in made
+    elif words[3:5] == ["delete", "statefulset"]:
+        assert ("StatefulSet", words[5]) in names
+        assert words[6:] == ["--cascade=orphan"], "its pods stay"
+    elif words[3:5] == ["patch", "pvc"]:
+        (agent,) = objects({}, "StatefulSet")
+        (claim,) = agent["spec"]["volumeClaimTemplates"]
+        assert words[5] == f"{claim['metadata']['name']}-{agent['metadata']['name']}-0"
+        assert json.loads(words[7])["spec"].keys() <= claim["spec"].keys()
     else:
         assert words[3:5] == ["create", "secret"]
 
