@@ -5,12 +5,13 @@ data time (all-reduce time holds the wait for the slowest). Ranks are compared w
 stages are not equal, and step by step, since sequences are not equal either. A rank is accused only where it is
 slower in most steps, since random imbalance makes every rank slow at times, a slow GPU or loader all the time; and
 only where the slow ones are few and apart from all others (`detectors.stages`): work that is shared out unevenly
-(context, experts, two kinds of GPU) makes many ranks slow, by degrees.
+(context, experts) makes many ranks slow, by degrees. Compute is compared between GPUs of one model alone.
 (Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.)
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -185,14 +186,16 @@ class Straggler:
         typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
         worst: dict[int, tuple[str, Excess]] = {}
         seen, shared_out = np.zeros(len(slots), dtype=bool), set[int]()
-        for name in SIGNALS:
-            found_of = excesses(took[name], typical_s, s.steps)
+        alike = self._kinds([table.subjects[slot] for slot in slots.tolist()], at_s, inventory)
+        compared = [("compute_s", rows) for rows in alike] + [("data_s", np.arange(len(slots)))]
+        for name, rows in compared:
+            found_of = excesses(took[name][rows], typical_s, s.steps)
             strong = [excess is not None and self._strength(excess) >= s.strength for excess in found_of]
             few = few_and_apart([np.nan if e is None else e.ratio for e in found_of], strong)
-            for row, excess in enumerate(found_of):
+            for place, (row, excess) in enumerate(zip(rows.tolist(), found_of, strict=True)):
                 if excess is None:
                     continue
-                if strong[row] and row not in few:
+                if strong[place] and place not in few:
                     shared_out.add(row)
                     continue
                 seen[row] = True
@@ -217,6 +220,19 @@ class Straggler:
                 found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
             findings += [found] if found else []
         return findings
+
+    @staticmethod
+    def _kinds(ranks: list[Subject], at_s: float, inventory: Inventory) -> list[NDArray[np.int64]]:
+        """Rows of the ranks by their model of GPU: an H100 beside H200s computes slower and is well. One whose
+        model is not known counts to the commonest."""
+        models = [
+            " ".join(sorted({inventory.fact(gpu, "model") or "" for gpu in inventory.gpus(rank, at_s)}))
+            for rank in ranks
+        ]
+        known = Counter(model for model in models if model)
+        commonest = known.most_common(1)[0][0] if known else ""
+        named = np.array([model or commonest for model in models])
+        return [np.flatnonzero(named == model) for model in np.unique(named)]
 
     def _held_back(
         self, subject: Subject, ranks: list[Subject], gpus: Frame | None, at_s: float, inventory: Inventory

@@ -82,3 +82,23 @@ def test_a_cap_does_not_excuse_slow_data() -> None:
         )
         found |= {finding.subject.name for finding in detector.update(replace(tick, steps=slow), inventory)}
     assert found == {"ml/train#2"}
+
+
+@pytest.mark.parametrize(
+    ("models", "named"),
+    [
+        ({2: "NVIDIA H100 80GB HBM3"}, set()),
+        ({2: ""}, {"ml/train#2"}),
+        ({0: "NVIDIA H100 80GB HBM3"}, {"ml/train#2"}),
+    ],
+)
+def test_a_gpu_of_a_slower_model_is_not_accused_of_slow_compute(models: dict[int, str], named: set[str]) -> None:
+    """An H100 beside H200s computes as fast as it can; among GPUs of its own model a slow one is still told."""
+    world = World()
+    detector, inventory, found = Straggler(), world.inventory(), set()
+    for number, rank in enumerate(world.ranks):
+        for gpu in inventory.gpus(rank, world.ticks(1)[0].at_s):
+            inventory.describe(gpu, model=models.get(number, "NVIDIA H200"))
+    for tick in ticks("compute_s", 700.0):
+        found |= {finding.subject.name for finding in detector.update(tick, inventory)}
+    assert found == named
