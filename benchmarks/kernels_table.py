@@ -239,13 +239,12 @@ def again(judge: Judge, done: list[Done], told: Any, scope: Any, until_s: float)
                 written, named(problem), Request(QUICK_GPU, CAREFUL, cases=(case,), search=True)
             )
             if verdict.comparisons:
-                raced.append((verdict.comparisons[0].candidate_s, family, config, written))
-        raced.sort(key=lambda r: r[0])
-        told.put(
-            ("tried", f"{problem} {case}: {[round(r[0] * 1e6, 2) for r in raced]} after {made['ours_us']:.2f}")
-        )
-        for seconds, family, config, written in raced[:1]:
-            if seconds * 1e6 > 0.998 * made["ours_us"] or time.time() > until_s:
+                ahead = min(c.speedup.point for c in verdict.comparisons)  # a ratio of neighbours: clocks drift
+                raced.append((ahead, family, config, written))
+        raced.sort(key=lambda r: -r[0])
+        told.put(("tried", f"{problem} {case}: {[round(r[0], 4) for r in raced]} after {lead(made):.4f}"))
+        for ahead, family, config, written in raced[:1]:
+            if ahead < 1.001 * lead(made) or time.time() > until_s:
                 continue
             verdict = judge.verdict(written, named(problem), Request(scope, FULL, cases=(case,)))
             if not verdict.refused and verdict.comparisons:
