@@ -32,12 +32,14 @@ from agent.policy import PEOPLE, ApprovalSettings, Person, Role, Rule, may_not_a
 from agent.records import dump, load
 from agent.store import Conflict, Move, NoSuchIncident, Store, number_of
 from agent.tables import approvals, controls
-from controllers.action import Action
+from controllers.action import Action, ActionKind
 
 _S = IncidentState
 _DECIDED = (_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING)
 _PENDING = (_S.AWAITING_APPROVAL, *_DECIDED)
 _CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
+_STOPS_JOBS = (ActionKind.RESTART_JOB, ActionKind.DRAIN, ActionKind.RESET_GPU, ActionKind.REBOOT_NODE)
+_NAMED = 5
 NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
 
@@ -296,10 +298,11 @@ class Gate:
         return GateAnswer(True, f"{said} Held where it stands: {', '.join(held)}." if held else said, True)
 
     def held(self) -> list[str]:
-        """What had begun and is not finished, as `INC-7 (drain)`. Under a stop it takes no further step: what it
-        has done stays done, such as a cordon, and it goes on, or a person is asked, after somebody resumes."""
+        """What had begun and is not finished, as `INC-7 (drain of node:n1; what it has stopped of ml/llm stays
+        stopped)`. Under a stop it takes no further step: what it has done stays done, such as a cordon, and it goes
+        on, or a person is asked, after somebody resumes."""
         rows = self._store.incidents([_S.ACTING, _S.UNDOING])
-        return [f"{row.id} ({row.action_kind or 'action'})".replace("_", " ") for row in reversed(rows)]
+        return [_left(self._store.incident(row.id)) for row in reversed(rows)]
 
     def resume(self, by: Person) -> GateAnswer:
         """Lets actions start again. Needs an approver: lifting a stop is a decision to act."""
@@ -362,6 +365,20 @@ class Gate:
 
 def _is_plan(action: Action | None, plan_sha256: str) -> bool:
     return action is not None and action.plan_sha256 == plan_sha256
+
+
+def _left(incident: Incident) -> str:
+    """An incident whose action a stop holds, with what that may leave standing still."""
+    action = incident.action
+    if action is None:
+        return incident.id
+    undo = "taking back " if incident.state is _S.UNDOING else ""
+    said = f"{undo}{action.kind.replace('_', ' ')} of {action.target}"
+    jobs = action.blast_radius.jobs
+    if action.kind in _STOPS_JOBS and jobs and not undo:
+        more = f" and {len(jobs) - _NAMED} more jobs" if len(jobs) > _NAMED else ""
+        said += f"; what it has stopped of {', '.join(jobs[:_NAMED])}{more} stays stopped"
+    return f"{incident.id} ({said})"
 
 
 def _words(state: IncidentState) -> str:

@@ -186,10 +186,12 @@ class Api:
         return [plain(item) for item in self._kernels.proposals(self._site.window(request).person)[:_PAGE]]
 
     def halted(self, request: Request) -> dict[str, Any]:
-        """The emergency stop as it stands; who and why is the cluster's."""
+        """The emergency stop as it stands; who, why and what it holds half-way is the cluster's."""
         person = self._site.window(request).person
         halt = self._parts.gate.halted()
-        return asdict(halt) if may(person, Verb.SEE_CLUSTER) else {"halted": halt.halted}
+        if not may(person, Verb.SEE_CLUSTER):
+            return {"halted": halt.halted}
+        return {**asdict(halt), "held": self._parts.gate.held() if halt.halted else []}
 
     # Deciding ---------------------------------------------------------------------------------------------------
 

@@ -287,7 +287,9 @@ class Desk:
         rows = self._window(person).open_incidents()
         waiting = sum(row.state == "awaiting_approval" for row in rows)
         stop = f"HALTED{'' if person.is_tenant else f' by {halt.by}'}. " if halt.halted else ""
-        return said(f"{stop}{len(rows)} open incidents, {waiting} of them wait for approval.")
+        held = self._p.gate.held() if halt.halted and not person.is_tenant else []
+        told = f" Held where it stands: {', '.join(held)}." if held else ""
+        return said(f"{stop}{len(rows)} open incidents, {waiting} of them wait for approval.{told}")
 
     def _silence(self, rest: str, person: Person) -> Message:
         matcher, span, reason = [*rest.split(maxsplit=2), "", "", ""][:3]

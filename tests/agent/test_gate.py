@@ -231,8 +231,21 @@ def test_a_halt_names_what_it_holds_where_it_stands(store: Store, gate: Gate) ->
     gate.approve(name, plan.plan_sha256, ANN)
     assert gate.held() == []
     store.move(name, Cause.INTENT_STORED, "lifecycle", "", store.incident(name).version)
-    assert gate.halt(RESPONDER).message.endswith(f"Held where it stands: {name} (restart job).")
-    assert gate.held() == [f"{name} (restart job)"]
+    left = f"{name} (restart job of job:team/job; what it has stopped of team/job stays stopped)"
+    assert gate.halt(RESPONDER).message.endswith(f"Held where it stands: {left}.")
+    assert gate.held() == [left]
+
+
+def test_a_halt_in_mid_drain_names_the_node_and_the_jobs_that_may_be_left_stopped(store: Store, gate: Gate) -> None:
+    """The first five of many, and how many more; taking back stops no job."""
+    jobs = tuple(f"ml/j{number}" for number in range(7))
+    drain = an_action("INC-1-1", ActionKind.DRAIN, NODE)
+    name, plan = _awaiting(store, replace(drain, blast_radius=BlastRadius(jobs=jobs, nodes=("n1",))))
+    for person in (ANN, BOB):
+        gate.approve(name, plan.plan_sha256, person)
+    store.move(name, Cause.INTENT_STORED, "lifecycle", "", store.incident(name).version)
+    stopped = "what it has stopped of ml/j0, ml/j1, ml/j2, ml/j3, ml/j4 and 2 more jobs stays stopped"
+    assert gate.held() == [f"{name} (drain of node:n1; {stopped})"]
 
 
 def test_a_team_approves_its_own_and_knows_of_nothing_else(store: Store, gate: Gate) -> None:

@@ -21,7 +21,8 @@ from websockets.exceptions import ConnectionClosed
 
 from agent.console.server import Server
 from agent.gate import GateAnswer
-from agent.incident import IncidentState
+from agent.incident import Cause, IncidentState
+from agent.policy import Person, Role
 from agent.slack.room import MAX_BODY_BYTES, PATH
 from examples.slack_stand_in.server import Acknowledged
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, started, text_of, until
@@ -208,6 +209,17 @@ def test_commands_say_and_do_what_they_name(chat: Chat, to: str, text: str, said
     _fine(chat.stand_in.command(ANN, text, CHANNEL, to=to))
     assert said in _told(chat)
     assert chat.gate.halted().halted is text.startswith("halt")
+
+
+def test_the_status_under_a_stop_names_what_it_holds_half_way(chat: Chat, to: str) -> None:
+    name, _ = _shown(chat)
+    action = chat.store.incident(name).action
+    assert action is not None
+    chat.gate.approve(name, action.plan_sha256, Person("root", frozenset({Role.APPROVER}), "cli"))
+    chat.store.move(name, Cause.INTENT_STORED, "lifecycle", "", chat.store.incident(name).version)
+    _fine(chat.stand_in.command(ANN, "halt", CHANNEL, to=to))
+    _fine(chat.stand_in.command(ANN, "status", CHANNEL, to=to))
+    assert f"Held where it stands: {name} (restart job of job:team/job; what it has stopped" in _told(chat, 2)
 
 
 def test_a_viewer_can_neither_halt_nor_silence(chat: Chat, to: str) -> None:
