@@ -4,6 +4,8 @@ A KernelBench task (Ouyang et al., arXiv 2502.10517) is a Python file with `clas
 and `get_init_inputs()`. The file is the reference, so it is run here, in the judge: load only suites that you
 trust. The contestant's `ModelNew` is not: `candidate_of` turns its source into a candidate that runs confined.
 
+`get_inputs` and `get_init_inputs` give a list, a mapping by name, or both as [[…], {…}].
+
 A model's parameters and buffers become inputs after its own, in the order of `named_parameters` and
 `named_buffers`, so that a candidate cannot keep them and the judge can vary them. A task has one shape; what the
 plan varies are values, layouts and, where asked for, dtypes. `Model` and `ModelNew` are judged in evaluation mode:
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,11 +41,16 @@ CORRECT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.c
 
 @dataclass(frozen=True)
 class Task:
-    """A loaded file: the problem, and what a `ModelNew` needs to be built and called like `Model`."""
+    """A loaded file: the problem, and what a `ModelNew` needs to be built and called like `Model`.
+
+    inputs: how many it is called with, the last of them by the names in `named`; state: of parameters and buffers.
+    """
 
     problem: Problem
     init_inputs: tuple[Any, ...]
+    init_named: Mapping[str, Any]
     inputs: int
+    named: tuple[str, ...]
     state: tuple[str, ...]
 
 
@@ -53,12 +61,13 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         if not callable(getattr(module, name, None)):
             raise ProblemError(f"{path}: defines no {name}")
     try:
-        init = tuple(module.get_init_inputs())
+        init, init_named = arguments_of(module.Model, module.get_init_inputs())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model: torch.nn.Module = module.Model(*init).eval()
-            sample = tuple(module.get_inputs())
-            made, counted, writes = _looked_at(module, model, sample)
+            model: torch.nn.Module = module.Model(*init, **init_named).eval()
+            first, by_name = arguments_of(model, module.get_inputs())
+            sample, named = (*first, *by_name.values()), tuple(by_name)
+            made, counted, writes = _looked_at(module, model, sample, named)
     except (Exception, SystemExit) as error:
         told = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {error}"
         raise ProblemError(f"{path}: Model or its inputs fail: {told}") from error
@@ -69,13 +78,13 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
 
     def reference(*arguments: Any) -> Any:
         arguments = _copies(arguments) if writes else arguments
-        given, rest = arguments[: len(sample)], arguments[len(sample) :]
-        return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given)
+        rest, given, by_name = arguments[len(sample) :], *_parted(arguments[: len(sample)], named)
+        return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given, by_name)
 
     def make_inputs(case: Case, draw: Draw) -> Inputs:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(draw.seed % (1 << 63))
-            fresh = tuple(module.get_inputs())
+            fresh = _drawn(module, model, named)
         inputs = (*(_vary(x, draw) for x in fresh), *(_weights(x, draw) for x in state.values()))
         return tuple(_placed(x, case, draw.device) for x in inputs)
 
@@ -91,7 +100,37 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         dtypes=dtypes,
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
     )
-    return Task(problem, init, len(sample), names)
+    return Task(problem, init, init_named, len(sample), named, names)
+
+
+def arguments_of(what: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(in order, by name) that a class or a model is called with: of a list, a mapping, one tensor, or
+    [[…], {…}]. The last is two arguments where `what` takes it so alone."""
+    if isinstance(given, torch.Tensor):
+        return (given,), {}
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    items = tuple(given)
+    if len(items) == 2 and isinstance(items[0], list | tuple) and isinstance(items[1], Mapping):
+        try:
+            called = what.forward if isinstance(what, torch.nn.Module) else what
+            inspect.signature(called).bind(*items[0], **items[1])
+        except TypeError:
+            return items, {}
+        return tuple(items[0]), dict(items[1])
+    return items, {}
+
+
+def _parted(inputs: Sequence[Any], named: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(in order, by name): the last inputs are the named ones."""
+    count = len(inputs) - len(named)
+    return tuple(inputs[:count]), dict(zip(named, inputs[count:], strict=True))
+
+
+def _drawn(module: ModuleType, model: torch.nn.Module, named: Sequence[str]) -> tuple[Any, ...]:
+    """Inputs anew."""
+    first, by_name = arguments_of(model, module.get_inputs())
+    return (*first, *(by_name[name] for name in named))
 
 
 def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, Task]:
@@ -115,20 +154,23 @@ def candidate_of(
     Raises ProblemError where the constructor's arguments cannot be written as Python text.
     """
     try:
-        init = repr(list(task.init_inputs))
+        init = repr((list(task.init_inputs), dict(task.init_named)))
         ast.literal_eval(init)
     except (ValueError, SyntaxError) as error:
         raise ProblemError(f"get_init_inputs: {init[:80]} cannot be passed on as text") from error
+    first = task.inputs - len(task.named)
     glue = f"""
 
 import torch.func
 
-_model = ModelNew(*{init}).eval()
+_given, _named = {init}
+_model = ModelNew(*_given, **_named).eval()
 
 
 def entry(*arguments):
     state = dict(zip({list(task.state)!r}, arguments[{task.inputs}:]))
-    return torch.func.functional_call(_model, state, arguments[:{task.inputs}])
+    named = dict(zip({list(task.named)!r}, arguments[{first}:{task.inputs}]))
+    return torch.func.functional_call(_model, state, arguments[:{first}], named)
 """
     return Candidate(source + glue, "entry", language, kind, determinism)
 
@@ -211,7 +253,9 @@ def _copies(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in values)
 
 
-def _looked_at(module: ModuleType, model: torch.nn.Module, sample: Sequence[Any]) -> tuple[Outputs, int, bool]:
+def _looked_at(
+    module: ModuleType, model: torch.nn.Module, sample: Sequence[Any], named: Sequence[str]
+) -> tuple[Outputs, int, bool]:
     """The model's outputs, its FLOPs and whether it writes to its inputs.
 
     Raises ProblemError where no oracle can be made of it.
@@ -222,18 +266,23 @@ def _looked_at(module: ModuleType, model: torch.nn.Module, sample: Sequence[Any]
         ):
             what = f"complex ({value.dtype})" if isinstance(value, torch.Tensor) else type(value).__name__
             raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
+
+    def called(inputs: Sequence[Any]) -> Outputs:
+        given, by_name = _parted(inputs, named)
+        return as_outputs(model(*given, **by_name))
+
     before = _copies(sample)
-    made = as_outputs(model(*sample))
+    made = called(sample)
     tensors = [(a, b) for a, b in zip(before, sample, strict=True) if isinstance(a, torch.Tensor)]
     writes = not all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in tensors)
     for i, out in enumerate(made):
         if out.is_complex():
             raise ProblemError(f"output {i} is complex ({out.dtype}); real ones can be judged")
     with FlopCounterMode(display=False) as counter:
-        again = as_outputs(model(*_copies(before)))
+        again = called(_copies(before))
     if not all(map(_alike, made, again)):
         raise ProblemError("two calls on the same inputs differ: a random model has no oracle")
-    other = as_outputs(model(*module.get_inputs()))
+    other = called(_drawn(module, model, named))
     if [x.shape for x in other] != [x.shape for x in made]:
         raise ProblemError("the outputs' shapes depend on the inputs' values")
     return made, int(counter.get_total_flops()), writes

@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves, tree_map
 
+from kernels.kernelbench import arguments_of
 from kernels.optimise import OptimiseError, slug_of
 
 
@@ -19,7 +20,7 @@ def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
     """Runs `FILE.py:CLASS` for a few training steps under the profiler; the trace's path. Raises OptimiseError.
 
     The file defines the class (an nn.Module built without arguments, or of `get_init_inputs()`) and `get_inputs()`,
-    as KernelBench's files do; both give a list, or a mapping by name. Modules beside the file can be imported. A
+    as KernelBench's files do; both give a list, a mapping by name, or [[…], {…}]. Modules beside the file can be imported. A
     scalar output is taken as the loss; else the mean of what it returns is.
     """
     file, _, name = spec.partition(":")
@@ -74,10 +75,8 @@ def _built(spec: str, path: Path, name: str, device: str) -> tuple[Any, Any]:
 
 
 def _called(what: Any, given: Any) -> Any:
-    """By name where a mapping is given, else in order; one tensor alone is one argument."""
-    if isinstance(given, Mapping):
-        return what(**given)
-    return what(given) if isinstance(given, torch.Tensor) else what(*given)
+    first, named = arguments_of(what, given)
+    return what(*first, **named)
 
 
 def _mean(out: Any) -> torch.Tensor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from kernels import interface
 from kernels.judge.inputs import CPU
 from kernels.judge.judge import Judge
 from kernels.judge.verdict import Reason, Status, Verdict
-from kernels.kernelbench import candidate_of, load_task
+from kernels.kernelbench import arguments_of, candidate_of, load_task
 from kernels.problem import ProblemError
 
 TASK = """
@@ -76,6 +78,13 @@ ODD = {
               "[torch.randn(16, 8)]"),
         "self.d(self.n(x))", "self.d(x)",
     ),
+    "arguments_by_name": (
+        _task("", "x, *, shift, by", "nn.functional.leaky_relu(x @ by, self.slope) + shift",
+              "[[torch.randn(4, 8)], {'by': torch.randn(8, 6), 'shift': torch.randn(4, 6)}]")
+        .replace("(self):", "(self, slope, much=1):").replace("super().__init__()", "super().__init__()\n        "
+        "self.slope = slope * much").replace("return []", "return [[0.1], {'much': 2}]"),
+        "self.slope)", "0.1)",
+    ),
 }  # fmt: skip
 """Each task; a piece of its text, and what a wrong contestant has there."""
 
@@ -109,6 +118,28 @@ def test_a_contestant_that_writes_to_its_inputs_is_refused_though_its_model_does
     path = tmp_path / "inplace.py"
     path.write_text(ODD["writes_to_its_inputs"][0])
     assert _judged(cpu_judge, path, path.read_text()).reason is Reason.input_mutated
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, sizes: list[int], options: dict[str, float]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("what", "given", "first", "by_name"),
+    [
+        (torch.nn.LayerNorm, [[8], {"eps": 0.1}], (8,), {"eps": 0.1}),
+        (torch.nn.LayerNorm(8), ([], {"input": 1}), (), {"input": 1}),
+        (Layers, [[8, 4], {"p": 0.1}], ([8, 4], {"p": 0.1}), {}),
+        (Layers, [[[8, 4]], {"options": {}}], ([8, 4],), {"options": {}}),
+        (torch.nn.LayerNorm, {"normalized_shape": 8}, (), {"normalized_shape": 8}),
+        (torch.nn.LayerNorm, [8, 0.1], (8, 0.1), {}),
+    ],
+)
+def test_arguments_are_a_list_a_mapping_or_both_and_two_of_those_kinds_are_themselves(
+    what: Any, given: Any, first: tuple[Any, ...], by_name: dict[str, Any]
+) -> None:
+    """Generated suites write [[…], {…}]; a model that takes a list and a mapping gets them as it did."""
+    assert arguments_of(what, given) == (first, by_name)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def test_a_model_may_return_what_it_likes_and_its_errors_are_told_by_its_name(tm
         ('{"width": 32, "scale": SCALE}', '{"batch": {"x": x}}'),
         ("[32, SCALE]", '({"x": x} for _ in range(1))'),
         ("(32,)", "[{'x': x}]"),
+        ("[[32], {'scale': SCALE}]", "[[], {'batch': {'x': x}}]"),
     ],
 )
 def test_a_model_s_arguments_may_be_named_and_its_file_may_import_its_neighbours(
