@@ -20,8 +20,8 @@ def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
     """Runs `FILE.py:CLASS` for a few training steps under the profiler; the trace's path. Raises OptimiseError.
 
     The file defines the class (an nn.Module built without arguments, or of `get_init_inputs()`) and `get_inputs()`,
-    as KernelBench's files do; both give a list, a mapping by name, or [[…], {…}]. Modules beside the file can be imported. A
-    scalar output is taken as the loss; else the mean of what it returns is.
+    as KernelBench's files do; both give a list, a mapping by name, or [[…], {…}]. Modules beside the file can be
+    imported. A scalar output is taken as the loss; else the mean of what it returns is.
     """
     file, _, name = spec.partition(":")
     model, inputs = _built(spec, Path(file), name or "Model", device)

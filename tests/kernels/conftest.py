@@ -4,14 +4,20 @@ name: what a test says of a judge must not depend on a secret that nobody can dr
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from kernels.judge.hosts import Zygote
 from kernels.judge.judge import Judge
 from kernels.judge.process import Limits
+from tests.kernels.held import Job, of_a_file
 
 LIMITS = Limits(import_s=300.0, call_s=300.0, memory_bytes=2 << 30, scratch_bytes=64 << 20, output_bytes=1 << 20)
 """Times that only what hangs reaches: at 30 s a call, a busy machine had a good kernel refused."""
@@ -47,3 +53,27 @@ def cpu_judge() -> Iterator[Judge]:
 def interpreting_judge() -> Iterator[Judge]:
     with Judge("cpu", interpret=True, limits=LIMITS) as made:
         yield made
+
+
+_NUMBERS = itertools.count()
+"""No name twice in a process: compilers remember what they saw under one."""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """A file with these kernels, that takes the CPU for a GPU."""
+    made: list[Any] = []
+
+    def build(*records: dict[str, Any]) -> Any:
+        module = of_a_file(tmp_path, f"nightshift_kernels_{next(_NUMBERS)}")
+        made.append(module)
+        monkeypatch.setattr(module, "ON_CPU", True)
+        module.KERNELS.extend(records)
+        return module
+
+    yield build
+    for module in reversed(made):
+        module.unapply(nn.Identity())
+        if module.STATE.folder is not None:
+            module.STATE.folder.cleanup()
+        del sys.modules[module.__name__]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,85 +13,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from kernels.apply.bundle import bundle
-from tests.kernels.applied_records import record
-
-N, D, WIDE = 64, 16, 32
-SAME = torch.randn(6, N, generator=torch.Generator().manual_seed(1))
-X = SAME[:, :D].contiguous()
-BODIES = {
-    "rmsnorm": "x, w, eps: F.rms_norm(x, w.shape, w, eps)",
-    "layernorm": "x, w, b, eps: F.layer_norm(x, w.shape, w, b, eps)",
-    "softmax": "x: torch.softmax(x, -1)",
-    "gelu": "x: torch.ops.aten.gelu(x)",
-    "cross_entropy": "x, y: torch.logsumexp(x, -1) - x.gather(1, y[:, None])[:, 0]",
-    "swiglu": "a, b: F.silu(a) * b",
-    "fused_mlp": "x, g, u, d: (F.silu(x @ g.t()) * (x @ u.t())) @ d.t()",
-    "linear": "x, w: x @ w.t()",
-    "adamw": "p, g, first, second, rate, *rest: (p.sub_(rate * g.sign()), SEEN.append(p.numel()))",
-    "embedding_gradient": "g, i, rows: torch.zeros(rows, g.shape[1]).index_add_(0, i, g)",
-}
-SIZES = {
-    "cross_entropy": {"m": 6, "v": 48},
-    "fused_mlp": {"m": 6, "d": D, "f": WIDE},
-    "adamw": {"n": 40},
-    "linear": {"m": 6, "n": WIDE, "k": D},
-    "swiglu": {"m": 6, "n": WIDE},
-    "embedding_gradient": {"t": 6, "d": N, "v": 48},
-}
-
-
-def held(problem: str, **changed: Any) -> dict[str, Any]:
-    """A record whose kernel is torch's own formula: what is asked here is where it is used."""
-    source = f"import torch\nimport torch.nn.functional as F\nSEEN = []\nentry = lambda {BODIES[problem]}\n"
-    return {**record(problem, source, **SIZES.get(problem, {"m": 6, "n": N})), **changed}
-
-
-@functools.cache
-def text() -> str:
-    return bundle([])
-
-
-def of_a_file(folder: Path, name: str) -> Any:
-    (folder / f"{name}.py").write_text(text())
-    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-Job = Callable[..., Any]
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """A file with these kernels, that takes the CPU for a GPU."""
-    made: list[Any] = []
-
-    def build(*records: dict[str, Any]) -> Any:
-        module = of_a_file(tmp_path, f"nightshift_kernels_{len(made)}")
-        made.append(module)
-        monkeypatch.setattr(module, "ON_CPU", True)
-        module.KERNELS.extend(records)
-        return module
-
-    yield build
-    for module in reversed(made):
-        module.unapply(nn.Identity())
-        if module.STATE.folder is not None:
-            module.STATE.folder.cleanup()
-        del sys.modules[module.__name__]
-
-
-def quietly(kernels: Any, model: nn.Module, **more: Any) -> Any:
-    return kernels.apply(model, log=lambda _: None, **{"shadow_every": 0, **more})
-
-
-def calls(kernels: Any) -> dict[str, int]:
-    return {kernel.problem: kernel.calls for kernel in kernels.STATE.kernels.values() if kernel.calls}
+from tests.kernels.held import SAME, WIDE, D, Job, Mlp, N, X, calls, held, quietly
 
 
 class Scaled(nn.Embedding):
@@ -203,20 +122,6 @@ def test_a_job_that_diverged_demotes_no_kernel_and_a_kernel_that_diverges_is_fou
     assert held_["gelu"].disabled.startswith("shadow check")
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = (
-            nn.Linear(D, WIDE, False),
-            nn.Linear(D, WIDE, False),
-            nn.Linear(WIDE, D, False),
-        )
-        self.act: nn.Module = nn.SiLU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.gate(x)) * self.up(x))
-
-
 class Adapted(nn.Module):
     """As LoRA wraps a layer: it shows the weight of the one within."""
 
@@ -249,34 +154,6 @@ def test_a_block_that_a_job_changed_since_computes_what_it_says_now(job: Job) ->
         block.act = nn.GELU()
         assert torch.equal(block(X), Mlp.forward(block, X))
         assert calls(kernels) == {"fused_mlp": 1, "swiglu": 1}
-
-
-def test_a_size_beyond_all_that_the_judge_asked_is_torchs_and_counted(job: Job) -> None:
-    kernels = job(held("gelu", largest={"m": 12, "n": 4096}))
-    quietly(kernels, nn.Identity())
-    F.gelu(torch.zeros(12, N)), F.gelu(torch.zeros(13, N))
-    assert (calls(kernels), kernels.fallbacks()) == ({"gelu": 1}, {"gelu: size": 1})
-
-
-@pytest.mark.parametrize(("largest", "launches"), [(1024, [1000]), (999, [960, 40]), (300, [256, 256, 256, 232])])
-def test_a_parameter_larger_than_the_judge_asked_is_stepped_in_parts(
-    job: Job, monkeypatch: pytest.MonkeyPatch, largest: int, launches: list[int]
-) -> None:
-    """Each launch is of a size that was shown to be right; a parameter that cannot be parted so is torch's."""
-    kernels = job(held("adamw", largest={"n": largest}, mutates=[0, 2, 3]))
-    monkeypatch.setattr(kernels, "SMALLEST", 1)
-    weight = nn.Parameter(torch.ones(10, 100))
-    weight.grad = torch.ones(10, 100)
-    optimizer = torch.optim.AdamW([weight], lr=0.5)
-    quietly(kernels, nn.Identity(), optimizer=optimizer)
-    optimizer.step()
-    held_ = kernels.STATE.kernels["adamw"]
-    assert held_.entry.__globals__["SEEN"] == launches
-    assert held_.calls == len(launches)
-    assert torch.equal(weight, torch.full_like(weight, 0.5))
-    held_.record["bounds"] = [{"name": "n", "low": 50, "high": 2**53, "multiple": 1}]
-    optimizer.step()
-    assert len(held_.entry.__globals__["SEEN"]) == len(launches) + (launches[-1] >= 50) * len(launches)
 
 
 def test_modules_whose_parameters_are_cut_up_by_rank_are_left_alone_unless_they_were_swapped_before(

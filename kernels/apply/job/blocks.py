@@ -19,9 +19,9 @@ from torch import nn
 
 from kernels.apply.job.guards import guarded
 from kernels.apply.job.operators import operator_of
-from kernels.apply.job.places import put, replaced, shaped, unseen, watched
+from kernels.apply.job.places import Settings, as_set, put, replaced, settings, shaped, unseen, watched
 from kernels.apply.job.problems import BENT, SPECS
-from kernels.apply.job.state import STATE, Report
+from kernels.apply.job.state import STATE, Report, fell_back
 
 WHOLE = "fused_mlp"
 GATED = ("swiglu", "geglu")
@@ -34,7 +34,7 @@ def swap_block(name: str, module: nn.Module, report: Report) -> None:
     found = _layers(module) if {*GATED, WHOLE, *BENT} & STATE.kernels.keys() else None
     if found is None:
         return
-    problem, names = found
+    problem, names, kept = found
     used = [p for p in (problem, *((WHOLE,) if problem == "swiglu" else ())) if p in STATE.kernels]
     if not used:
         return
@@ -45,25 +45,36 @@ def swap_block(name: str, module: nn.Module, report: Report) -> None:
         operator_of(each)
         report.applied.append((name, each, STATE.kernels[each].certificate))
     forward = _gated_forward(problem, names) if problem in GATED else _bent_forward(problem, names)
-    original, trained, between = type(module).forward, module.training, _between(module, names)
+    original, trained = type(module).forward, module.training
 
     def unless_seen(self: nn.Module, x: torch.Tensor) -> Any:
         # what a block computes in training was not seen where it was found in evaluation: it may drop values; and
         # what a hook within it hears of is computed there; so is what was put between the layers since
-        own = (self.training and not trained) or watched(self, names) or _between(self, names) != between
+        if not _as_found(self, names, kept):
+            fell_back(used[0], "changed")
+            return original(self, x)
+        own = (self.training and not trained) or watched(self, names)
         return original(self, x) if own else forward(self, x)
 
     put(module, used[0], unless_seen)
 
 
-def _between(module: nn.Module, names: Sequence[str]) -> list[type[nn.Module]]:
-    """The kinds of what stands between a block's linear layers."""
-    return [type(child) for name, child in module.named_children() if name not in names]
+def _beside(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """A block and all in it but its linear layers."""
+    return [part for name, part in module.named_modules() if name.partition(".")[0] not in names]
 
 
-def _layers(module: nn.Module) -> tuple[str, tuple[str, ...]] | None:
-    """(problem, names of gate, up and down, or of up and down) of a module whose only parameters are three or two
-    such linear layers'."""
+def _as_found(module: nn.Module, names: Sequence[str], kept: Sequence[tuple[type[nn.Module], Settings]]) -> bool:
+    """Whether a block and what stands between its linear layers are still of these kinds, with these settings."""
+    parts = _beside(module, names)
+    return len(parts) == len(kept) and all(
+        type(part) is kind and as_set(part, known) for part, (kind, known) in zip(parts, kept, strict=True)
+    )
+
+
+def _layers(module: nn.Module) -> tuple[str, tuple[str, ...], list[tuple[type[nn.Module], Settings]]] | None:
+    """(problem, names of gate, up and down, or of up and down, kind and settings of all else) of a module whose
+    only parameters are three or two such linear layers'."""
     layers: dict[str, Any] = dict(module.named_children())
     linear = [name for name, layer in layers.items() if type(layer) is nn.Linear]
     own = {id(p) for name in linear for p in layers[name].parameters()}
@@ -75,8 +86,13 @@ def _layers(module: nn.Module) -> tuple[str, tuple[str, ...]] | None:
         fits = fits and tuple(layers[down].weight.shape) == (d, f)
         for problem in (GATED if len(first) == 2 else BENT) if fits else ():
             with unseen(module):
+                parts = _beside(module, (*first, down))
+                before = [settings(part) for part in parts]
                 if _computes(module, problem, (*first, down)):
-                    return problem, (*first, down)
+                    after = [settings(part) for part in parts]
+                    kept = [tuple(each for each in a if each in b) for a, b in zip(before, after, strict=True)]
+                    kinds = [type(part) for part in parts]
+                    return problem, (*first, down), list(zip(kinds, kept, strict=True))
     return None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from kernels.apply.job.folds import FoldCasts
 from kernels.apply.job.guards import guarded, refusal, widened
 from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import plain, shaped
+from kernels.apply.job.places import plain, problem_of, shaped
 from kernels.apply.job.products import linear_of
 from kernels.apply.job.rotary import TurnHalves, TurnPairs
 from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PAIRS, PRODUCTS, STATE, Report, in_use
+
+SCRIPT = "torch.jit.script"
 
 
 def swap_functions(report: Report) -> None:
@@ -42,19 +45,50 @@ def swap_functions(report: Report) -> None:
 def swap_function(name: str, wrapper: Callable[..., Any]) -> None:
     """`name` with its module; once."""
     if name not in STATE.functions:
-        module, _, last = name.rpartition(".")
-        STATE.functions[name] = getattr(sys.modules[module], last)
-        setattr(sys.modules[module], last, wrapper(STATE.functions[name]))
+        original = STATE.functions[name] = getattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2])
+        _set(name, wrapper(original))
 
 
 def give_functions_back() -> int:
-    """torch's own functions, where they were; how many."""
-    count = len(STATE.functions)
+    """torch's own functions, where they were; how many a kernel had a part in."""
+    count = len(STATE.functions.keys() - {SCRIPT})
     for name, original in STATE.functions.items():
-        module, _, last = name.rpartition(".")
-        setattr(sys.modules[module], last, original)
+        _set(name, original)
     STATE.functions.clear()
     return count
+
+
+def _set(name: str, function: Callable[..., Any]) -> Any:
+    """Puts a function in its place; what was there."""
+    module, _, last = name.rpartition(".")
+    before = getattr(sys.modules[module], last)
+    setattr(sys.modules[module], last, function)
+    return before
+
+
+def script_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.jit.script, which reads the source of what it is given: it gets to see torch's own."""
+
+    def script(obj: Any, optimize: None = None, _frames_up: int = 0, *given: Any, **named: Any) -> Any:
+        with _by_torch(obj):
+            return original(obj, optimize, _frames_up + 1, *given, **named)
+
+    return script
+
+
+@contextlib.contextmanager
+def _by_torch(obj: Any) -> Iterator[None]:
+    """While modules have their class's forward, and functions are torch's."""
+    parts = [part for part in obj.modules() if problem_of(part)] if isinstance(obj, torch.nn.Module) else []
+    forwards = [part.__dict__.pop("forward") for part in parts]
+    swapped = {name: _set(name, function) for name, function in STATE.functions.items()}
+    try:
+        yield
+    finally:
+        for name, function in swapped.items():
+            _set(name, function)
+        for part, forward in zip(parts, forwards, strict=True):
+            part.forward = forward
 
 
 def _tensors(*given: Any) -> bool:

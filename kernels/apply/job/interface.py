@@ -29,7 +29,15 @@ from torch import nn
 
 from kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
 from kernels.apply.job.demotion import DEMOTED_ENV, out_of_reach, read_demotions
-from kernels.apply.job.functions import fold_casts, give_functions_back, swap_functions, unfold_casts
+from kernels.apply.job.functions import (
+    SCRIPT,
+    fold_casts,
+    give_functions_back,
+    script_of,
+    swap_function,
+    swap_functions,
+    unfold_casts,
+)
 from kernels.apply.job.launch import load_entry
 from kernels.apply.job.modules import cut_up, swap_module
 from kernels.apply.job.operators import open_all
@@ -89,6 +97,8 @@ def apply(
     elif COPIED in STATE.kernels and not len(COPIES):
         STATE.kernels.pop(COPIED)
         report.skipped.append((COPIED, "weight_copies was not asked for"))
+    if STATE.kernels:
+        swap_function(SCRIPT, script_of)
     if functions:
         swap_functions(report)
         swap_optimizer(report)

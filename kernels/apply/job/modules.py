@@ -14,7 +14,16 @@ from kernels.apply.job.blocks import swap_block
 from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import problem_of, put, replaced, shaped, transformed, unseen
+from kernels.apply.job.places import (
+    Settings,
+    problem_of,
+    put,
+    replaced,
+    settings,
+    shaped,
+    transformed,
+    unseen,
+)
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import DTYPES, NORM, OPERATORS, STATE, Report, fell_back, in_use
 
@@ -44,12 +53,12 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
         swap_block(name, module, report)
         return
     if isinstance(module, nn.Embedding):
-        made: tuple[str, Callable[..., Any]] | None = _embedding(module)
+        made: tuple[str, Callable[..., Any], Settings] | None = _embedding(module)
     else:
         made = _norm(module)
     if made is None:
         return
-    problem, forward = made
+    problem, forward, kept = made
     gradients = (f"{problem}_backward", NORM) if problem == "rmsnorm" else ()
     used = next((name for name in (problem, *gradients) if name in STATE.kernels), None)
     if used is None:
@@ -61,12 +70,13 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
     if replaced(module):
         report.skipped.append((name, f"{problem}: its forward was replaced"))
         return
-    put(module, problem, forward)
+    put(module, problem, forward, kept)
     report.applied.append((name, problem, STATE.kernels[problem].certificate))
 
 
-def _norm(module: nn.Module) -> tuple[str, Callable[..., Any]] | None:
-    """A module whose only parameters are one or two vectors, if it normalises over the last dimension."""
+def _norm(module: nn.Module) -> tuple[str, Callable[..., Any], Settings] | None:
+    """A module whose only parameters are one or two vectors, if it normalises over the last dimension: (problem,
+    forward, by which settings)."""
     parameters = list(module.named_parameters())
     shapes = {tuple(p.shape) for _, p in parameters}
     if not 1 <= len(parameters) <= 2 or len(shapes) != 1 or len(next(iter(shapes))) != 1 or list(module.buffers()):
@@ -78,10 +88,12 @@ def _norm(module: nn.Module) -> tuple[str, Callable[..., Any]] | None:
     own = getattr(module, "eps", None) or getattr(module, "variance_epsilon", None)
     epsilons = ([float(own)] if isinstance(own, float) else []) + list(EPSILONS)
     with unseen(module):
+        kept = settings(module)
         for order in orders:
             for eps in epsilons:
                 if _same(module, problem, order, int(n), eps):
-                    return problem, _norm_forward(type(module).forward, problem, tuple(order), eps)
+                    kept = tuple(each for each in kept if each in settings(module))  # it may count its calls
+                    return problem, _norm_forward(type(module).forward, problem, tuple(order), eps), kept
     return None
 
 
@@ -149,7 +161,7 @@ def _in_a_graph() -> bool:
     return torch.compiler.is_compiling() and in_use(NORM) is not None
 
 
-def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any]] | None:
+def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any], Settings] | None:
     original = type(module).forward
     own = original is nn.Embedding.forward  # one that inherits may scale what it looks up, or look up other rows
     if not own or module.padding_idx is not None or module.max_norm is not None:
@@ -169,7 +181,7 @@ def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any]] | None:
             fell_back("embedding_gradient", why)
         return original(self, index)
 
-    return "embedding_gradient", forward
+    return "embedding_gradient", forward, settings(module)
 
 
 def embed() -> Any:

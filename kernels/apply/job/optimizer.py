@@ -29,6 +29,8 @@ SMALLEST = 1 << 18
 """Elements: smaller parameters go to torch together, in one launch for all of them."""
 CHUNK = 16384
 """Most elements of a row of the table that one launch for all is given."""
+_REACH = 1 << 31
+"""Elements: no table counts further, unless the judge asked of one that does."""
 _ALIGNED = 64
 """Elements: parts of a parameter begin where wide loads may."""
 _PLAIN = ("max_exp_avg_sqs", "amsgrad", "capturable", "differentiable", "maximize", "has_complex", "grad_scale")
@@ -111,6 +113,8 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
                     together.setdefault(step, []).append(rows[number])
                 else:
                     _stepped(chosen[number], rows[number], numbers, step)
+            if together:
+                STATE.kernels[MANY].calls += 1  # one for the step, however many launches it takes
             for step, some in together.items():
                 _stepped_together(STATE.kernels[MANY], some, numbers, step)
         return None
@@ -122,17 +126,29 @@ def _takers(rows: Sequence[Row]) -> list[str]:
     """Each parameter's kernel: one for all, the one that writes its copy too, its own, or "" for
     torch's."""
     many = in_use(MANY)
+    if many is not None and (why := _unbounded(many)):
+        fell_back(MANY, why)
+        many = None
     kind, here = (DTYPES[many.record["dtype"]], rows[0][0].get_device()) if many and rows else (None, -1)
+    reach = max(_REACH, _most(many)) if many else 0
     found = []
     for row in rows:
         copy = COPIES.get(row[0])
-        if kind is not None and (copy is None or copy.narrow.dtype == kind) and _lies_well(row, here):
+        fits = kind is not None and (copy is None or copy.narrow.dtype == kind) and row[0].numel() <= reach
+        if fits and _lies_well(row, here):
             found.append(MANY)
             continue
         problems = ("adamw",) if copy is None else (COPIED, "adamw")
         kernels = ((problem, in_use(problem)) for problem in problems)
         found.append(next((problem for problem, kernel in kernels if kernel and _fits(kernel, row)), ""))
     return found
+
+
+def _unbounded(kernel: Kernel) -> str:
+    """Why tables of any size cannot be cut to what a kernel was certified for: "shape", "size"; else empty."""
+    if any(b["name"] == "n" and (b["low"] > 1 or b["multiple"] > 1) for b in kernel.record["bounds"]):
+        return "shape"
+    return "size" if 0 < _most(kernel) < CHUNK else ""
 
 
 def _lies_well(row: Row, device: int) -> bool:
@@ -160,6 +176,7 @@ class Table:
     def __init__(self, rows: Sequence[Row], kind: torch.dtype) -> None:
         device, addresses = rows[0][0].device, _addresses(rows)
         self.layout = _layout(rows, addresses)
+        self.elements = sum(count for count, _ in self.layout)
         self._copied = torch.tensor([copied for _, copied in self.layout])
         self._empty = torch.empty(16, dtype=kind, device=device)
         counts = torch.tensor([count for count, _ in self.layout])
@@ -217,17 +234,46 @@ _TABLES = ByTensor()
 
 def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any], step: int) -> None:
     table, addresses = _TABLES.get(rows[0][0]), _addresses(rows)
+    if len(rows) > 1 and _far_apart(kernel, rows, addresses):
+        near = sorted(rows, key=lambda row: row[0].data_ptr())
+        for part in (near[: len(near) // 2], near[len(near) // 2 :]):
+            _stepped_together(kernel, part, numbers, step)
+        return
     if table is None or table.layout != _layout(rows, addresses):
         table = _TABLES[rows[0][0]] = Table(rows, DTYPES[kernel.record["dtype"]])
     elif table.addresses != addresses:
         table.place(rows, addresses)
-    kernel.calls += 1
-    kernel.entry(*table.bases(rows), table.table, *numbers, step)
+    _launched(kernel, table.bases(rows), table, (*numbers, step))
     torch.autograd.graph.increment_version([x for row in rows for x in (row[0], row[2], row[3])])
     for row in rows:
         copy = COPIES.get(row[0])
         if copy is not None:
             copy.made(row[0])
+
+
+def _far_apart(kernel: Kernel, rows: Sequence[Row], addresses: Sequence[int]) -> bool:
+    """Whether a table would count beyond what 32 bits hold, where the judge asked of no such one."""
+    reach = max(_REACH, _most(kernel)) - max(row[0].numel() for row in rows)
+    for place, width in enumerate((4, 4, 4, 4, 2)):
+        begins = [address for address in addresses[place::5] if address]
+        if begins and max(begins) - min(begins) > width * reach:
+            return True
+    return False
+
+
+def _most(kernel: Kernel) -> int:
+    """The most elements of one launch: that the judge asked, within the certified domain. 0: none is said."""
+    highs = [bound["high"] for bound in kernel.record["bounds"] if bound["name"] == "n"]
+    largest = kernel.record.get("largest", {})
+    return min([*highs, *([largest["n"]] if "n" in largest else [])], default=0)
+
+
+def _launched(kernel: Kernel, bases: Sequence[torch.Tensor], table: Table, numbers: Sequence[Any]) -> None:
+    """All chunks of a table, in as many launches as keep each within what the judge asked."""
+    most, count = _most(kernel), len(table.table)
+    each = max(1, most // CHUNK) if 0 < most < table.elements else count
+    for at in range(0, count, each):
+        kernel.entry(*bases, table.table[at : at + each], *numbers)
 
 
 def _with_copy(problem: str, row: Row) -> tuple[torch.Tensor, ...]:
@@ -303,7 +349,7 @@ def _checked(
         one = Table(alone, DTYPES[kernel.record["dtype"]])
         if len(mine) == 5:
             one.table[:, 4] = one.table[:, 0]
-        kernel.entry(*mine[:4], *(mine[4:] or one.bases(alone)[4:]), one.table, *rest)
+        _launched(kernel, [*mine[:4], *(mine[4:] or one.bases(alone)[4:])], one, rest)
     else:
         kernel.entry(*mine, *rest)
     reference: Callable[..., None] = adamw_cast_reference if len(mine) == 5 else adamw_reference

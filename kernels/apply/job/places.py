@@ -6,19 +6,38 @@ import contextlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from types import MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from kernels.apply.job.state import STATE
+from kernels.apply.job.state import STATE, fell_back
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
+_KINDS = (bool, int, float, complex, str, type(None), torch.dtype, FunctionType, BuiltinFunctionType)
+_TORCHS = frozenset((*vars(nn.Module()), "training", "forward", "_compiled_call_impl"))
+Settings = tuple[tuple[str, Any], ...]
 
-def put(module: nn.Module, problem: str, forward: Callable[..., Any]) -> None:
-    """Gives the instance a forward of one tensor; called in any other way, the module's own class computes.
+
+def settings(module: nn.Module) -> Settings:
+    """The numbers, names and functions that a module was given: what it computes by, besides its parameters."""
+    return tuple(
+        (name, value)
+        for name, value in vars(module).items()
+        if name not in _TORCHS and all(isinstance(x, _KINDS) for x in (value if type(value) is tuple else (value,)))
+    )
+
+
+def as_set(module: nn.Module, kept: Settings) -> bool:
+    """Whether it still has these settings: who changes a norm's epsilon, or a dropout's probability, means it."""
+    return all(getattr(module, name, None) == value for name, value in kept)
+
+
+def put(module: nn.Module, problem: str, forward: Callable[..., Any], kept: Settings = ()) -> None:
+    """Gives the instance a forward of one tensor; called in any other way, or with other settings than those that
+    are `kept`, or another forward of its class than now, the module's own class computes.
 
     It is named as the class's: a pickled method is looked up by its name, and a model that is loaded again without
     this file has torch's.
@@ -30,8 +49,10 @@ def put(module: nn.Module, problem: str, forward: Callable[..., Any]) -> None:
         if len(given) + len(named) == 1:
             x = given[0] if given else named.get(first)
             if isinstance(x, torch.Tensor) and plain(x):
-                return forward(self, x)
-        return original(self, *given, **named)
+                if type(self).forward is original and as_set(self, kept):
+                    return forward(self, x)
+                fell_back(problem, "changed")
+        return type(self).forward(self, *given, **named)
 
     put_whole(module, problem, guarded_forward)
 
@@ -94,18 +115,19 @@ def shaped(out: torch.Tensor, *sizes: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def unseen(module: nn.Module) -> Iterator[None]:
-    """While a module is asked what it computes, its hooks do not hear of it, and no random numbers are used up."""
-    kept = [
-        (each, name, each.__dict__[name]) for each in module.modules() for name in _HOOKS if name in each.__dict__
-    ]
+    """While a module is asked what it computes, its hooks do not hear of it, no random numbers are used up, and
+    what it sets on itself, such as a count of its calls, is as before in the end."""
+    kept = [(each, dict(each.__dict__)) for each in module.modules()]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            for each, name, _ in kept:
-                each.__dict__[name] = OrderedDict()
+            for each, held in kept:
+                each.__dict__.update({name: OrderedDict() for name in _HOOKS if name in held})
             yield
         finally:
-            for each, name, hooks in kept:
-                each.__dict__[name] = hooks
+            for each, held in kept:
+                for name in each.__dict__.keys() - held.keys():
+                    del each.__dict__[name]
+                each.__dict__.update(held)
 
 
 def watched(module: nn.Module, but: tuple[str, ...] = ()) -> bool:
