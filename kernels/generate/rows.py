@@ -25,6 +25,10 @@ MASKS = """if EVEN:
         else:
             inside = (row < m) & (column < n)"""
 
+SUMMING_HOST = "programs = max(min(triton.cdiv(m, $rows), $waves * units), triton.cdiv(m, $rows * 256))"
+"""Sets `programs` from `m` where each of them sums over its rows: a grid of `waves`, but no more than 256 additions
+one after the other, whose errors would grow with the number of rows."""
+
 POLICIES = ("", "evict_first")
 STORES = (*POLICIES, "streaming")
 

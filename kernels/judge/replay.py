@@ -199,9 +199,11 @@ class Replayer:
     def _unsettle(self, slot: int, seed: int) -> None:
         """Before a timed call: nothing that was remembered of an earlier call may be of use.
 
-        The inputs become a blend that only this call sees, outputs and scratch are filled with NaN, and L2's lines
-        are given back, so that the flush which follows evicts them.
+        L2's lines are given back, so that the flush which follows evicts them; first, because a walk over every
+        slot leaves caches of addresses cold. Then the inputs become a blend that only this call sees, and outputs
+        and scratch are filled with NaN: traffic like that before a baseline's call (`contestants.Stir`).
         """
+        self._give_back()
         inputs, outputs = self._tensors[slot]
         first, second = self._values[slot], self._values[(slot + 1) % len(self._values)]
         for position, (target, one, other) in enumerate(zip(inputs, first, second, strict=True)):
@@ -211,7 +213,6 @@ class Replayer:
             tensor.fill_(_POISON)
         for tensor in outputs:
             _spoil(tensor)
-        self._give_back()
 
     def _give_back(self) -> None:
         """No slot's line is held in L2 because a kernel asked for it (evict_last): one that is would be found there

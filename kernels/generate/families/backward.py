@@ -8,12 +8,13 @@ and a second kernel adds the parts in a fixed order, so the result is the same e
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES, row_bounds
+from kernels.generate.rows import POLICIES, SUMMING_HOST, row_bounds
 from kernels.generate.space import Space
 from kernels.generate.template import HINTS, render
 from kernels.problem import Case
 
-RMSNORM = """
+RMSNORM = (
+    """
 import torch
 import triton
 import triton.language as tl
@@ -59,7 +60,9 @@ def entry(gradient, x, weight,$residual eps):
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)$made
     summed = torch.empty((n,), dtype=weight.dtype, device=x.device)
     units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-    programs = min(triton.cdiv(m, $rows), $waves * units)
+    """
+    + SUMMING_HOST
+    + """
     part = torch.empty((programs, n), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(n)
     deep = $rows * block * (x.element_size() + gradient.element_size()) * $stages <= 160 << 10
@@ -70,6 +73,7 @@ def entry(gradient, x, weight,$residual eps):
     add_parts[(triton.cdiv(n, 32),)](part, summed, programs, n, LINES=64, BLOCK=32, num_warps=4)
     return out,$narrow summed
 """
+)
 
 RESIDUAL = {
     "residual": " residual,",

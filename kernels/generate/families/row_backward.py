@@ -7,7 +7,7 @@ while it walks its rows, and a second kernel adds the parts in a fixed order, so
 from __future__ import annotations
 
 from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES, row_bounds, row_space, row_values
+from kernels.generate.rows import POLICIES, SUMMING_HOST, row_bounds, row_space, row_values
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -46,7 +46,8 @@ def entry(gradient, x):
     return out
 """
 
-LAYERNORM = """
+LAYERNORM = (
+    """
 import torch
 import triton
 import triton.language as tl
@@ -102,7 +103,9 @@ def entry(gradient, x, weight, mean, scale):
     to_weight = torch.empty((n,), dtype=weight.dtype, device=x.device)
     to_bias = torch.empty((n,), dtype=weight.dtype, device=x.device)
     units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-    programs = min(triton.cdiv(m, $rows), $waves * units)
+    """
+    + SUMMING_HOST
+    + """
     part = torch.empty((programs, 2, n), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(n)
     deep = $rows * block * (x.element_size() + gradient.element_size()) * $stages <= 160 << 10
@@ -115,6 +118,7 @@ def entry(gradient, x, weight, mean, scale):
     )
     return out, to_weight, to_bias
 """
+)
 
 
 class RowBackward:
