@@ -20,6 +20,9 @@ class KernelEventKind(StrEnum):
     OOM_KILL = "oom_kill"
     FELL_OFF_BUS = "fell_off_bus"
     NVLINK = "nvlink"
+    STORAGE = "storage"
+    """A remote file system's server is silent or answers again (`server`, `answers`), or a process waits in the
+    kernel without end (`blocked_s`)."""
     BOOT = "boot"
     GAP = "gap"
     """Lines were lost: rotation, an overrun ring buffer or a rate limit."""

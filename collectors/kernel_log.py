@@ -1,4 +1,5 @@
-"""Reads kernel log lines: GPU errors (Xid), NVSwitch errors (SXid), PCIe errors, OOM kills, lost GPUs, boots.
+"""Reads kernel log lines: GPU errors (Xid), NVSwitch errors (SXid), PCIe errors, OOM kills, lost GPUs, boots, and
+remote storage that does not answer (messages of Linux's net/sunrpc/clnt.c, fs/ceph, kernel/hung_task.c; Lustre).
 
 The kernel log is the source of truth for Xids: DCGM's gauge holds only the last one and never clears. Formats, all
 from public logs and NVIDIA's "Xid Errors" document (docs.nvidia.com/deploy/xid-errors):
@@ -28,6 +29,7 @@ from collectors.pci import canonical_pci
 from collectors.subject import Subject, SubjectKind
 
 MAX_TEXT = 4096
+_SAID_AGAIN_S, _MOST_SERVERS = 30.0, 1000
 _UNKNOWN = ("<unknown>", "'<unknown>'", "")
 
 _XID = re.compile(
@@ -66,6 +68,10 @@ _NVLINK = re.compile(
     r"(?:nvidia-nvlink|NVRM: .*?(?:nvlink|NVLink|knvlink)).*?(?:error|Error|fail|fatal|Fatal|timeout|\bdown\b)"
 )
 """Not "Need to shutdown all links": so does every driver that is unloaded, and every GPU that is reset."""
+_NFS = re.compile(r"\b(nfs|lockd): server (\S+) (not responding|OK\b)")
+_LUSTRE = re.compile(r"Lustre: .*?Connection (?:to|restored to) (\S+)(?: \(at [^)]+\))?( was lost)?")
+_CEPH = re.compile(r"\bceph: (?:\[[^\]]*\]: )?(mds\d+) (hung|came back|caps renewed|recovery completed)")
+_BLOCKED = re.compile(r"task (.+?):(\d{1,9}) blocked (?:in I/O wait )?for more than (\d+) seconds")
 _DRIVER = re.compile(r"NVRM: loading NVIDIA UNIX .*?Kernel Module(?: for \S+)?  ?([\d.]+)")
 _LOST = re.compile(
     r"(\d+) (?:callbacks|(?:kernel )?messages|lines) (?:suppressed|lost|dropped)|[Mm]issed (\d+) kernel messages"
@@ -80,6 +86,7 @@ class KernelLogParser:
     uuid_of: dict[str, str] = field(default_factory=dict)
     _falling: str | None = None
     _oom: Mapping[str, str] = field(default_factory=dict)
+    _storage_said: dict[str, tuple[bool, float]] = field(default_factory=dict)
 
     def read(self, record: LogRecord) -> KernelEvent | None:
         """The event that a line tells, or None. Never raises: a line of no known form is no event."""
@@ -257,6 +264,29 @@ class KernelLogParser:
             link=link.group(1) if link else None,
         )
 
+    def _storage(self, record: LogRecord, text: str) -> KernelEvent | None:
+        """The same of one server or process is told again after a while only: its lines come by the thousand."""
+        given: dict[str, object]
+        if (match := _NFS.search(text)) is not None:
+            given = {"server": f"NFS server {match.group(2)[:200]}", "answers": match.group(3) == "OK"}
+        elif (match := _LUSTRE.search(text)) is not None:
+            given = {"server": f"Lustre target {match.group(1)[:200]}", "answers": match.group(2) is None}
+        elif (match := _CEPH.search(text)) is not None:
+            given = {"server": f"Ceph {match.group(1)}", "answers": match.group(2) != "hung"}
+        elif (match := _BLOCKED.search(text)) is not None:
+            given = {"process": match.group(1)[:64], "pid": int(match.group(2)), "blocked_s": match.group(3)}
+        else:
+            return None
+        what, answers = str(given.get("server") or given["process"]), given.get("answers", False)
+        said, said_s = self._storage_said.get(what, (None, 0.0))
+        if said is answers and 0 <= record.at.t_s - said_s < _SAID_AGAIN_S:
+            return None
+        if len(self._storage_said) >= _MOST_SERVERS:
+            self._storage_said.clear()
+        self._storage_said[what] = answers is True, record.at.t_s
+        given |= {"answers": "yes" if answers else "no"} if "server" in given else {}
+        return self._event(KernelEventKind.STORAGE, record, None, **given)
+
     def _booted(self, record: LogRecord, text: str) -> KernelEvent | None:
         if not text.startswith("Linux version "):
             return None
@@ -287,6 +317,10 @@ _READERS: tuple[tuple[str, _Reader], ...] = (
     ("oom-kill:", KernelLogParser._oom_killed),
     ("vlink", KernelLogParser._nvlink),
     ("NVLink", KernelLogParser._nvlink),
+    (": server ", KernelLogParser._storage),
+    ("Lustre: ", KernelLogParser._storage),
+    ("ceph: ", KernelLogParser._storage),
+    ("blocked ", KernelLogParser._storage),
     ("Linux version ", KernelLogParser._booted),
     ("suppressed", KernelLogParser._gap),
     ("messages", KernelLogParser._gap),

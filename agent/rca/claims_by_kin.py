@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from agent.kinship import Kin
 from agent.rca.case import Case, Drafts, claim, clock, equals, rise, short, sides, size, span
-from agent.rca.diagnosis import Predicate
+from agent.rca.diagnosis import Evidence, Predicate, Quote
+from agent.rca.grounding import MAX_QUOTE_CHARS, lines_of
 from detectors.base import Fault
 
 _P = Predicate
@@ -162,6 +163,39 @@ def _stall(case: Case) -> Drafts:
         yield equals(
             case, "gpu_idle_share", f"its GPUs idled {100 * idle:.0f} % of that time: they waited for data"
         )
+    yield from _storage(case)
+
+
+def _storage(case: Case) -> Drafts:
+    """What remote storage the nodes wait for, and that processes wait in the kernel, each with its first line."""
+    item = case.bundle.one("storage")
+    if item is None:
+        return
+    told = json.loads(item.content)
+    for name, pattern, sentence in (
+        ("silent", "{}", "no answer from {} on {}"),
+        ("blocked", " blocked ", "{} on {} waits in the kernel and cannot be stopped"),
+    ):
+        if not told[name]:
+            continue
+        first, nodes = told[name].split(", ")[0], told[f"{name}_on"].split()
+        words = pattern.format(first.rpartition(" ")[2])
+        log, quote = _first_line(case, nodes, words)
+        if log is None or quote is None:
+            continue
+        places = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+        said = sentence.format(told[name], places)
+        yield claim(_P.EQUALS, said, item, log, quotes=(quote,), path=name, value=told[name])
+
+
+def _first_line(case: Case, nodes: list[str], words: str) -> tuple[Evidence | None, Quote | None]:
+    """The first line with these words in the kernel logs of nodes."""
+    for node in nodes:
+        log = case.bundle.one("kernel_log", node)
+        for _, text in lines_of(log) if log is not None else ():
+            if words in text and log is not None:
+                return log, Quote(log.id, text[:MAX_QUOTE_CHARS].strip())
+    return None, None
 
 
 def _hang(case: Case) -> Drafts:
@@ -172,6 +206,7 @@ def _hang(case: Case) -> Drafts:
     if case.cause.facts.get("idle_gpus"):
         gpus = str(case.cause.facts["idle_gpus"]).split()
         yield equals(case, "idle_gpus", f"idle while the others spin: {', '.join(map(short, gpus[:4]))}")
+    yield from _storage(case)
 
 
 def _memory(case: Case) -> Drafts:

@@ -29,6 +29,8 @@ _K = SubjectKind
 """Collectors whose lines are a node's kernel log."""
 CHANGES_BEFORE_S = 86_400.0
 ALERTS = "alertmanager"
+STORAGE_LINES = 20
+"""A node's lines on storage that are kept as evidence: thousands may come, and GPU errors need the room."""
 _STEP_SIGNALS = ("loss", "grad_norm", "learning_rate", "step_time_s")
 
 JUMP_RATIO = 1.5
@@ -74,6 +76,8 @@ class _Gatherer:
             self._victims(cause)
         for node in self._kind(_K.NODE)[:4]:
             self._kernel_log(node)
+        if kin_of(cause) in (Kin.STALL, Kin.HANG):
+            self._storage(cause)
         self._told_by_others()
         self._job_logs(cause)
         self._topology(ordered)
@@ -234,7 +238,9 @@ class _Gatherer:
     def _kernel_log(self, node: Subject) -> None:
         """The node's kernel events and whether its kernel log was seen to be well: absence counts only then."""
         events = self.history.events(node, self._start_s, self.at_s)
-        lines = [event.record for event in events]
+        storage = [event.record for event in events if event.kind is KernelEventKind.STORAGE]
+        others = [event.record for event in events if event.kind is not KernelEventKind.STORAGE]
+        lines = others + storage[:STORAGE_LINES]
         title = f"kernel events of {node.name}"
         item = self.ledger.log(("kernel_log", node.name), lines, title, even_if_empty=True)
         whole = item is not None and item.content.count(b"\n") == len(lines)
@@ -255,6 +261,34 @@ class _Gatherer:
         self.ledger.facts(
             ("log_state", node.name), "collector", node.name, f"state of {node.name}'s kernel log", body
         )
+
+    def _storage(self, cause: Finding) -> None:
+        """What remote storage is silent on the nodes, by their kernel logs, and what waits in the kernel. A server
+        that answered again before the onset, or again for good in a hang, explains nothing."""
+        silent: dict[str, set[str]] = {}
+        blocked: dict[str, set[str]] = {}
+        for node in self._kind(_K.NODE):
+            last: dict[str, tuple[float, bool]] = {}
+            for event in self.history.events(node, self._start_s, self.at_s):
+                server, answers = event.attributes.get("server"), event.attributes.get("answers") == "yes"
+                if event.kind is KernelEventKind.STORAGE and server is None:
+                    blocked.setdefault(event.process or "a process", set()).add(node.name)
+                elif event.kind is KernelEventKind.STORAGE and server is not None:
+                    last[server] = (event.record.at.t_s, answers)
+            intermittent = kin_of(cause) is Kin.STALL
+            for server, (t_s, answers) in last.items():
+                if not answers or (intermittent and t_s >= cause.since.t_s):
+                    silent.setdefault(server, set()).add(node.name)
+        if not silent and not blocked:
+            return
+        body = {
+            "silent": _some(silent),
+            "silent_on": " ".join(sorted(set().union(*silent.values()))),
+            "blocked": _some(blocked),
+            "blocked_on": " ".join(sorted(set().union(*blocked.values()))),
+        }
+        title = "remote storage that does not answer, and processes that wait in the kernel"
+        self.ledger.facts(("storage", ""), "kernel log", str(cause.subject), title, body)
 
     def _told_by_others(self) -> None:
         """Events and other rules' alerts about these places, and what was changed there in the day before."""
@@ -344,3 +378,9 @@ def _most_telling(findings: Sequence[Finding], cause: Finding) -> list[Finding]:
             seen.add(finding.fault)
             heads.append(finding)
     return heads + [f for f in findings if not any(f is head for head in heads)]
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first three names, and how many more."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")

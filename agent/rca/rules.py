@@ -181,9 +181,18 @@ def _headline(case: Case, fault: Fault, held: Sequence[Claim]) -> str:
             what += ", silent corruption possible, not shown"
         else:
             what += ", silent corruption suspected, not proven"
+    silent = silent_storage(case.bundle)
+    if silent and kin_of(case.cause) in (Kin.STALL, Kin.HANG):
+        what += f": no answer from {silent}"
     suspect = suspect_of(case.bundle)
     named = f", suspect rank {suspect[0].rpartition('#')[2]}" if suspect and not jumped(held) else ""
     return f"{what} · {case.where.sentence(case.cause.subject)}{named}"
+
+
+def silent_storage(bundle: Bundle) -> str:
+    """Remote storage that does not answer the nodes; empty where none is known."""
+    item = bundle.one("storage")
+    return str(json.loads(item.content)["silent"]) if item is not None else ""
 
 
 def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
@@ -215,7 +224,7 @@ def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
         if not math.isfinite(case.fact("peers")):
             found.append("there are no other ranks to compare with: it may be growth that ends by itself")
         found.append("which allocation is kept is not known from outside the process")
-    if kin is Kin.STALL:
+    if kin is Kin.STALL and not silent_storage(case.bundle):
         found.append("whether storage, network or the loader's own code is slow was not measured")
     if kin is Kin.FOLLOWER:
         found.append("this Xid follows another error; that one was not seen")
@@ -236,6 +245,8 @@ def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
         if case.cause.fault is Fault.LOSS_DIVERGED:
             return "a flipped bit in weights or optimizer state, bad data, or an unstable step"
         return "an overflow, a division by zero in the data path, or a flipped bit"
+    if kin is Kin.STALL and silent_storage(case.bundle):
+        return ""
     return {
         Kin.GPU_LEAK: "tensors kept from step to step, such as a loss that was appended without detach",
         Kin.HOST_LEAK: "a data-loader worker or a cache that keeps what it read",
@@ -260,6 +271,8 @@ def _facts(case: Case, inventory: Inventory) -> dict[str, str | float]:
         facts |= {"suspect_rank": suspect[0]} | ({"suspect_gpu": suspect[1]} if suspect[1] else {})
     known = {"onset_step": "onset_step", "eta_s": "eta_s", "lost_share": "lost_fraction"}
     facts |= {to: case.fact(name) for name, to in known.items() if math.isfinite(case.fact(name))}
+    if kin_of(cause) in (Kin.STALL, Kin.HANG) and (silent := silent_storage(case.bundle)):
+        facts["silent_storage"] = silent
     codes = codes_of(case.findings)
     if codes and kin_of(cause) in HARDWARE | {Kin.APPLICATION, Kin.FOLLOWER}:
         code = xid_of(cause)

@@ -33,7 +33,12 @@ class NotifyOwner:
         target = None if wide else job_of(situation)
         if target is None:
             return Proposal(None, "no one job, and so no owner, is known")
-        why = _ASKS.get(situation.cause, "what to do is the owner's decision")
+        silent = situation.facts.get("silent_storage")
+        why = (
+            f"get {silent} to answer again: the job waits for it and goes on by itself"
+            if silent
+            else _ASKS.get(situation.cause, "what to do is the owner's decision")
+        )
         gpus = len(Reach.of(situation, target).gpus)
         lost = number(situation, "lost_fraction")
         action = draw_up(

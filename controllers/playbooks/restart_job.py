@@ -34,6 +34,11 @@ class RestartJob:
         job = job_of(situation)
         if job is None:
             return Proposal(None, "it is not known which one job this concerns")
+        silent = situation.facts.get("silent_storage")
+        if silent:
+            return Proposal(
+                None, f"no answer from {silent}: what waits for it cannot be stopped, and would wait again"
+            )
         if situation.cause in DAMAGED:
             return self._from_before_the_onset(situation, job)
         return self._from_the_newest(situation, job)

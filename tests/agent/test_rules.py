@@ -29,6 +29,7 @@ from tests.agent.rooted import (
     NODE,
     NOW_S,
     ONSET_S,
+    RANKS,
     XID_LINES,
     diverged,
     finding,
@@ -256,3 +257,59 @@ def test_what_the_driver_announced_decides_the_plan() -> None:
     action = choose(situation, build()).proposal.action
     assert action is not None
     assert (action.kind, action.target) == (ActionKind.REBOOT_NODE, NODE)
+
+
+_NFS = "nfs: server nfs01.example not responding, still trying"
+_D_STATE = "INFO: task python3:7194 blocked for more than 120 seconds."
+
+
+def hung() -> Finding:
+    return finding(Fault.HANG, RANKS[0], facts={"silent_s": 300.0, "last_step": 42.0})
+
+
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.DATA_STALL])
+def test_a_job_that_waits_for_an_nfs_server_is_told_so_and_neither_restarted_nor_its_node_taken_out(
+    fault: Fault,
+) -> None:
+    """What waits in the kernel cannot be stopped, and a new process would wait for the same server."""
+    lines = [(ONSET_S + 90.0, _NFS), (ONSET_S + 150.0, _D_STATE)]
+    told = made(replace(hung(), fault=fault), of=history(lines))
+    assert ": no answer from NFS server nfs01.example · " in told.headline
+    said = {claim.sentence: claim.quotes[0].text for claim in told.claims if claim.quotes}
+    assert said["no answer from NFS server nfs01.example on n1"] == _NFS
+    assert said["python3 on n1 waits in the kernel and cannot be stopped"] == _D_STATE
+    assert any("no Xid" in claim.sentence for claim in told.claims)
+    situation = Situation("INC-1", told.cause, RANKS[0], (), INVENTORY, NOW_S, {**told.facts, "attempt": 0.0})
+    choice = choose(situation, build())
+    assert choice.proposal.action is not None
+    assert choice.proposal.action.kind is ActionKind.NOTIFY_OWNER
+    assert "get NFS server nfs01.example to answer again" in choice.proposal.action.why
+    assert "would wait again" in dict(choice.considered)[ActionKind.RESTART_JOB]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [(ONSET_S - 500.0, _NFS), (ONSET_S - 400.0, "nfs: server nfs01.example OK")],
+        [(ONSET_S + 50.0, _NFS), (ONSET_S + 70.0, "nfs: server nfs01.example OK")],
+        [(ONSET_S + 150.0, _D_STATE)],
+    ],
+)
+def test_a_hang_is_not_blamed_on_a_server_that_answers(lines: list[tuple[float, str]]) -> None:
+    told = made(hung(), of=history(lines))
+    assert "no answer" not in told.headline
+    assert "silent_storage" not in told.facts
+    situation = Situation("INC-1", told.cause, RANKS[0], (), INVENTORY, NOW_S, {**told.facts, "attempt": 0.0})
+    action = choose(situation, build()).proposal.action
+    assert action is not None
+    assert action.kind is ActionKind.RESTART_JOB
+
+
+def test_a_flood_of_storage_lines_leaves_a_gpu_error_its_place_among_the_evidence() -> None:
+    lines = [(ONSET_S + 0.01 * n, f"nfs: server nfs{n} not responding, still trying") for n in range(500)]
+    told = made(hung(), of=history([*lines, (ONSET_S - 600.0, XID_LINES[0][1])]))
+    assert ": no answer from NFS server nfs0, NFS server nfs1, NFS server nfs10 and 497 more" in told.headline
+    (log,) = (item for item in told.evidence if item.title.startswith("kernel events"))
+    assert b"): 48," in log.content
+    assert log.content.count(b"not responding") == 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,8 +197,53 @@ def test_boots_gaps_and_link_errors_are_told(line: str, kind: KernelEventKind) -
 
 
 @pytest.mark.parametrize(
+    ("line", "server", "answers"),
+    [
+        ("nfs: server 10.0.0.7 not responding, still trying", "NFS server 10.0.0.7", "no"),
+        ("nfs: server nfs01 not responding, timed out", "NFS server nfs01", "no"),
+        ("nfs: server nfs01 OK", "NFS server nfs01", "yes"),
+        (
+            "Lustre: fs1-OST0001-osc-ffff8: Connection to fs1-OST0001 (at 10.0.0.1@o2ib) was lost; in progress",
+            "Lustre target fs1-OST0001",
+            "no",
+        ),
+        (
+            "Lustre: fs1-OST0001-osc-ffff8: Connection restored to fs1-OST0001 (at 10.0.0.1@o2ib)",
+            "Lustre target fs1-OST0001",
+            "yes",
+        ),
+        ("ceph: mds0 hung", "Ceph mds0", "no"),
+        ("ceph: [1f2e-aa 4242]: mds0 came back", "Ceph mds0", "yes"),
+    ],
+)
+def test_remote_storage_that_is_silent_or_answers_again_is_told(line: str, server: str, answers: str) -> None:
+    event = one(line)
+    assert event.kind is KernelEventKind.STORAGE
+    assert (event.attributes["server"], event.attributes["answers"]) == (server, answers)
+
+
+def test_a_process_that_waits_in_the_kernel_is_told() -> None:
+    event = one("INFO: task pt_data_worker:0:7194 blocked for more than 120 seconds.")
+    assert (event.process, event.pid, event.attributes) == ("pt_data_worker:0", 7194, {"blocked_s": "120"})
+
+
+def test_a_flood_of_storage_lines_is_told_now_and_then_and_each_change_at_once() -> None:
+    """Thousands of them would push GPU errors out of what is kept of a node."""
+    text = "nfs: server nfs01 not responding, still trying"
+    records = [LogRecord(Instant(n / 100), "node_log n1", NODE, text, n) for n in range(5000)]
+    records += [replace(records[-1], text="nfs: server nfs01 OK"), records[-1]]
+    kept, found = KernelLogParser(NODE).sift(records, 100)
+    told = [(event.record.at.t_s, event.attributes["answers"]) for event in found if event.kind != "gap"]
+    assert told == [(0.0, "no"), (30.0, "no"), (49.99, "yes"), (49.99, "no")]
+    assert len(kept) < 105
+
+
+@pytest.mark.parametrize(
     "line",
     [
+        "nfsd: last server has exited, flushing export cache",
+        "Lustre: Lustre: Build Version: 2.15.3",
+        "ceph: loaded (mds proto 32)",
         "NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
         "NVRM: Xid",
         "NVRM: knvlinkCoreShutdownDeviceLinks_IMPL: Need to shutdown all links unilaterally for GPU0",
