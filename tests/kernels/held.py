@@ -30,6 +30,8 @@ BODIES = {
     "adamw": "p, g, first, second, rate, *rest: (p.sub_(rate * g.sign()), SEEN.append(p.numel()))",
     "adamw_many": "p, g, first, second, narrow, table, rate, *rest: (SEEN.append(int(table[:, 5].sum())), "
     "[p.view(-1)[a : a + n].sub_(rate * g.view(-1)[b : b + n].sign()) for a, b, _, _, _, n in table.tolist()])",
+    "rmsnorm_backward": "g, x, w, eps: (g, g.sum(0))",
+    "flash_attention": "q, k, v: torch._C._nn.scaled_dot_product_attention(q, k, v, is_causal=True)",
     "embedding_gradient": "g, i, rows: torch.zeros(rows, g.shape[1]).index_add_(0, i, g)",
 }
 SIZES = {
@@ -37,6 +39,7 @@ SIZES = {
     "fused_mlp": {"m": 6, "d": D, "f": WIDE},
     "adamw": {"n": 40},
     "adamw_many": {"n": 40},
+    "flash_attention": {"b": 2, "h": 4, "s": 16, "d": 8},
     "linear": {"m": 6, "n": WIDE, "k": D},
     "swiglu": {"m": 6, "n": WIDE},
     "embedding_gradient": {"t": 6, "d": N, "v": 48},

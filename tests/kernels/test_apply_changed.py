@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.kernels.held import SAME, Job, Mlp, N, X, calls, held, quietly
+from tests.kernels.held import SAME, WIDE, D, Job, Mlp, N, X, calls, held, quietly
 
 
 class Counting(nn.LayerNorm):
@@ -49,6 +49,52 @@ def test_a_number_or_a_function_that_a_job_changed_on_a_module_since_is_what_cou
     torchs.eps = 1e-5
     torchs(SAME)
     assert calls(kernels)["layernorm"] == 4
+
+
+def test_a_block_whose_class_was_derived_since_is_the_same_block(job: Job) -> None:
+    """As `fully_shard` does with what it shards: order does not matter."""
+    kernels = job(held("swiglu"))
+    block = Mlp()
+    quietly(kernels, block)
+    for part in (block, block.act):
+        part.__class__ = type(f"FSDP{type(part).__name__}", (type(part),), {})
+    block(X)
+    assert calls(kernels) == {"swiglu": 1}
+
+
+class Formula(nn.Module):
+    """As Llama's: of its input autograd keeps nothing where only the weight is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(N))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize("problem", ["rmsnorm", "rmsnorm_backward"])
+def test_features_of_inference_mode_train_a_head_as_they_do_without_kernels(job: Job, problem: str) -> None:
+    """Saved for a gradient they raise."""
+    kernels = job(held(problem))
+    model = nn.Sequential(Formula())
+    assert quietly(kernels, model).applied[0][0] == "0"
+    with torch.inference_mode():
+        features = SAME * 2.0
+    model(features).sum().backward()
+    assert model[0].weight.grad is not None
+    assert calls(kernels) == {}
+
+
+def test_tensors_without_data_are_torchs(job: Job) -> None:
+    """Autocast cannot even be asked about a device such as meta: linear layers and attention raised."""
+    kernels = job(held("linear"), held("gelu"), held("flash_attention"))
+    quietly(kernels, nn.Identity())
+    with torch.device("meta"):
+        q = torch.empty(2, 4, 16, 8)
+        assert F.linear(torch.empty(6, D), torch.empty(WIDE, D)).shape == (6, WIDE)
+        assert F.scaled_dot_product_attention(q, q, q, is_causal=True).is_meta
+    assert calls(kernels) == {}
 
 
 def test_a_class_s_forward_that_was_replaced_since_is_the_one_that_computes(

@@ -22,7 +22,7 @@ from torch import nn
 from kernels.apply.job.guards import guarded, refusal
 from kernels.apply.job.heads import plain_attention, side_by_side
 from kernels.apply.job.operators import operator_of, run_once
-from kernels.apply.job.places import overseen, transformed
+from kernels.apply.job.places import autocast, overseen, transformed
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import ATTENDED, STATE, Report, fell_back, in_use
 
@@ -132,7 +132,7 @@ def _name() -> str:
 def _attended_by_kernel(*given: torch.Tensor) -> Any:
     """(b, h, s, d), of q, k and v as given; None where a guard refuses, which is counted."""
     device = given[0].device.type
-    if torch.is_autocast_enabled(device) and all(x.dtype in _NARROWED for x in given):  # as it casts for torch's
+    if autocast(given[0]) and all(x.dtype in _NARROWED for x in given):  # as it casts for torch's
         given = tuple(x.to(torch.get_autocast_dtype(device)) for x in given)
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     if in_use(HEADS_FIRST) is not None and not trained and all(x.is_contiguous() for x in given):

@@ -19,7 +19,7 @@ from torch import nn
 
 from kernels.apply.job.guards import guarded
 from kernels.apply.job.operators import operator_of
-from kernels.apply.job.places import Settings, as_set, put, replaced, settings, shaped, unseen, watched
+from kernels.apply.job.places import Settings, as_set, autocast, put, replaced, settings, shaped, unseen, watched
 from kernels.apply.job.problems import BENT, SPECS
 from kernels.apply.job.state import STATE, Report, fell_back
 
@@ -68,8 +68,9 @@ def _as_found(module: nn.Module, names: Sequence[str], kept: Sequence[tuple[type
     """Whether a block and what stands between its linear layers are still of these kinds, with these settings."""
     parts = _beside(module, names)
     return len(parts) == len(kept) and all(
-        type(part) is kind and as_set(part, known) for part, (kind, known) in zip(parts, kept, strict=True)
-    )
+        isinstance(part, kind) and type(part).forward is kind.forward and as_set(part, known)
+        for part, (kind, known) in zip(parts, kept, strict=True)
+    )  # fully_shard makes a class of its own of each, which inherits all
 
 
 def _layers(module: nn.Module) -> tuple[str, tuple[str, ...], list[tuple[type[nn.Module], Settings]]] | None:
@@ -176,4 +177,4 @@ def _free(x: torch.Tensor, *layers: Any) -> bool:
     if not torch.compiler.is_compiling():
         hooked = hooked or any(replaced(layer) for layer in layers)
     fits = x.dim() >= 2 and x.shape[-1] == layers[0].weight.shape[1]
-    return fits and not torch.is_grad_enabled() and not hooked and not torch.is_autocast_enabled(x.device.type)
+    return fits and not torch.is_grad_enabled() and not hooked and not autocast(x)

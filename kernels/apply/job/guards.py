@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernels.apply.job.operators import invoke
-from kernels.apply.job.places import plain, transformed
+from kernels.apply.job.places import autocast, plain, transformed, unsavable
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import DTYPES, ON_CPU, ROW_AXES, ROWS_SLACK, fell_back, in_use
 
@@ -58,7 +58,7 @@ def outside(record: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
 
 def widened(x: torch.Tensor) -> bool:
     """Whether autocast has norms, softmax and losses of these 16 bits computed, and given, in float32."""
-    return x.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(x.device.type)
+    return x.dtype in (torch.float16, torch.bfloat16) and autocast(x)
 
 
 _WIDENED = ("softmax", "rmsnorm", "layernorm", "cross_entropy")
@@ -70,6 +70,7 @@ def guarded(problem: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any
     if kernel is None:
         return None
     why = "transform" if transformed() else "" if plain(*tensors) else "subclass"
+    why = why or ("inference" if unsavable(*tensors) else "")
     why = why or ("autocast" if problem in _WIDENED and widened(tensors[0]) else "")
     why = why or refusal(kernel.record, SPECS[problem].sizes(*tensors, *numbers), tensors)
     if why:

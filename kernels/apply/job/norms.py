@@ -19,7 +19,7 @@ import torch
 from kernels.apply.job.folds import VIEWS, casts_after, narrow_source, operator_name, viewed
 from kernels.apply.job.guards import refusal, widened
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import plain, transformed
+from kernels.apply.job.places import plain, transformed, unsavable
 from kernels.apply.job.problems import rms_backward_reference
 from kernels.apply.job.state import NORM, OPERATORS, STATE, fell_back, in_use
 
@@ -81,7 +81,7 @@ def normed(original: Callable[..., Any], rows: torch.Tensor, weight: torch.Tenso
     if not torch.is_grad_enabled() or not (rows.requires_grad or weight.requires_grad) or transformed():
         return None
     compiling = torch.compiler.is_compiling()
-    if widened(rows) or not plain(rows, weight):
+    if widened(rows) or not plain(rows, weight) or unsavable(rows, weight):
         return None
     opened = STATE.open and not STATE.watching
     for problem in (NORM, "rmsnorm_backward") if compiling else ("rmsnorm_backward",):

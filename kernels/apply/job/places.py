@@ -98,10 +98,21 @@ def plain(*tensors: torch.Tensor) -> bool:
     )
 
 
+def unsavable(*tensors: torch.Tensor) -> bool:
+    """Whether autograd would refuse to keep one for a gradient: it was made in inference mode, which is over. A
+    module's own formula may need none of it."""
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(x.is_inference() for x in tensors)
+
+
 def overseen() -> bool:
     """Whether a mode, such as make_fx's or selective checkpointing's, looks at all that is computed. It sees what
     an operator gives, not what a kernel writes."""
     return bool(torch._C._len_torch_dispatch_stack())
+
+
+def autocast(x: torch.Tensor) -> bool:
+    """Whether autocast is at work where a tensor lies; on other devices, such as meta, it cannot even be asked."""
+    return x.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(x.device.type)
 
 
 def shaped(out: torch.Tensor, *sizes: int) -> torch.Tensor:

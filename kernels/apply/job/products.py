@@ -21,7 +21,7 @@ from torch import nn
 
 from kernels.apply.job.guards import refusal
 from kernels.apply.job.operators import operator_of, run_once
-from kernels.apply.job.places import overseen, plain, shaped, transformed
+from kernels.apply.job.places import autocast, overseen, plain, shaped, transformed
 from kernels.apply.job.problems import SPECS
 from kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
 
@@ -95,7 +95,7 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         return None
     if bias is not None and bias.shape != weight.shape[:1]:
         return None
-    kind, cast = weight.dtype, torch.is_autocast_enabled(x.device.type)
+    kind, cast = weight.dtype, autocast(x)
     if cast and all(t.dtype in _CASTABLE for t in given):
         kind = torch.get_autocast_dtype(x.device.type)
     elif cast or any(t.dtype != kind for t in given):
