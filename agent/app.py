@@ -206,7 +206,9 @@ class App:
                 self._log.exception("look failed")
             next_s += self.settings.tick_s
             late_s = self.clock.now_s() - next_s
-            if late_s >= 0:
+            if late_s < -self.settings.tick_s:  # the clock was set back
+                next_s += late_s + self.settings.tick_s
+            elif late_s >= 0:
                 skipped = int(late_s // self.settings.tick_s) + 1
                 self.metrics.skipped.inc(skipped)
                 next_s += skipped * self.settings.tick_s

@@ -145,7 +145,7 @@ class Watch:
                     self._store.attach(decision.incident_id, finding, note=decision.reason)
 
     def _tidy(self, at_s: float) -> None:
-        if self._tidied_s is not None and at_s - self._tidied_s < HOUSEKEEPING_S:
+        if self._tidied_s is not None and 0 <= at_s - self._tidied_s < HOUSEKEEPING_S:
             return
         self._tidied_s = at_s
         self.inventory.prune(at_s - REMEMBER_RELATIONS_S)

@@ -228,17 +228,17 @@ class OutletCourier(Repeated):
             self._log.warning("an outlet is away", outlet=outlet.name, error=str(error), again_in_s=again_in_s)
             return False
         except RateLimited as error:
-            pace.leave("all", wall_s + (error.retry_after_s or 1.0))
+            pace.leave("all", wall_s, error.retry_after_s or 1.0)
             self.problems[outlet.name] = str(error)
             raise
         except Refused as error:
             self._refused.add(outlet.name)
             if not about or not error.reason.startswith(_OF_A_LETTER):
-                pace.leave("all", wall_s + _BROKEN_S)
+                pace.leave("all", wall_s, _BROKEN_S)
             elif len(about) == 1:
-                pace.leave(about[0], wall_s + _BROKEN_S)
+                pace.leave(about[0], wall_s, _BROKEN_S)
             else:  # one of them spoils the rest
-                pace.leave(_TOGETHER, wall_s + _APART_S)
+                pace.leave(_TOGETHER, wall_s, _APART_S)
             self.problems[outlet.name] = str(error)
             self._log.error("an outlet refuses", outlet=outlet.name, reason=error.reason)
             raise
@@ -267,7 +267,9 @@ class OutletCourier(Repeated):
     def _ask(self, outlet: Outlet) -> None:
         """Asks who has taken pages on, where the outlet does not tell us."""
         wall_s = self._p.wall_s()
-        if wall_s < self._asked.get(outlet.name, 0.0) + _ASK_S or not self._pace[outlet.name].may("all", wall_s):
+        if 0 <= wall_s - self._asked.get(outlet.name, 0.0) < _ASK_S or not self._pace[outlet.name].may(
+            "all", wall_s
+        ):
             return
         self._asked[outlet.name] = wall_s
         rows = self._ledger.pages(outlet.name, _ASKED_AT_ONCE)

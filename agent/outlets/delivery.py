@@ -42,24 +42,28 @@ class Pace:
     """Until when a place is left alone: after a 429 the place itself, without an answer everything, ever longer."""
 
     def __init__(self) -> None:
-        self._not_before: dict[str, float] = {}
+        self._left: dict[str, tuple[float, float]] = {}
+        """Since when (wall, s) and for how long: a clock that is set back holds nothing up for longer."""
         self._backing_off_s = 0.0
 
     def may(self, place: str, wall_s: float) -> bool:
         """Whether a place may be called; an empty name asks of all of them."""
-        return wall_s >= max(self._not_before.get(place, 0.0), self._not_before.get("", 0.0))
+        return not any(0 <= wall_s - since_s < for_s for since_s, for_s in map(self._of, {place, ""}))
+
+    def _of(self, place: str) -> tuple[float, float]:
+        return self._left.get(place, (0.0, 0.0))
 
     def answered(self) -> None:
         self._backing_off_s = 0.0
 
-    def leave(self, place: str, until_s: float) -> None:
-        self._not_before[place] = until_s
+    def leave(self, place: str, wall_s: float, for_s: float) -> None:
+        self._left[place] = wall_s, for_s
 
     def away(self, wall_s: float) -> float:
         """Nobody answers: leaves every place alone, and returns for how long (s)."""
         least, most = BACK_OFF_S
         self._backing_off_s = min(most, max(least, 2 * self._backing_off_s))
-        self._not_before[""] = wall_s + self._backing_off_s
+        self.leave("", wall_s, self._backing_off_s)
         return self._backing_off_s
 
 

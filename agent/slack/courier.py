@@ -377,7 +377,7 @@ class Courier(Repeated):
             self._pace.answered()
             self._failed.pop(key, None)
         except RateLimited as error:
-            self._pace.leave(channel, wall_s + (error.retry_after_s or 1.0))
+            self._pace.leave(channel, wall_s, error.retry_after_s or 1.0)
             self._failed[key] = failed_s or 0.0  # no fault of its own
             self.problem = str(error)
         except NoAnswer as error:
@@ -388,7 +388,7 @@ class Courier(Repeated):
             if error.reason in UNREACHABLE_CHANNEL and channel != self._p.settings.channel:
                 self._broken[channel] = wall_s + _BROKEN_S
             else:
-                self._pace.leave(channel if error.reason in OF_A_PLACE else key, wall_s + _BROKEN_S)
+                self._pace.leave(channel if error.reason in OF_A_PLACE else key, wall_s, _BROKEN_S)
             self.problem = f"{channel}: {error}"
             self._log.error("Slack refuses", channel=channel, reason=error.reason)
 

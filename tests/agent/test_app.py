@@ -254,3 +254,27 @@ def test_no_source_and_no_gpu_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("agent.construct.NVML_LIBRARY", "libabsent.so.1")
     with pytest.raises(Permanent, match="name `sources`"):
         App(Settings(state_dir=tmp_path, console={"port": 0}))  # type: ignore[arg-type]
+
+
+def test_a_clock_that_is_set_back_during_a_look_does_not_stop_the_looks(tmp_path: Path, exporter: Exporter) -> None:
+    """As by a virtual machine that resumes, or by NTP: the next look comes a tick later, not an hour."""
+    waits: list[float] = []
+
+    class Corrected(SteppedClock):
+        def wait_until(self, t_s: float) -> bool:
+            waits.append(t_s - self.now_s())
+            return super().wait_until(t_s)
+
+    clock = Corrected(START_S)
+    app = build(tmp_path, exporter, clock=clock)
+    app.start()
+
+    def between_looks() -> None:
+        if len(waits) == 2:
+            clock._now_s -= 3600.0
+        if len(waits) == 5:
+            app.shut_down()
+
+    app.run(between_looks)
+    app.stop()
+    assert max(waits) <= app.settings.tick_s

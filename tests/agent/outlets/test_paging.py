@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent.drill import stage
 from agent.incident import Cause, IncidentState
-from agent.outlets.delivery import Refused
+from agent.outlets.delivery import Pace, Refused
 from agent.outlets.letter import Letter, Phase, key_of, read_key
 from agent.outlets.settings import Settings
 from agent.policy import Person, Role
@@ -356,3 +356,13 @@ def test_a_key_that_is_not_ours_is_not_read(key: str) -> None:
 
 def test_phases_are_the_vendors_words() -> None:
     assert [str(phase) for phase in Phase] == ["triggered", "acknowledged", "closed"]
+
+
+def test_a_clock_that_is_set_back_holds_no_page_up() -> None:
+    """A service that is left alone for seconds after an outage is not left alone for the hour of a correction."""
+    pace = Pace()
+    for_s = pace.away(10_000.0)
+    pace.leave("all", 10_000.0, 3 * for_s)
+    assert not pace.may("all", 10_000.0 + for_s)
+    assert pace.may("all", 10_000.0 + 3 * for_s)
+    assert pace.may("all", 10_000.0 - 3600.0)
