@@ -148,7 +148,8 @@ class Registry:
         return self.move(entry.certificate, State.demoted, by, why, at_s)
 
     def collect_mismatches(self, at_s: float) -> list[Entry]:
-        """Demotes every kernel that a job's shadow check found wrong; those that were."""
+        """Demotes every kernel that a job's shadow check found wrong; those that were. What was demoted before, and
+        did not come into the list for the jobs, comes into it now."""
         gone = []
         for path in sorted((self.folder / "mismatches").glob("*.json")):
             try:
@@ -159,7 +160,24 @@ class Registry:
                 continue  # half-written, or about a kernel that is not ours
             if entry.state is not State.demoted:
                 gone.append(self.demote(certificate, "shadow check", f"rank {note.get('rank', '?')}: {why}", at_s))
+        if not self._all_told():
+            with self._alone():
+                self._write_demotions()
         return gone
+
+    def _all_told(self) -> bool:
+        """Whether the list for the jobs names every demoted kernel: a crash or a full disk may come between."""
+        try:
+            listed = {item["certificate"] for item in json.loads((self.folder / "demoted.json").read_text())}
+        except FileNotFoundError:
+            listed = set()
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+        for name in self._names():
+            with contextlib.suppress(RegistryError):
+                if self.entry(name).state is State.demoted and name not in listed:
+                    return False
+        return True
 
     def entry(self, certificate: str) -> Entry:
         """By the certificate's hash, or by the beginning of one. Raises RegistryError."""

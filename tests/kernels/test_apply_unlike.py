@@ -242,6 +242,15 @@ def test_a_registry_that_is_not_there_is_told(job: Job, tmp_path: Path, monkeypa
     assert quietly(kernels, nn.Identity()).skipped == []
 
 
+def test_ranks_whose_files_say_otherwise_of_a_kernel_have_other_kernels(job: Job) -> None:
+    """Written by two versions: one rank would take calls that the other leaves to torch."""
+    one, other = job(held("gelu")), job(held("gelu", largest={"m": 12, "n": 64}))
+    assert one.KERNELS[0]["certificate"] == other.KERNELS[0]["certificate"]
+    assert one.kernels_sha256() != other.kernels_sha256()
+    said = [(file.kernels_sha256(), [""]) for file in (one, other)]
+    assert one.agreed(said, 0) == ["ranks [1] have other kernels in their file than rank 0"]
+
+
 def test_what_does_not_load_on_one_rank_is_used_on_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = job(held("gelu"), {**held("softmax"), "source_sha256": "0" * 64})
     distributed = torch.distributed

@@ -84,7 +84,7 @@ def test_two_ranks_use_the_same_kernels_and_a_mismatch_on_one_reaches_the_other(
 
     for seen in (first, second):
         assert "before torch.distributed" in seen["too early"][0]
-        assert seen["other file"] == ["ranks [1] have other certificates than rank 0"]
+        assert seen["other file"] == ["ranks [1] have other kernels in their file than rank 0"]
         assert seen["alike"] == []
         assert seen["agree"] == [True] * 4
     assert first["demoted on one"] == ["on rank 1: demoted in the registry"]

@@ -97,6 +97,23 @@ def test_what_a_jobs_shadow_check_found_demotes_the_kernel(tmp_path: Path, envel
     assert registry.collect_mismatches(4.0) == []
 
 
+def test_a_demotion_that_broke_off_before_the_jobs_were_told_is_told_at_the_next_look(
+    tmp_path: Path, envelope: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or a crash between the two files: every job went on with it, until somebody demoted it again."""
+    registry = Registry(tmp_path, TRUSTED)
+    sha256 = registry.propose(envelope, "ann", "", 1.0).certificate
+    assert registry.collect_mismatches(1.5) == []
+    assert not (tmp_path / "demoted.json").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("kernels.registry._replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(RegistryError, match="No space left"):
+            registry.demote(sha256, "cy", "odd losses", 2.0)
+    assert registry.collect_mismatches(3.0) == []
+    (told,) = json.loads((tmp_path / "demoted.json").read_text())
+    assert (told["certificate"], told["why"]) == (sha256, "odd losses")
+
+
 def test_only_certificates_that_hold_get_in(tmp_path: Path, envelope: Mapping[str, Any]) -> None:
     registry = Registry(tmp_path, TRUSTED)
     stranger = Registry(tmp_path / "other", {})

@@ -49,7 +49,7 @@ def objections(only: Sequence[str] = (), load: Callable[[Mapping[str, Any]], str
     fits this machine cannot be had all the same, which the other ranks have to hear of too.
 
     Collective where torch.distributed is initialised: every rank has to call it. A kernel that one rank cannot use
-    is used by none, and ranks with other certificates use none at all: they would compute different things.
+    is used by none, and ranks whose files say otherwise use none at all: they would compute different things.
     """
     ranked = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not ranked and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
@@ -79,10 +79,10 @@ def owned_by_another() -> str:
 
 
 def agreed(every: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:
-    """The same answer on every rank, from what all of them said: (hash of the certificates, objections)."""
+    """The same answer on every rank, from what all of them said: (hash of the kernels' records, objections)."""
     odd = [number for number, (sha256, _) in enumerate(every) if sha256 != every[0][0]]
     if odd:
-        return [f"ranks {odd} have other certificates than rank 0"] * len(every[rank][1])
+        return [f"ranks {odd} have other kernels in their file than rank 0"] * len(every[rank][1])
     found = []
     for column in zip(*(said for _, said in every), strict=True):
         here = column[rank]

@@ -149,8 +149,8 @@ OPERATORS: dict[str, Any] = {}
 
 
 def kernels_sha256() -> str:
-    """The hash of the certificates in this file."""
-    listed = sorted(f"{k['problem']} {k['certificate']}" for k in KERNELS)
+    """The hash of all that this file says of its kernels: bounds and largest sizes too."""
+    listed = sorted(json.dumps(record, sort_keys=True) for record in KERNELS)
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
