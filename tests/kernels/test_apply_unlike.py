@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,17 @@ def test_a_registry_that_is_not_there_is_told(job: Job, tmp_path: Path, monkeypa
     told = f"{tmp_path}/none is no folder here: no demotion will reach this job"
     assert quietly(kernels, nn.Identity()).skipped == [("NIGHTSHIFT_KERNEL_REGISTRY", told)]
     (tmp_path / "none").mkdir()
-    assert quietly(kernels, nn.Identity()).skipped == []
+    told_later: list[str] = []
+    assert kernels.apply(nn.Identity(), log=told_later.append).skipped == []
+    (tmp_path / "none").rmdir()
+    kernels.step_boundary(), kernels.step_boundary()
+    assert told_later == [f"nightshift kernels: {told}"], "a mount that went while the job runs, once"
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "demoted.json").write_text(
+        json.dumps([{"certificate": kernels.KERNELS[0]["certificate"]}])
+    )
+    kernels.step_boundary()
+    assert "demoted in the registry" in told_later[-1]
 
 
 def test_ranks_whose_files_say_otherwise_of_a_kernel_have_other_kernels(job: Job) -> None:

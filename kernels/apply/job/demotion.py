@@ -42,10 +42,12 @@ def read_demotions() -> None:
         status = (Path(folder) / "demoted.json").stat()
         mark = (status.st_mtime_ns, status.st_size)
     except OSError:
-        mark = (0, 0)
+        mark = (0, -1) if out_of_reach() else (0, 0)
     if mark == STATE.registry_mark:
         return
     STATE.registry_mark = mark
+    if lost := out_of_reach():
+        STATE.log(f"nightshift kernels: {lost}")
     gone = demotions()
     for kernel in STATE.kernels.values():
         if kernel.certificate in gone and not kernel.disabled:
