@@ -158,19 +158,19 @@ class App:
 
         While nobody can lead because the store is away, looking goes on and what is found is held.
         """
-        now_s = self.clock.now_s()
+        now_s, away = self.clock.now_s(), ""
         if self.lifecycle.leads:
             if self._led_term != self.lifecycle.term:
                 self.watch.resume(now_s)
                 self.policies.lead()
                 self._led_term = self.lifecycle.term
-        elif self._led_term is None or self._store_answers():
+        elif self._led_term is None or not (away := self._store_problem()):
             self._looked_at = time.monotonic()
             self._problem = ""
             return None
         look = self.watch.look(now_s)
         self._looked_at = time.monotonic()
-        self._problem = look.problem
+        self._problem = look.problem or away
         if abs(now_s - time.time()) > _WALL_S and not look.problem:
             tell_time(self.store, now_s)
         self.kernels.look(look.tick.logs)
@@ -364,12 +364,13 @@ class App:
         except OSError as error:
             raise Permanent(f"state_dir: {self.settings.state_dir}: {error.strerror}") from error
 
-    def _store_answers(self) -> bool:
+    def _store_problem(self) -> str:
+        """Why the store does not answer; empty where it does."""
         try:
             self.gate.halted()
-        except (Temporary, Permanent):
-            return False
-        return True
+        except (Temporary, Permanent) as error:
+            return str(error)
+        return ""
 
 
 def _searches_at(actuators: Iterable[Actuator]) -> KernelJobActuator | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from agent.app import App
@@ -278,3 +280,28 @@ def test_a_clock_that_is_set_back_during_a_look_does_not_stop_the_looks(tmp_path
     app.run(between_looks)
     app.stop()
     assert max(waits) <= app.settings.tick_s
+
+
+@pytest.mark.full
+def test_a_leader_whose_store_is_away_says_so_though_nothing_is_found(
+    tmp_path: Path, exporter: Exporter, postgres_url: str
+) -> None:
+    """It goes on looking, and is neither ready nor a standby of another; ready again once the store is back."""
+    server, _, name = postgres_url.replace("+psycopg", "").rpartition("/")
+    app = App(Settings(**values(tmp_path / "state", exporter, store={"url": postgres_url})))
+    app.lifecycle.start()
+    assert app.tick() is not None
+    assert app.health().ready
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as admin:
+        admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')  # type: ignore[arg-type]
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        app.lifecycle._leadership.abandon()
+        assert app.tick() is not None
+        assert not app.health().ready
+        assert "not currently accepting connections" in app.health().reasons[0]
+        admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')  # type: ignore[arg-type]
+    deadline = time.monotonic() + 100
+    while not (app.tick() and app.health().ready):
+        assert time.monotonic() < deadline, app.health().reasons
+        time.sleep(0.1)
+    app.stop()
