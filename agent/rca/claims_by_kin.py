@@ -173,7 +173,7 @@ def _storage(case: Case) -> Drafts:
         return
     told = json.loads(item.content)
     for name, pattern, sentence in (
-        ("silent", "{}", "no answer from {} on {}"),
+        ("silent", " {} ", "no answer from {} on {}"),
         ("blocked", " blocked ", "{} on {} waits in the kernel and cannot be stopped"),
     ):
         if not told[name]:

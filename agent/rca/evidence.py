@@ -29,6 +29,8 @@ _K = SubjectKind
 """Collectors whose lines are a node's kernel log."""
 CHANGES_BEFORE_S = 86_400.0
 ALERTS = "alertmanager"
+LOGS = 4
+"""Nodes whose kernel logs are kept as evidence."""
 STORAGE_LINES = 20
 """A node's lines on storage that are kept as evidence: thousands may come, and GPU errors need the room."""
 _STEP_SIGNALS = ("loss", "grad_norm", "learning_rate", "step_time_s")
@@ -74,7 +76,7 @@ class _Gatherer:
         self._signals(cause)
         if kin_of(cause) is Kin.OOM and cause.subject.kind is _K.NODE:
             self._victims(cause)
-        for node in self._kind(_K.NODE)[:4]:
+        for node in self._kind(_K.NODE)[:LOGS]:
             self._kernel_log(node)
         if kin_of(cause) in (Kin.STALL, Kin.HANG):
             self._storage(cause)
@@ -281,6 +283,12 @@ class _Gatherer:
                     silent.setdefault(server, set()).add(node.name)
         if not silent and not blocked:
             return
+        read = {node.name for node in self._kind(_K.NODE)[:LOGS]}
+        for on in (silent, blocked):  # whose lines are to be quoted
+            names = sorted(set().union(*on.values()))
+            if names and not read & set(names):
+                read.add(names[0])
+                self._kernel_log(Subject(_K.NODE, names[0]))
         body = {
             "silent": _some(silent),
             "silent_on": " ".join(sorted(set().union(*silent.values()))),

@@ -72,7 +72,7 @@ def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) 
         caveats=tuple(_caveats(case, grounded.held)),
         hypothesis=_hypothesis(case, grounded.held),
         dropped=len(grounded.fell),
-        facts=_facts(case, inventory) | ({} if share is None else {"confidence_right": share}),
+        facts=_facts(case, inventory, grounded.held) | ({} if share is None else {"confidence_right": share}),
     )
 
 
@@ -181,7 +181,7 @@ def _headline(case: Case, fault: Fault, held: Sequence[Claim]) -> str:
             what += ", silent corruption possible, not shown"
         else:
             what += ", silent corruption suspected, not proven"
-    silent = silent_storage(case.bundle)
+    silent = silent_storage(held)
     if silent and kin_of(case.cause) in (Kin.STALL, Kin.HANG):
         what += f": no answer from {silent}"
     suspect = suspect_of(case.bundle)
@@ -189,10 +189,9 @@ def _headline(case: Case, fault: Fault, held: Sequence[Claim]) -> str:
     return f"{what} · {case.where.sentence(case.cause.subject)}{named}"
 
 
-def silent_storage(bundle: Bundle) -> str:
-    """Remote storage that does not answer the nodes; empty where none is known."""
-    item = bundle.one("storage")
-    return str(json.loads(item.content)["silent"]) if item is not None else ""
+def silent_storage(held: Iterable[Claim]) -> str:
+    """Remote storage that does not answer, where a claim that holds says so; else empty."""
+    return next((str(claim.arguments["value"]) for claim in held if claim.arguments.get("path") == "silent"), "")
 
 
 def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
@@ -224,7 +223,7 @@ def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
         if not math.isfinite(case.fact("peers")):
             found.append("there are no other ranks to compare with: it may be growth that ends by itself")
         found.append("which allocation is kept is not known from outside the process")
-    if kin is Kin.STALL and not silent_storage(case.bundle):
+    if kin is Kin.STALL and not silent_storage(held):
         found.append("whether storage, network or the loader's own code is slow was not measured")
     if kin is Kin.FOLLOWER:
         found.append("this Xid follows another error; that one was not seen")
@@ -245,7 +244,7 @@ def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
         if case.cause.fault is Fault.LOSS_DIVERGED:
             return "a flipped bit in weights or optimizer state, bad data, or an unstable step"
         return "an overflow, a division by zero in the data path, or a flipped bit"
-    if kin is Kin.STALL and silent_storage(case.bundle):
+    if kin is Kin.STALL and silent_storage(held):
         return ""
     return {
         Kin.GPU_LEAK: "tensors kept from step to step, such as a loss that was appended without detach",
@@ -254,7 +253,7 @@ def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
     }.get(kin, "")
 
 
-def _facts(case: Case, inventory: Inventory) -> dict[str, str | float]:
+def _facts(case: Case, inventory: Inventory, held: Sequence[Claim]) -> dict[str, str | float]:
     """Figures that the playbooks and the summary go by; only what is known."""
     cause, where = case.cause, case.where
     facts: dict[str, str | float] = {"subject": str(cause.subject), "since_s": cause.since.t_s}
@@ -271,7 +270,7 @@ def _facts(case: Case, inventory: Inventory) -> dict[str, str | float]:
         facts |= {"suspect_rank": suspect[0]} | ({"suspect_gpu": suspect[1]} if suspect[1] else {})
     known = {"onset_step": "onset_step", "eta_s": "eta_s", "lost_share": "lost_fraction"}
     facts |= {to: case.fact(name) for name, to in known.items() if math.isfinite(case.fact(name))}
-    if kin_of(cause) in (Kin.STALL, Kin.HANG) and (silent := silent_storage(case.bundle)):
+    if kin_of(cause) in (Kin.STALL, Kin.HANG) and (silent := silent_storage(held)):
         facts["silent_storage"] = silent
     codes = codes_of(case.findings)
     if codes and kin_of(cause) in HARDWARE | {Kin.APPLICATION, Kin.FOLLOWER}:

@@ -17,15 +17,18 @@ from agent.rca.evidence import gather
 from agent.rca.grounding import ground
 from agent.rca.rules import diagnose, recovery_of
 from agent.rca.summary import as_markdown, as_text, plain, summarise
-from collectors.frame import Instant
+from collectors.frame import Instant, LogRecord
 from collectors.history import History
-from collectors.subject import Subject
+from collectors.kernel_log import KernelLogParser
+from collectors.subject import Subject, SubjectKind
+from collectors.tick import Tick
 from controllers.action import ActionKind, Situation
 from controllers.playbooks.plugins import build
 from detectors.base import Fault, Finding
 from tests.agent.rooted import (
     GPUS,
     INVENTORY,
+    JOB,
     NODE,
     NOW_S,
     ONSET_S,
@@ -33,6 +36,7 @@ from tests.agent.rooted import (
     XID_LINES,
     diverged,
     finding,
+    fleet,
     history,
     incident,
     leak,
@@ -313,3 +317,21 @@ def test_a_flood_of_storage_lines_leaves_a_gpu_error_its_place_among_the_evidenc
     (log,) = (item for item in told.evidence if item.title.startswith("kernel events"))
     assert b"): 48," in log.content
     assert log.content.count(b"not responding") == 20
+
+
+def test_the_line_of_a_node_beyond_the_first_few_is_quoted_and_without_one_nothing_is_said() -> None:
+    """Of a job on many nodes one alone may lose its server."""
+    inventory, hangs = fleet(), finding(Fault.HANG, JOB, facts={"silent_s": 300.0})
+    for number in range(6):
+        pod = Subject(SubjectKind.POD, f"ml/a-m{number}")
+        inventory.observe(pod, Subject(SubjectKind.NODE, f"m{number}"), 0.0)
+        inventory.observe(pod, JOB, 0.0)
+    kept = history()
+    record = LogRecord(Instant(ONSET_S + 90.0), "node_log m5", Subject(SubjectKind.NODE, "m5"), _NFS, 0)
+    event = KernelLogParser(record.subject).read(record)
+    assert event is not None
+    kept.add(Tick(NOW_S + 1.0, {}, (), (), (event,), ()))
+    told = diagnose([hangs], gather([hangs], kept, inventory, NOW_S), inventory)
+    assert "no answer from NFS server nfs01.example on m5" in [claim.sentence for claim in told.claims]
+    few = gather([hangs], kept, inventory, NOW_S, limits=Limits(max_items=4))
+    assert "no answer" not in diagnose([hangs], few, inventory).headline
