@@ -32,7 +32,7 @@ from kernels.candidate_file import read_candidate
 from kernels.executor import Job, LocalExecutor
 from kernels.judge import inputs
 from kernels.judge.contest import FULL, QUICK, Race, slot_count
-from kernels.judge.contestants import Baseline, Replayed
+from kernels.judge.contestants import Baseline, Replayed, Stir
 from kernels.judge.judge import Judge, Request
 from kernels.judge.plan import Plan
 from kernels.judge.timing import MARGIN, WIDTH, interval
@@ -149,7 +149,7 @@ def race_whole(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[st
         track = Track(process, problem, case, (), count, judge.device, judge.pool)
         entrant = Replayed(track, made, judge.flush_bytes, judge.clock, True, rng)
         flush = judge.flush()
-        itself = Baseline("itself", module.entry, [()] * count, flush, judge.clock)
+        itself = Baseline("itself", module.entry, [()] * count, flush, judge.clock, Stir(blends=True))
         start = time.time()
         while len(found) < wanted and time.time() - start < seconds:
             (comparison,) = Race(entrant, [itself], track, judge.board, pace, rng).run()

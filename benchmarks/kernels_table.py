@@ -6,6 +6,7 @@
 
 For each row the best known configuration gets a whole verdict of the judge (correctness in all its stages, then the
 timed race against every peer that is near the best); where it is refused, the next best does, and the row says so.
+A row that comes out close to its best peer is raced again on other memory (`benchmarks.kernels_close`).
 Peers that are not near are told with the time that they take alone. A copy of equal bytes is timed beside each row,
 by the same clock. Each GPU has a judge of its own and takes one row after the other; a row's peers and ours run on
 one GPU. Needs CUDA GPUs. Writes benchmarks/results/kernels_table.json, after every row.
@@ -39,8 +40,9 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_best import best
+from benchmarks.kernels_close import Choice, Done, elsewhere, improve
 from benchmarks.kernels_compile import own_gpu
-from benchmarks.kernels_rows import ANCHORS, OUT, dearest_first, losing, resummarise, rows, summary
+from benchmarks.kernels_rows import ANCHORS, OUT, dearest_first, resummarise, rows, summary
 from kernels.generate import known
 from kernels.generate.base import GeneratorError
 from kernels.generate.families import ALL, interprets
@@ -54,10 +56,6 @@ from kernels.kernelbench import CORRECT
 from kernels.optimise import TINY
 from kernels.problem import Case
 from kernels.problems import named
-from kernels.search import CAREFUL
-
-Choice = tuple[str, dict[str, int | str]]
-Done = tuple[dict[str, Any], str, Case, list[Choice]]
 
 
 def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:
@@ -178,7 +176,7 @@ def dry(only: list[str], out: Path) -> None:
         for problem, case in rows(only):
             small = Case.of(case.dtype, **{k: min(v, {"m": 6}.get(k, 64)) for k, v in case.params})
             request = Request(INTERPRETER, TINY, cases=(small,))
-            choices = [c for c in choices_of("none", problem, small, {}, 1) if interprets(c[0])]
+            choices = [c for c in choices_of("none", problem, small, {}, 100) if interprets(c[0])]
             made.append(judged(judge, problem, small, choices[:1], request, (math.nan, math.nan)))
             print({k: v for k, v in made[-1].items() if k in ("problem", "case", "status", "refused")}, flush=True)
             out.write_text(json.dumps({"rows": made, "summary": summary(made)}, indent=1, default=str) + "\n")
@@ -207,7 +205,7 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float, 
                     made = judged(judge, problem, case, choices[:top], request, passes_s) | {"gpu": gpu}
                     told.put(("row", made))
                     tried = [(x["family"], x["config"]) for x in (made, *made["refused"]) if "family" in x]
-                    done.append((made, problem, case, [c for c in choices if c not in tried]))
+                    done.append(Done(made, problem, case, [c for c in choices if c not in tried]))
                 except Exception as error:  # noqa: BLE001  one row's fault must not cost the others
                     fault = {"status": "broken", "detail": repr(error)[:500]}
                     told.put(("row", {"problem": problem, "case": str(case), **fault}))
@@ -218,40 +216,9 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float, 
             worker.start()
         for worker in workers:
             worker.join()
-        again(judge, done, told, scope, until_s)
+        improve(judge, done, lambda *words: told.put(words), scope, row_json, until_s)
+        elsewhere(judge, done, lambda *words: told.put(words), until_s)
     told.put(("end", gpu))
-
-
-def again(judge: Judge, done: list[Done], told: Any, scope: Any, until_s: float) -> None:
-    """While time is left: rows that lose, the closest first, race further configurations and are judged anew."""
-
-    def lead(made: dict[str, Any]) -> float:
-        return made["peers_us"][made["best_peer"]] / made["ours_us"] if made.get("ours_us") else math.inf
-
-    slower = (d for d in done if d[0].get("speedup") and losing([d[0]]))
-    for made, problem, case, choices in sorted(slower, key=lambda d: -lead(d[0])):
-        raced = []
-        for family, config in choices:
-            if time.time() > until_s:
-                return
-            written = candidate(next(f for f in ALL if f.name == family), problem, case, config)
-            verdict = judge.verdict(
-                written, named(problem), Request(QUICK_GPU, CAREFUL, cases=(case,), search=True)
-            )
-            if verdict.comparisons:
-                ahead = min(c.speedup.point for c in verdict.comparisons)  # a ratio of neighbours: clocks drift
-                raced.append((ahead, family, config, written))
-        raced.sort(key=lambda r: -r[0])
-        told.put(("tried", f"{problem} {case}: {[round(r[0], 4) for r in raced]} after {lead(made):.4f}"))
-        for ahead, family, config, written in raced[:1]:
-            if ahead < 1.001 * lead(made) or time.time() > until_s:
-                continue
-            verdict = judge.verdict(written, named(problem), Request(scope, FULL, cases=(case,)))
-            if not verdict.refused and verdict.comparisons:
-                passes_s = made["copy_us"] * 1e-6, made["in_place_us"] * 1e-6
-                found = row_json(problem, case, judge, verdict, (family, config), passes_s)
-                if lead(found) > lead(made):
-                    told.put(("row", {**made, **found, "kind": written.kind}))
 
 
 def main() -> None:

@@ -1,0 +1,127 @@
+"""Rows of the table that are close to their best peer: further configurations, and races on other memory.
+
+A race's interval tells of its rounds, which all use the same buffers. Where those lie in the GPU's memory moves a
+kernel of 30 µs by a percent from run to run, either way and whoever it is, so a close row is raced again on other
+buffers, and told by all of its races together.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.kernels_rows import losing, told
+from kernels.generate.families import ALL
+from kernels.generate.template import candidate
+from kernels.judge.contest import FULL
+from kernels.judge.inputs import QUICK_GPU, Scope
+from kernels.judge.judge import Judge, Request
+from kernels.judge.timing import interval
+from kernels.judge.verdict import Comparison, Verdict
+from kernels.problem import Case
+from kernels.problems import named
+from kernels.search import CAREFUL
+
+Choice = tuple[str, dict[str, int | str]]
+Note = Callable[[str, Any], None]
+CLOSE = 0.03
+"""Nearer to its best peer than this, on either side, and a row is raced again."""
+RACES = 6
+"""Of a close row: the fewest of which a signed-rank interval of 95 % can be told."""
+BALLAST_BYTES = 1 << 30
+
+
+@dataclass
+class Done:
+    """A row that was judged, and the configurations that it has not tried."""
+
+    made: dict[str, Any]
+    problem: str
+    case: Case
+    choices: list[Choice]
+
+    @property
+    def raced(self) -> bool:
+        return bool(self.made.get("speedup"))
+
+    @property
+    def lead(self) -> float:
+        return told(self.made)
+
+    def judge(self, judge: Judge, choice: Choice, request: Request) -> Verdict:
+        family = next(f for f in ALL if f.name == choice[0])
+        return judge.verdict(candidate(family, self.problem, self.case, choice[1]), named(self.problem), request)
+
+
+def improve(
+    judge: Judge, rows: Sequence[Done], note: Note, scope: Scope, row_json: Callable[..., Any], until_s: float
+) -> None:
+    """While time is left: rows that lose, the closest first, race further configurations and are judged anew."""
+    slower = (d for d in rows if d.raced and losing([d.made]))
+    for row in sorted(slower, key=lambda d: -d.lead):
+        raced: list[tuple[float, Choice]] = []
+        for choice in row.choices:
+            if time.time() > until_s:
+                return
+            verdict = row.judge(judge, choice, Request(QUICK_GPU, CAREFUL, cases=(row.case,), search=True))
+            if verdict.comparisons:  # a ratio of neighbours: clocks drift
+                raced.append((min(c.speedup.point for c in verdict.comparisons), choice))
+        raced.sort(key=lambda r: -r[0])
+        note("tried", f"{row.problem} {row.case}: {[round(r[0], 4) for r in raced]} after {row.lead:.4f}")
+        for ahead, choice in raced[:1]:
+            if ahead < 1.001 * row.lead or time.time() > until_s:
+                continue
+            verdict = row.judge(judge, choice, Request(scope, FULL, cases=(row.case,)))
+            if not verdict.refused and verdict.comparisons:
+                passes_s = row.made["copy_us"] * 1e-6, row.made["in_place_us"] * 1e-6
+                found = row_json(row.problem, row.case, judge, verdict, choice, passes_s)
+                if told(found) > row.lead:
+                    row.made |= found
+                    note("row", row.made)
+
+
+def elsewhere(judge: Judge, rows: Sequence[Done], note: Note, until_s: float) -> None:
+    """Race close rows again, each time in a new process and on other memory, the closest first."""
+    rng = random.Random(20261123)
+    near = [d for d in rows if d.raced and abs(math.log(d.lead)) < CLOSE]
+    for row in sorted(near, key=lambda d: abs(math.log(d.lead))):
+        raced: list[Sequence[Comparison]] = []
+        while len(raced) < RACES and time.time() < until_s:
+            judge.give_back()
+            ballast = torch.empty(rng.randrange(BALLAST_BYTES), dtype=torch.uint8, device=judge.device)
+            choice = row.made["family"], row.made["config"]
+            verdict = row.judge(judge, choice, Request(QUICK_GPU, FULL, cases=(row.case,)))
+            del ballast
+            if verdict.comparisons:
+                raced.append(verdict.comparisons)
+            elif verdict.refused:  # told, and no more asked of it: the row keeps what its own verdict said
+                note("tried", f"{row.problem} {row.case}: {verdict.reason} on other memory: {verdict.detail}")
+                break
+        if len(raced) == RACES:
+            row.made |= pooled(row.made, raced)
+            note("row", row.made)
+
+
+def pooled(made: dict[str, Any], raced: Sequence[Sequence[Comparison]]) -> dict[str, Any]:
+    """What a row's races say together. Peers that not every race had are told as before."""
+    peers = set.intersection(*({c.baseline for c in race} for race in raced))
+    logs = {n: [math.log(c.speedup.point) for race in raced for c in race if c.baseline == n] for n in peers}
+    ratios = {n: interval(logs[n], confidence=0.95) for n in peers}
+    best = min(peers, key=lambda n: ratios[n].point)
+    times = {n: statistics.median(c.baseline_s for race in raced for c in race if c.baseline == n) for n in peers}
+    ours_s = statistics.median(race[0].candidate_s for race in raced)
+    return {
+        "best_peer": best,
+        "speedup": [ratios[best].low, ratios[best].point, ratios[best].high],
+        "races": [math.exp(x) for x in logs[best]],
+        "peers_us": made["peers_us"] | {n: s * 1e6 for n, s in times.items()},
+        "ours_us": ours_s * 1e6,
+        "of_copy": made["copy_us"] * 1e-6 / ours_s,
+    }
