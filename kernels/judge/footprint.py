@@ -12,8 +12,6 @@ import _thread
 import builtins
 import gc
 import os
-import signal
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,6 +21,8 @@ import torch.library
 import torch.nn.functional
 import torch.nn.modules.module
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from kernels.judge import surroundings
 
 _WATCHED: Mapping[str, Any] = {
     "builtins": builtins,
@@ -36,11 +36,11 @@ _WATCHED: Mapping[str, Any] = {
     "torch.nn.functional": torch.nn.functional,
 }
 _HOOKS = sorted(name for name in vars(torch.nn.modules.module) if name.startswith("_global_") and "hook" in name)
-_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "Autograd")
 _ROOMS = ("CUDA_", "NCCL_", "PYTORCH_", "OMP_", "MKL_", "LD_", "PYTHON")
 """Environment variables that the CUDA driver, torch and later processes go by."""
 _TORCH = os.path.dirname(torch.__file__)
 _COMPILER = (os.path.join(_TORCH, "_dynamo", ""), os.path.join(_TORCH, "_compile.py"))
+_OPTIMISER = os.path.join(_TORCH, "optim", "optimizer.py")
 _LEAST = 2.0**-1060  # zero where subnormal numbers are flushed
 _MANY = 8
 """Outputs of so many calls alive at once are none that a call still needs."""
@@ -49,7 +49,8 @@ _MANY = 8
 class Footprint:
     """Taken before a candidate is loaded; asked after it was loaded and after each call."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, functions: surroundings.Functions | None = None) -> None:
+        """`functions`: as they were before; None: as they are."""
         self._device = device
         self._settings = _settings(device)
         self._functions = {
@@ -58,6 +59,8 @@ class Footprint:
             for name, value in list(vars(owner).items())
             if callable(value)
         }
+        self._everything = functions or surroundings.Functions()
+        self._replaced = frozenset(self._everything.replaced(_by_torch_compile))  # by this host
         self._variables = dict(os.environ)
         self._threads = _thread._count()
         self._outputs: list[StorageWeakRef] = []
@@ -80,8 +83,9 @@ class Footprint:
         """Threads of Python that were not there before."""
         return max(0, _thread._count() - self._threads)
 
-    def changed(self) -> list[str]:
-        """Names of what is no longer as it was, sorted, with the value before and now where that is short."""
+    def changed(self, thoroughly: bool = False) -> list[str]:
+        """Names of what is no longer as it was, sorted, with the value before and now where that is short.
+        thoroughly: every function of every module as well, which takes some 0.05 s."""
         now = _settings(self._device)
         found = [
             f"{name} ({str(old)[:40]} before, now {str(now[name])[:40]})"
@@ -92,11 +96,13 @@ class Footprint:
             put = vars(_WATCHED[room]).get(name)
             if put is not value and not _by_torch_compile(put, value):
                 found.append(f"{room}.{name}")
+        if thoroughly:
+            found += set(self._everything.replaced(_by_torch_compile)) - self._replaced
         if self._drawn() > 1:  # once is a model whose weights are drawn when it is made
             found.append("state of torch's generator")
         known = {*self._variables, *(name for name in os.environ if name.startswith(_ROOMS))}
         found += [f"os.environ[{name!r}]" for name in known if os.environ.get(name) != self._variables.get(name)]
-        return sorted(found)[:16]
+        return sorted(set(found))[:16]
 
     def _drawn(self) -> int:
         """How often something has been drawn from torch's generators between two looks."""
@@ -133,15 +139,10 @@ def _settings(device: str) -> dict[str, Any]:
         "FlashAttention enabled": backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
         "memory-efficient attention enabled": backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
         "attention by matrix products enabled": backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
-        "garbage collection": gc.isenabled(),
-        "working directory": os.getcwd(),
         "subnormal numbers flushed": _LEAST * len(_WATCHED) == 0,
         "hooks on all modules": sum(len(vars(torch.nn.modules.module)[name] or ()) for name in _HOOKS),
         "operators of torch put in another's place": _overridden(),
-        "sys.settrace": sys.gettrace(),
-        "sys.setprofile": sys.getprofile(),
-        "sys.excepthook": sys.excepthook,
-        **{signal.Signals(n).name: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)},
+        **surroundings.settings(),
     }
     if device == "cuda":
         found |= {
@@ -159,15 +160,28 @@ def _generators(device: str) -> tuple[torch.Tensor, ...]:
 
 def _by_torch_compile(put: Any, value: Any) -> bool:
     """Whether torch.compile put this function in `value`'s place, as it does for itself at its first use: around
-    functions that it must not trace, and around `Module.__init__`, to be told of new modules."""
-    path = getattr(getattr(put, "__code__", None), "co_filename", "")
-    if not path.startswith(_COMPILER):
-        return False
-    around = getattr(put, "_torchdynamo_orig_callable", getattr(put, "__wrapped__", None))
-    return path.endswith("mutation_guard.py") or around is value
+    functions that it must not trace, and around `Module.__init__`, to be told of new modules; or torch an
+    optimiser's step, as it does when the first of its kind is made."""
+    path = _path(put)
+    return path.startswith((*_COMPILER, _OPTIMISER)) and (
+        path.endswith("mutation_guard.py") or _innermost(put) is _innermost(value)
+    )
+
+
+def _path(function: Any) -> str:
+    return str(getattr(getattr(function, "__code__", None), "co_filename", ""))
+
+
+def _innermost(function: Any) -> Any:
+    """What torch.compile's wrappers, and that of an optimiser's step, stand around."""
+    while _path(function).startswith((*_COMPILER, _OPTIMISER)):
+        inner = getattr(function, "_torchdynamo_orig_callable", getattr(function, "__wrapped__", None))
+        if inner is None:
+            break
+        function = inner
+    return function
 
 
 def _overridden() -> int:
-    """Kernels registered from Python for torch's own operators, on devices."""
-    known = getattr(torch.library, "_impls", ())
-    return sum(name.startswith("aten/") and name.rpartition("/")[2] in _KEYS for name in known)
+    """Kernels registered from Python for torch's own operators; torch's own registrations are there before."""
+    return sum(name.startswith("aten/") for name in getattr(torch.library, "_impls", ()))

@@ -23,9 +23,18 @@ from kernels.judge.beside import amid_others, another_layers, late_inputs, load_
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 from kernels.judge.footprint import Footprint
+from kernels.judge.surroundings import Functions, sources, watch_registrations
 from kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
+_PIECE_BYTES = 1 << 28
+_functions: list[Functions] = []
+
+
+def warm() -> None:
+    """Before hosts are forked: look at all functions once for all of them."""
+    watch_registrations()
+    _functions.append(Functions())
 
 
 class Unfit(Exception):
@@ -45,18 +54,24 @@ def serve(channel: Channel, device: str, arena: int | None) -> None:
             body, blob = host.answer(message.body)
         except Unfit as error:
             body, blob = {"ok": False, "reason": error.reason, "text": str(error)[:2000]}, b""
-        except Exception as error:  # noqa: BLE001  whatever the candidate raises is its own failure
-            body, blob = (
-                {"ok": False, "reason": reason_of(error), "text": f"{type(error).__name__}: {error}"[:2000]},
-                b"",
-            )
+        except BaseException as error:  # noqa: BLE001  whatever the candidate raises, to end too, is its failure
+            body, blob = {"ok": False, "reason": reason_of(error), "text": told(error)}, b""
         channel.send(body, blob)
+
+
+def told(error: BaseException) -> str:
+    """An exception's class and words, where it can say any."""
+    try:
+        words = str(error)[:2000]
+    except BaseException as again:  # noqa: BLE001  the candidate's own class
+        words = f"(its words cannot be told: {type(again).__name__})"
+    return f"{type(error).__name__}: {words or 'no words'}"
 
 
 def reason_of(error: BaseException) -> Reason:
     """What an exception of the candidate means."""
     names = {cls.__name__ for cls in type(error).__mro__}
-    text = str(error)
+    text = told(error)
     if isinstance(error, SyntaxError):
         return Reason.syntax
     if isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN:
@@ -87,7 +102,7 @@ class Host:
         match order["op"]:
             case "load":
                 self._load(order)
-                return {"ok": True, **self._left_behind()}, b""
+                return {"ok": True, **self._left_behind(thoroughly=True)}, b""
             case "compile":
                 return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
             case "attach":
@@ -95,8 +110,9 @@ class Host:
                     self._borrower.attach(Lent(**lent))
                 return {"ok": True}, b""
             case "call":
-                body, blob = self._call(order)
-                return {**body, **self._left_behind()}, blob
+                body, blob, outputs = self._call(order)
+                later = self._changed_later(outputs, order)  # what the call was given is let go of by now
+                return {**body, "later": later, **self._left_behind()}, blob
             case "slots":
                 self._slots = [(self._inputs(slot["in"]), slot["out"]) for slot in order["slots"]]
                 return {"ok": True}, b""
@@ -107,7 +123,7 @@ class Host:
                 self._wait()
                 return {"ok": True}, b""
             case "left":
-                return {"ok": True, **self._left_behind()}, b""
+                return {"ok": True, **self._left_behind(thoroughly=True)}, b""
             case "profile":
                 return self._profile(order), b""
             case other:
@@ -121,8 +137,9 @@ class Host:
             if order["language"] == "triton":
                 record.replace_launcher()
         torch.manual_seed(order.get("seed", 0))
-        self._footprint = Footprint(self._device)
         path = Path("candidate.py").absolute()
+        sources.add(str(path))
+        self._footprint = Footprint(self._device, _functions[0] if _functions else None)
         path.write_text(order["source"])
         spec = importlib.util.spec_from_file_location("candidate", path)
         assert spec is not None
@@ -134,9 +151,9 @@ class Host:
         except SyntaxError:
             raise
         except MemoryError as error:
-            raise Unfit(Reason.out_of_memory, str(error)) from error
-        except Exception as error:
-            raise Unfit(Reason.compile_failed, f"at import: {type(error).__name__}: {error}") from error
+            raise Unfit(Reason.out_of_memory, f"at import: {told(error)}") from error
+        except BaseException as error:
+            raise Unfit(Reason.compile_failed, f"at import: {told(error)}") from error
         self._entry = getattr(module, order["entry"], None)
         if not callable(self._entry):
             raise Unfit(Reason.entry_missing, f"the source defines no callable {order['entry']!r}")
@@ -144,11 +161,11 @@ class Host:
             positions, count = order["step"]
             self._entry = differentiated(self._entry, tuple(positions), count)
 
-    def _left_behind(self) -> dict[str, Any]:
+    def _left_behind(self, thoroughly: bool = False) -> dict[str, Any]:
         """What the candidate has changed in its process, how many outputs it keeps, and how many threads run."""
         assert self._footprint is not None
         seen = self._footprint
-        return {"changed": seen.changed(), "outlived": seen.outlived(), "threads": seen.threads()}
+        return {"changed": seen.changed(thoroughly), "outlived": seen.outlived(), "threads": seen.threads()}
 
     def _inputs(self, items: Sequence[Any]) -> list[Any]:
         return [
@@ -170,7 +187,7 @@ class Host:
         outputs = self._entry(*inputs)
         return [x.detach() for x in _as_tensors(outputs)] if required else outputs
 
-    def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes, Sequence[torch.Tensor]]:
         inputs = self._inputs(order["inputs"])
         body: dict[str, Any] = {"ok": True}
         blob = b""
@@ -219,8 +236,20 @@ class Host:
                     fresh = [x for n, x in enumerate(_as_tensors(outputs)) if n not in body["aliases"]]
                     self._footprint.handed_over(fresh)
             self._store(outputs, order["outputs"], order["mutates"])
+            outputs = () if order["mutates"] else _as_tensors(outputs)
+            body["attached"] = [*_attached("input", inputs), *_attached("output", outputs)]
         self._wait()
-        return body, blob
+        return body, blob, outputs
+
+    def _changed_later(self, outputs: Sequence[torch.Tensor], order: Mapping[str, Any]) -> list[int]:
+        """Positions of outputs that no longer are what was stored of them."""
+        self._wait()
+        with record.unseen():
+            pairs = [
+                (output, self._borrower.tensor(View.from_json(item)))
+                for output, item in zip(outputs, order["outputs"], strict=True)
+            ]
+            return [n for n, (output, stored) in enumerate(pairs) if not _same_bits(output, stored)]
 
     def _gradients(self, given: Sequence[Any], order: Mapping[str, Any]) -> Any:
         assert self._entry is not None
@@ -313,6 +342,19 @@ def _usable(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes; a copy of them where it is not contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one form hold the same bits; in pieces, for a comparison takes memory."""
+    mine, others = _bits(one), _bits(other)
+    pieces = (slice(start, start + _PIECE_BYTES) for start in range(0, len(mine), _PIECE_BYTES))
+    return all(torch.equal(mine[piece], others[piece]) for piece in pieces)
+
+
+def _attached(kind: str, values: Sequence[Any]) -> list[str]:
+    """Python attributes of tensors, but for torch.compile's own marks."""
+    names = [(n, name) for n, x in enumerate(values) if isinstance(x, torch.Tensor) for name in vars(x)]
+    return [f".{name} of {kind} {n}" for n, name in names if not name.startswith("_dynamo")][:8]
 
 
 def _span(tensor: torch.Tensor) -> int:

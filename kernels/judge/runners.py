@@ -14,6 +14,7 @@ from kernels.judge import plan as launch_plan
 from kernels.judge.buffers import View
 from kernels.judge.inputs import Probe
 from kernels.judge.process import Process, order_inputs
+from kernels.judge.usage import state
 from kernels.judge.verdict import Reason, Refusal
 from kernels.problem import Case, Problem
 
@@ -73,6 +74,7 @@ class HostRunner:
         }
         answer = process.request(order, process.limits.import_s, stage="compile")
         hold_to_footprint(candidate, answer.body, "compile", "at import")
+        _hold_to_processes(candidate, process, "compile", "at import")
         return cls(process, candidate, problem, loaded=order)
 
     def move(self, process: Process, seed: int) -> None:
@@ -107,6 +109,7 @@ class HostRunner:
         }
         answer = self.process.request(order, self.process.limits.call_s, stage=probe.stage)
         hold_to_footprint(self.candidate, answer.body, probe.stage, str(case))
+        _hold_to_processes(self.candidate, self.process, probe.stage, str(case))
         self.last, self.last_blob = answer.body, answer.blob
         self.aliases, self.strided = (_numbers(answer.body.get(name)) for name in ("aliases", "strided"))
 
@@ -136,9 +139,16 @@ class PlanRunner:
 
 
 def hold_to_footprint(candidate: Candidate, answer: Mapping[str, Any], stage: str, where: str) -> None:
-    """Refuse a candidate that has changed its process, keeps its outputs or, unless a library does it for it, runs
-    threads (`kernels.judge.footprint`)."""
-    told, kept, threads = (answer.get(name) for name in ("changed", "outlived", "threads"))
+    """Refuse a candidate that has changed its process, keeps its outputs, attaches something to tensors, writes to
+    its outputs later or, unless a library does it for it, runs threads (`kernels.judge.footprint`)."""
+    told, kept, threads, attached = (answer.get(name) for name in ("changed", "outlived", "threads", "attached"))
+    if later := _numbers(answer.get("later")):
+        text = f"output {later[0]} changed after it was handed over, once the inputs were let go of ({where})"
+        raise Refusal(Reason.work_deferred, text, stage)
+    if isinstance(attached, list) and attached:
+        names = ", ".join(str(name)[:100] for name in attached[:4])
+        text = f"the candidate attached something to tensors that outlives the call: {names} ({where})"
+        raise Refusal(Reason.state_kept, text, stage)
     if isinstance(threads, int) and threads > 0 and candidate.kind != "library":
         raise Refusal(
             Reason.work_deferred, f"{threads} threads of the candidate run on after it returned ({where})", stage
@@ -150,6 +160,14 @@ def hold_to_footprint(candidate: Candidate, answer: Mapping[str, Any], stage: st
     if isinstance(kept, int) and kept > 0:
         text = f"outputs of {kept} calls are kept alive after the calls: memory that is never given back ({where})"
         raise Refusal(Reason.state_kept, text, stage)
+
+
+def _hold_to_processes(candidate: Candidate, process: Process, stage: str, where: str) -> None:
+    """Refuse a candidate whose processes run on after it returned; a library may keep some that compile for it."""
+    left = [pid for pid in process.descendants() if state(pid) not in ("Z", "")]
+    if left and candidate.kind != "library":
+        text = f"{len(left)} processes of the candidate run on after it returned ({where})"
+        raise Refusal(Reason.work_deferred, text, stage)
 
 
 def _numbers(told: object) -> list[int]:

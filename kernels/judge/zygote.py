@@ -42,8 +42,8 @@ def warm(device: str) -> None:
     """Import what every host needs, and build Triton's C helper, which its sandbox could not."""
     import torch
 
-    import kernels.judge.host
     import kernels.judge.replay  # noqa: F401
+    from kernels.judge import host
     from kernels.judge.record import Recorder
 
     torch.set_num_threads(1)
@@ -52,7 +52,9 @@ def warm(device: str) -> None:
     try:
         import triton  # noqa: F401
     except ImportError:
+        host.warm()
         return
+    host.warm()
     if device == "cuda":
         from triton.backends.nvidia.compiler import get_ptxas_version
         from triton.backends.nvidia.driver import CudaUtils

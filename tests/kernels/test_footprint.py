@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 from torch.nn.modules import module
@@ -61,6 +64,21 @@ def _environment(name: str, value: str | None) -> None:
             lambda: _environment("CUDA_LAUNCH_BLOCKING", None),
             "os.environ['CUDA_LAUNCH_BLOCKING']",
         ),
+        (lambda: random.seed(1), lambda: None, "state of Python's generator"),
+        (lambda: numpy.random.seed(1), lambda: None, "state of NumPy's generator"),
+        (lambda: sys.setrecursionlimit(5000), lambda: sys.setrecursionlimit(1000), "recursion limit"),
+        (lambda: threading.settrace(print), lambda: threading.settrace(None), "threading.settrace"),
+        (lambda: gc.callbacks.append(print), lambda: gc.callbacks.remove(print), "garbage collector's callbacks"),
+        (
+            lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
+            lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL),
+            "SIGUSR1",
+        ),
+        (
+            lambda: torch._C._set_mkldnn_enabled(False),
+            lambda: torch._C._set_mkldnn_enabled(True),
+            "oneDNN enabled",
+        ),
     ],
 )
 def test_a_change_is_told_by_its_name(change: Callable[[], object], back: Callable[[], object], told: str) -> None:
@@ -90,13 +108,33 @@ def test_a_function_of_torch_in_anothers_place_is_told(monkeypatch: pytest.Monke
     assert footprint.changed() == ["torch.softmax"]
 
 
+def test_a_method_in_anothers_place_is_told_when_asked_thoroughly_an_inherited_one_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    footprint = Footprint("cpu")
+    assert footprint.changed(thoroughly=True) == []
+    monkeypatch.setattr(torch.nn.Linear, "forward", torch.relu)
+    monkeypatch.setattr(torch.optim.AdamW, "step", print)
+    assert footprint.changed() == []
+    told = footprint.changed(thoroughly=True)
+    assert any(name.endswith("Linear.forward") for name in told), told
+    assert any(name.endswith("AdamW.step") for name in told), told
+
+
+def test_an_optimiser_that_is_made_changes_nothing() -> None:
+    """torch then wraps the step of its class."""
+    footprint = Footprint("cpu")
+    torch.optim.SGD([torch.zeros(1)]).step()
+    assert footprint.changed(thoroughly=True) == []
+
+
 COMPILING = """
 import torch
 from kernels.judge.footprint import Footprint
 
 footprint = Footprint("cpu")
 torch.compile(lambda x: (2 * x).sin(), backend="eager")(torch.ones(4))
-told = footprint.changed()
+told = footprint.changed(thoroughly=True)
 torch.manual_seed = torch._disable_dynamo(lambda seed: None)
 print(told, footprint.changed())
 """

@@ -62,6 +62,9 @@ QUICK_EXPLOITS = {
     "square_matrices_transposed_in_memory",
     "swiglu_skips_zeros",
     "thread_that_stays",
+    "another_step_for_adamw",
+    "process_that_stays",
+    "spoils_its_output_with_its_input",
 }
 QUICK_GOOD = {
     "library_rmsnorm_backward",

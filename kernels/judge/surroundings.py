@@ -1,0 +1,186 @@
+"""Runs inside the candidate's host: what else a training job's process goes by, apart from torch's settings.
+
+Every function and class of the standard library, NumPy and torch that somebody else's code may call next;
+what is run at certain moments (hooks, traces, filters of imports, handlers of signals); limits of the interpreter;
+and the generators of Python and NumPy, from which data loaders draw. `kernels.judge.footprint` asks for all of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+_TORCH = (
+    "amp",
+    "autograd",
+    "cuda",
+    "fft",
+    "linalg",
+    "nn",
+    "optim",
+    "random",
+    "serialization",
+    "special",
+    "utils.data",
+)
+_PREFIXES = ("numpy.", "torch._tensor", "torch._C._nn", *(f"torch.{name}" for name in _TORCH))
+_ROOTS = frozenset({*sys.stdlib_module_names, "numpy", "torch", "triton"})
+"""What jobs call. Not torch's compiler and the like, whose modules change each other when they are loaded."""
+_CALLED = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    type,
+    staticmethod,
+    classmethod,
+    property,
+)
+_Place = tuple[str, Mapping[str, Any], str, Any]
+"""Full name, namespace, name there, value."""
+sources: set[str] = set()
+"""Files of the candidate."""
+_registered: list[str] = []
+
+
+class Functions:
+    """What modules define or hold that can be called, methods included, at the time of making."""
+
+    def __init__(self) -> None:
+        self._places = [place for module in _modules() for place in _callables(module)]
+        classes = {id(value): (full, value) for full, _, _, value in self._places if issubclass(type(value), type)}
+        self._methods = [(full, cls, frozenset(vars(cls))) for full, cls in classes.values()]
+
+    def replaced(self, excused: Callable[[Any, Any], bool]) -> list[str]:
+        """Names of what is another object now or gone, and of methods put before inherited ones;
+        `excused(now, before)`: it is a known wrapper."""
+        found = [
+            full
+            for full, room, name, value in self._places
+            if room.get(name) is not value
+            and not excused(room.get(name), value)
+            and not (full.partition(".")[0] in sys.stdlib_module_names and _of_package(room.get(name)))
+        ]
+        for full, cls, known in self._methods:
+            for name in vars(cls).keys() - known if len(vars(cls)) > len(known) else ():
+                old = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
+                if type(old) in _CALLED and not excused(vars(cls)[name], old):
+                    found.append(f"{full}.{name}")
+        return found
+
+
+def _modules() -> Iterator[tuple[str, types.ModuleType]]:
+    for name, module in list(sys.modules.items()):
+        known = name in _ROOTS or name.startswith(_PREFIXES) or name.partition(".")[0] in sys.stdlib_module_names
+        if known and isinstance(module, types.ModuleType):
+            yield name, module
+
+
+def _callables(named: tuple[str, types.ModuleType]) -> Iterator[_Place]:
+    home, module = named
+    for name, value in list(vars(module).items()):
+        is_class = issubclass(type(value), type)  # isinstance asks the object, and some warn
+        if type(value) in _CALLED or is_class:
+            yield f"{home}.{name}", vars(module), name, value
+        if is_class and value.__module__ == home:
+            for inner, method in list(vars(value).items()):
+                if type(method) in _CALLED:
+                    yield f"{home}.{name}.{inner}", vars(value), inner, method
+
+
+def settings() -> dict[str, Any]:
+    """Everything of one value, by name."""
+    return {
+        "sys.excepthook": sys.excepthook,
+        "sys.unraisablehook": sys.unraisablehook,
+        "sys.displayhook": sys.displayhook,
+        "threading.excepthook": threading.excepthook,
+        "sys.settrace": sys.gettrace(),
+        "sys.setprofile": sys.getprofile(),
+        "threading.settrace": threading.gettrace(),
+        "threading.setprofile": threading.getprofile(),
+        "sys.stdout": sys.stdout,
+        "sys.stderr": sys.stderr,
+        "sys.meta_path": _of_no_package(sys.meta_path),
+        "sys.path_hooks": _of_no_package(sys.path_hooks),
+        "recursion limit": sys.getrecursionlimit(),
+        "switch interval": sys.getswitchinterval(),
+        "garbage collection": gc.isenabled(),
+        "garbage collector's thresholds": gc.get_threshold(),
+        "garbage collector's callbacks": tuple(gc.callbacks),
+        "objects that are never collected": gc.get_freeze_count(),
+        "logging disabled": logging.root.manager.disable,
+        "working directory": os.getcwd(),
+        "functions run at exit and audit hooks": len(_registered),
+        "hooks on all optimisers": len(_global_optimizer_pre_hooks) + len(_global_optimizer_post_hooks),
+        "hooks on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "threads of autograd": torch._C._is_multithreading_enabled(),
+        "mask of new files": _umask(),
+        "oneDNN enabled": torch._C._get_mkldnn_enabled(),
+        "how tensors are printed": str(torch._tensor_str.PRINT_OPTS),
+        "NumPy's errors": _numpy_errors(),
+        "state of NumPy's generator": _numpy_generator(),
+        "state of Python's generator": hash(random.getstate()),
+        **{signal.Signals(n).name: signal.getsignal(n) for n in signal.valid_signals() if n < signal.SIGRTMIN},
+        **{name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name[:7] == "RLIMIT_"},
+    }
+
+
+def _of_no_package(finders: Iterable[Any]) -> tuple[Any, ...]:
+    """Without those that installed packages put there when they are imported."""
+    return tuple(x for x in finders if not _of_package(x))
+
+
+def _of_package(value: Any) -> bool:
+    """Whether a function, class or object is an installed package's: some adapt the standard library to them."""
+    home = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
+    path = getattr(getattr(value, "__code__", home), "co_filename", getattr(home, "__file__", None))
+    return "site-packages" in str(path)
+
+
+def _umask() -> int:
+    now = os.umask(0o077)
+    os.umask(now)
+    return now
+
+
+def _numpy_errors() -> Any:
+    numpy = sys.modules.get("numpy")
+    return tuple(sorted(numpy.geterr().items())) if numpy is not None else ()
+
+
+def _numpy_generator() -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    _, keys, *rest = numpy.random.get_state()
+    return hash((keys.tobytes(), *rest))
+
+
+def watch_registrations() -> None:
+    """From now on count what code of a file in `sources` registers to be run at exit or at every audited event:
+    neither can be asked for afterwards."""
+    for owner, name in ((atexit, "register"), (sys, "addaudithook")):
+        setattr(owner, name, _noting(getattr(owner, name)))
+
+
+def _noting(register: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if (path := sys._getframe(1).f_code.co_filename) in sources:
+            _registered.append(path)
+        return register(*args, **kwargs)
+
+    return call
