@@ -57,20 +57,30 @@ BUILTINS = _words("""
 """)
 """Names no kernel needs: other ways to run text, to reach objects by name, and identities to key a cache with."""
 TORCH_MAKERS = _words("""
-    Size Tensor device dtype empty empty_like empty_strided finfo full full_like iinfo is_tensor no_grad
-    zeros zeros_like
+    Size Tensor _check arange as_strided broadcast_shapes device dtype empty empty_like empty_strided enable_grad
+    finfo full full_like iinfo is_complex is_floating_point is_grad_enabled is_tensor no_grad ones ones_like
+    promote_types result_type scalar_tensor tensor zeros zeros_like
 """)
 """What an own kernel may call from torch: allocation and constants. Dtypes are attributes, not calls."""
 TORCH_ROOMS = frozenset({"autograd", "cuda", "func", "nn"})
-TORCH_CUDA = frozenset(
-    {"current_device", "device", "get_device_capability", "get_device_properties", "is_available"}
+TORCH_NAMED = frozenset(
+    {("amp", "custom_bwd"), ("amp", "custom_fwd"), ("compiler", "disable"), ("compiler", "is_compiling")}
+    | {
+        ("library", name)
+        for name in _words("custom_op infer_schema register_autograd register_fake triton_op wrap_triton")
+    }
 )
-METHODS = _words("""
-    add addmm amax amin argmax argsort bmm clone copy_ cumsum div einsum exp log log_softmax logsumexp
-    masked_fill matmul max mean min mm mul norm pow prod rsqrt scatter_add scatter_add_ silu softmax
-    sort sqrt std sub sum topk var
+"""Single functions of further rooms: what wraps a kernel for autocast, the compiler and the dispatcher."""
+TORCH_CUDA = _words("""
+    current_device device device_of get_device_capability get_device_name get_device_properties is_available
 """)
-"""Tensor methods that compute; those that own kernels' host code is caught with. Operators show at run time."""
+METHODS = _words("""
+    addmm amax amin argmax argsort bmm cumsum div einsum exp log log_softmax logsumexp
+    masked_fill matmul max mean min mm mul norm pow prod rsqrt scatter_add scatter_add_ silu softmax
+    sqrt std sub sum topk var
+""")
+"""Tensor methods that compute; those that own kernels' host code is caught with. Operators show at run time, and so
+do methods that Python's lists and sets have as well."""
 ATTRIBUTES = _words("""
     _C _cdata _dynamo _inductor backends cpp_extension cudart f_back f_globals f_locals gi_frame storage
     tb_frame tb_next untyped_storage
@@ -78,6 +88,10 @@ ATTRIBUTES = _words("""
 BY_TEXT = frozenset({("operator", "attrgetter"), ("operator", "methodcaller")})
 """Ways to reach for names that no reader sees."""
 _JIT = ("jit", "autotune", "heuristics")
+_DUNDERS = _words("__doc__ __init__ __name__ __post_init__ __qualname__")
+"""Attributes between double underscores that only say how a thing is called, or set it up."""
+_PLAIN = _words("None bool bytes dtype float frozenset int str torch torch.dtype tuple")
+"""Annotations of values that are the same whoever asks: a cache of these remembers no tensor."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,55 @@ def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     return {chain[-1] for chain in chains if chain}
 
 
+def _dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _loaded(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Load)
+
+
+def _stored(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _own_names(node: ast.AST) -> set[ast.AST]:
+    """Names in a function that are its parameters, whatever Python calls so elsewhere ("input", "id")."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return set()
+    a = node.args
+    own = {x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if x is not None}
+    body = node.body if isinstance(node.body, list) else [node.body]
+    return {n for part in body for n in ast.walk(part) if isinstance(n, ast.Name) and n.id in own}
+
+
+def _asks_whether_it_is_main(node: ast.AST) -> set[ast.AST]:
+    """The names in `__name__ == "__main__"`, the one question to which a judge's answer is everybody's."""
+    if isinstance(node, ast.Compare) and "__main__" in [getattr(x, "value", "") for x in node.comparators]:
+        return {node.left} if isinstance(node.left, ast.Name) else set()
+    return set()
+
+
+def _only_imports(node: ast.Try) -> bool:
+    """Whether a module is looked for at one place and then at another."""
+    parts = (*node.body, *(x for handler in node.handlers for x in handler.body), *node.orelse, *node.finalbody)
+    caught = [ast.unparse(handler.type) if handler.type else "" for handler in node.handlers]
+    known = all(word in ("ImportError", "ModuleNotFoundError") for word in caught)
+    return known and all(isinstance(x, ast.Import | ast.ImportFrom) for x in parts)
+
+
+def _plainly_annotated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether parameters and result are numbers, texts, dtypes or tuples of such, by their annotations."""
+    a = node.args
+    parameters = (*a.posonlyargs, *a.args, *a.kwonlyargs, *([a.vararg] if a.vararg else []))
+    notes = [node.returns, *(x.annotation for x in parameters)]
+    chains = [
+        _dotted(n) for note in notes if note for n in ast.walk(note) if isinstance(n, ast.Name | ast.Attribute)
+    ]
+    words = {chain[-1:] for chain in chains}
+    return None not in notes and a.kwarg is None and words <= {(word,) for word in _PLAIN}
+
+
 class _Reader:
     def __init__(self, candidate: Candidate, tree: ast.Module) -> None:
         self._candidate = candidate
@@ -152,6 +215,7 @@ class _Reader:
         self._allowed = MODULES if self._own else LIBRARY_MODULES
         self._roots = {name.split(".")[0] for name in self._allowed}
         self._modules: dict[str, str] = {}  # local name → dotted module or object
+        self._excused: set[ast.AST] = set()  # nodes that mean something else than their name says
         self._functions: set[str] = set()
         self._kernels: set[ast.AST] = set()
         for node in ast.walk(tree):
@@ -166,6 +230,9 @@ class _Reader:
                 self._functions.add(node.name)
                 if isinstance(node, ast.FunctionDef) and _decorators(node) & set(_JIT):
                     self._kernels.add(node)
+            self._excused |= _own_names(node) | _asks_whether_it_is_main(node)
+            if isinstance(node, ast.Try) and _only_imports(node):
+                self._excused.add(node)
 
     def observations(self) -> Iterator[Observation]:
         yield from self._entry()
@@ -191,8 +258,8 @@ class _Reader:
     def _entry(self) -> Iterator[Observation]:
         names = set(self._functions)
         for node in self._tree.body:
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                names |= _stored(node)
         if self._candidate.entry not in names | set(self._modules):
             yield Observation(Reason.entry_missing, 0, f"no {self._candidate.entry!r} at the top level")
         if self._own and self._candidate.language == "triton" and not self._launches():
@@ -204,12 +271,17 @@ class _Reader:
         return any(isinstance(func, ast.Subscript) for func in calls)
 
     def _module_state(self) -> Iterator[Observation]:
-        """Containers at module level, which could only serve to remember earlier calls."""
+        """Empty containers at module level, which could only serve to remember earlier calls; not those that are
+        filled and read at module level alone."""
+        names = [n for n in ast.walk(self._tree) if isinstance(n, ast.Name)]
+        functions = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.Lambda)]
+        inside = {n for function in functions for n in ast.walk(function) if isinstance(n, ast.Name)}
+        inside -= {n for k in functions for d in getattr(k, "decorator_list", ()) for n in ast.walk(d)}
+        outside = {n.id for n in names if _loaded(n)} - {n.id for n in inside}
         for node in self._tree.body:
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            empty = ast.unparse(value) in ("{}", "[]") if value is not None else False
-            made = isinstance(value, ast.Call) and _dotted(value.func)[-1:] in [("dict",), ("list",), ("set",)]
-            if empty or made:
+            empty = ast.unparse(value) in ("{}", "[]", "dict()", "list()", "set()") if value is not None else False
+            if empty and not _stored(node) <= outside:
                 yield Observation(Reason.static_refusal, node.lineno, "an empty container at module level")
 
     def _imports(self, node: ast.AST) -> Iterator[Observation]:
@@ -241,11 +313,12 @@ class _Reader:
 
     def _names(self, node: ast.AST) -> Iterator[Observation]:
         line = _line(node)
-        if isinstance(node, ast.Name) and node.id in BUILTINS:
+        if node in self._excused:
+            return
+        if isinstance(node, ast.Name) and (node.id in BUILTINS or (_dunder(node.id) and _loaded(node))):
             yield Observation(Reason.static_refusal, line, f"uses {node.id}")
         elif isinstance(node, ast.Attribute):
-            dunder = node.attr.startswith("__") and node.attr.endswith("__") and node.attr != "__init__"
-            if node.attr in ATTRIBUTES or dunder:
+            if node.attr in ATTRIBUTES or (_dunder(node.attr) and node.attr not in _DUNDERS):
                 yield Observation(Reason.static_refusal, line, f"reaches for .{node.attr}")
             chain = self._absolute(node)
             if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:
@@ -258,8 +331,9 @@ class _Reader:
                 if self._absolute(base)[-1:] in [("Tensor",), ("TorchDispatchMode",), ("TorchFunctionMode",)]:
                     yield Observation(Reason.static_refusal, line, f"derives a class from {ast.unparse(base)}")
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if _decorators(node) & {"cache", "lru_cache"}:
-                yield Observation(Reason.static_refusal, line, f"caches the results of {node.name}")
+            if _decorators(node) & {"cache", "lru_cache"} and not _plainly_annotated(node):
+                told = f"caches the results of {node.name}, whose parameters and result are not annotated as plain"
+                yield Observation(Reason.static_refusal, line, told)
             defaults = [*node.args.defaults, *node.args.kw_defaults]
             if any(isinstance(default, ast.Dict | ast.List | ast.Set) for default in defaults):
                 yield Observation(Reason.static_refusal, line, f"keeps state in a default of {node.name}")
@@ -276,7 +350,7 @@ class _Reader:
                 yield Observation(Reason.static_refusal, _line(node), f"assigns to {'.'.join(chain)}")
 
     def _library(self, node: ast.AST) -> Iterator[Observation]:
-        if isinstance(node, ast.Try | ast.TryStar):
+        if isinstance(node, ast.Try | ast.TryStar) and node not in self._excused:
             yield Observation(Reason.static_refusal, _line(node), "catches exceptions: a kernel has no fallback")
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             yield Observation(Reason.library_call, _line(node), "multiplies matrices with @")
@@ -284,7 +358,7 @@ class _Reader:
             chain = self._absolute(node.func)
             if chain[:1] == ("torch",) and len(chain) > 1:
                 inner = chain[1] in TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
-                if chain[1] not in TORCH_MAKERS and not inner:
+                if chain[1] not in TORCH_MAKERS and not inner and chain[1:3] not in TORCH_NAMED:
                     yield Observation(Reason.library_call, _line(node), f"calls {'.'.join(chain)}")
             elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and chain[:1] != ("math",):
                 yield Observation(Reason.library_call, _line(node), f"calls .{node.func.attr}()")

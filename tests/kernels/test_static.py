@@ -39,6 +39,29 @@ def test_an_honest_kernel_has_nothing_against_it() -> None:
     assert _read(HONEST) == ()
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "import functools\n@functools.lru_cache(None)\ndef g(n: int, d: torch.dtype) -> tuple[int, bool]: ...",
+        "def g(input, id=0, *hash): return input.shape, id, hash",
+        "C = []\nfor w in (4, 8):\n    C.append(triton.Config({}, num_warps=w))\nC.sort(key=lambda c: c.num_warps)",
+        "def g(x):\n    s = set()\n    s.add(1)\n    raise TypeError(f'{type(x).__name__} {sorted(s)}')",
+        "try:\n    from triton.language.extra import libdevice\nexcept ImportError:\n    from math import pi",
+        "@torch.library.custom_op('a::b', mutates_args=())\ndef g(x: torch.Tensor) -> torch.Tensor: ...",
+        "@torch.amp.custom_fwd(device_type='cuda')\ndef g(ctx, x): return torch.ones_like(x), torch.arange(3)",
+        "if __name__ == '__main__':\n    print(entry(torch.ones(3)))",
+        "W = dict(a=1)\nL = list(range(3))",
+    ],
+)
+def test_what_honest_code_often_says_is_not_held_against_it(lines: str) -> None:
+    """Caches of plain numbers, parameters called as builtins are, lists of configurations, fallback imports."""
+    assert _read(HONEST + lines + "\n") == ()
+
+
+def test_an_entry_may_be_annotated() -> None:
+    assert _read("import torch\n\nentry: object = torch.nn.Softmax(-1)\n", "library", "python") == ()
+
+
 def test_a_library_composition_may_call_torch() -> None:
     source = "import torch\n\ndef entry(x):\n    return torch.softmax(x, -1) @ x.sum(-1).exp()\n"
     assert _read(source, "library", "python") == ()
@@ -72,6 +95,15 @@ def test_a_library_composition_may_call_torch() -> None:
         ("y = torch.nn.functional.torch.os.environ", Reason.static_refusal, "module os"),
         ("import operator\noperator.attrgetter('os.environ')", Reason.static_refusal, "attrgetter"),
         ("torch.backends.cuda.matmul.allow_tf32 = True", Reason.static_refusal, "backends"),
+        ("__loader__.get_data('/etc/hostname')", Reason.static_refusal, "__loader__"),
+        ("known = __name__ == 'candidate'", Reason.static_refusal, "__name__"),
+        ("import functools\n@functools.cache\ndef g(x): return x", Reason.static_refusal, "caches"),
+        ("import functools\n@functools.cache\ndef g(n: int) -> torch.Tensor: ...", Reason.static_refusal, "caches"),
+        ("seen = []\ndef g(x): seen.append(x)", Reason.static_refusal, "container"),
+        ("try:\n    import math\nexcept Exception:\n    import math", Reason.static_refusal, "catches"),
+        ("try:\n    entry(1)\nexcept ImportError:\n    import math", Reason.static_refusal, "catches"),
+        ("def g(x, open=open): return open(x)", Reason.static_refusal, "open"),
+        ("L = torch.library.Library('aten', 'IMPL')", Reason.library_call, "torch.library.Library"),
     ],
 )
 def test_each_rule_names_its_line(line: str, reason: Reason, word: str) -> None:
