@@ -40,10 +40,12 @@ answers for both answers for their mixtures: a kernel that takes one input's str
 
 REPEATED = "repeated"
 """A layout in which one row is repeated by a stride of 0, as `torch.Tensor.expand` hands it down."""
+STEPPED = "stepped"
+"""A layout of every second column, as `x[:, ::2]` hands it down: no stride is 1."""
 STRIDED = ("padded", "transposed")
 """Who answers for these answers for any stride, that of 0 too."""
 
-PARTS: Mapping[str, tuple[str, ...]] = {**MIXED, REPEATED: STRIDED}
+PARTS: Mapping[str, tuple[str, ...]] = {**MIXED, REPEATED: STRIDED, STEPPED: STRIDED}
 """Layouts that are made of others: whoever answers for all the parts is asked for the whole."""
 
 MAX_SOURCE_BYTES = 1 << 20

@@ -33,6 +33,7 @@ DISTRIBUTIONS: dict[str, str] = {
     "zeros": "all zero, with random signs",
     "far": "unit variance times 2¹³ in float16, 2³⁰ elsewhere: beyond any bound that one might think large",
     "huge": "up to half of the dtype's largest number",
+    "subnormal": "below the dtype's least normal number, where many flush to zero",
     "zero_rows": "some rows all zero, as padding is, others none",
     "zeros_by_nan": "some rows all zero; a few NaN in the others and in what they are multiplied with",
     "masked": "a quarter −inf, never a whole row",
@@ -122,7 +123,7 @@ def _make(distribution: str, bits: torch.Tensor, index: torch.Tensor, key: int) 
             raise ValueError(f"distribution: {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
 
 
-_SCALED = {"far": (2.0**13, 2.0**30), "huge": (2.0**12, 2.0**124)}
+_SCALED = {"far": (2.0**13, 2.0**30), "huge": (2.0**12, 2.0**124), "subnormal": (2.0**-16, 2.0**-128)}
 """Factors of normal values: in float16, and in other dtypes."""
 _PLACED = frozenset(
     [

@@ -121,7 +121,8 @@ class Examiner:
             )
         empty = _unwritten(want, outputs, self.fill)
         if empty:
-            raise Refusal(Reason.unwritten, f"{empty} elements were never written ({where})", probe.stage)
+            told = "still hold what was there before the call: never written, or read where no input lies"
+            raise Refusal(Reason.unwritten, f"{empty} elements {told} ({where})", probe.stage)
         raise Refusal(finding.reason, f"{finding.detail} ({where})", probe.stage)
 
     def call(self, probe: Probe, seed: int, inputs: Inputs) -> Outputs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.candidate import MIXED, REPEATED
+from kernels.candidate import MIXED, REPEATED, STEPPED
 from kernels.problem import Inputs
 
 
@@ -30,6 +30,7 @@ def place(shape: Sequence[int], layout: str) -> Placement:
     sliced: the middle one of three tensors that lie side by side in each (i, j), as queries, keys and values do in
     a projection that makes all of them; contiguous where there are fewer than four dimensions.
     repeated: one row stands for all (`repeats`), by a stride of 0: there alone elements share an address.
+    stepped: every second element of rows twice as long; contiguous where there is one dimension.
     Of a mixed layout (`kernels.candidate.MIXED`), ask for the part that `layout_at` names.
     """
     sizes = tuple(int(n) for n in shape)
@@ -46,6 +47,9 @@ def place(shape: Sequence[int], layout: str) -> Placement:
         one = (*sizes[:axis], 1, *sizes[axis + 1 :])
         dense = _dense(one)
         return Placement(math.prod(one), sizes, (*dense[:axis], 0, *dense[axis + 1 :]), 0)
+    if layout == STEPPED and len(sizes) >= 2:
+        strides = _dense((*sizes[:-1], 2 * sizes[-1]))
+        return Placement(2 * math.prod(sizes), sizes, (*strides[:-1], 2), 0)
     offset = 1 if layout == "offset" else 0
     return Placement(math.prod(sizes) + offset, sizes, _dense(sizes), offset)
 

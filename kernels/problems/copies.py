@@ -19,8 +19,8 @@ def permute_reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def _values(shape: tuple[int, ...], case: Case, draw: Draw) -> torch.Tensor:
-    if case.dtype.startswith("int"):
-        return draw.integers(shape, 1 << 31 if case.dtype != "int8" else 128, case.torch_dtype)
+    if case.dtype.startswith("int"):  # of all bits: half of them are negative
+        return draw.integers(shape, 1 << 8 * case.element_bytes, case.torch_dtype)
     return draw.values(shape, case.torch_dtype)
 
 
@@ -32,7 +32,7 @@ def make_permute(case: Case, draw: Draw) -> Inputs:
     return (_values((case["b"], case["m"], case["n"]), case, draw),)
 
 
-_DISTRIBUTIONS = ("normal", "heavy_tail", "zeros", "tiny", "infinite", "nan")
+_DISTRIBUTIONS = ("normal", "heavy_tail", "zeros", "tiny", "subnormal", "huge", "infinite", "nan")
 _DTYPES = ("float16", "bfloat16", "float32", "int32", "int8")
 
 COPY = Problem(

@@ -83,6 +83,7 @@ MAX = Problem(
         "tiny",
         "ramps",
         "far",
+        "huge",
         "masked",
         "masked_ends",
         "masked_rows",
