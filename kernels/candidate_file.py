@@ -13,7 +13,7 @@ C++, `//` instead of `#`). The header stays part of the source, so the hash cove
 
 Keys: problem, entry (default ``entry``), language, kind, determinism, mutates, differentiable, dtypes, layouts,
 bounds (``name low..high /multiple``, high and multiple optional), launch (repeated; see `_launch`), scratch_bytes.
-Any other key is a note: kept, not interpreted.
+Each but `launch` is given once. Any other key is a note: kept, not interpreted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CandidateFile:
 def read_candidate(path: Path) -> CandidateFile:
     """Raises CandidateError that names the file and the line or key."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CandidateError(f"{path}: {error}") from error
     return parse_candidate(text, str(path))
@@ -83,16 +83,18 @@ def parse_candidate(text: str, name: str = "candidate") -> CandidateFile:
 
 
 def _header(text: str, name: str) -> dict[str, list[str]]:
-    lines = text.splitlines()
+    lines = re.split(r"\r\n|\r|\n", text)  # where Python ends a line, so that reader and machine see one header
     if not lines or lines[0].lstrip("#/ ").strip() != FIRST_LINE:
         raise CandidateError(f"{name}:1: expected '# {FIRST_LINE}'")
     header: dict[str, list[str]] = {}
-    for line in lines[1:]:
+    for number, line in enumerate(lines[1:], 2):
         if not line.startswith(("#", "//")):
             break
         key, colon, value = line.lstrip("#/ ").partition(":")
         if not colon:
             break
+        if key.strip() in header and key.strip() in _KNOWN - {"launch"}:
+            raise CandidateError(f"{name}:{number}: {key.strip()!r} is given a second time")
         header.setdefault(key.strip(), []).append(value.strip())
     return header
 

@@ -157,8 +157,14 @@ def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -
             equal &= torch.isnan(got) | (torch.signbit(got) == torch.signbit(want))
     if bool(equal.all()):
         return Finding(None, "")
-    bad = int((~equal).sum())
-    return Finding(Reason.not_exact, f"{bad} of {got.numel()} elements differ, first at {_first(~equal)}")
+    bad, at = int((~equal).sum()), _first(~equal)
+    told = f"{bad} of {got.numel()} elements differ, first at {_values(at, got, want)}"
+    return Finding(Reason.not_exact, told)
+
+
+def _values(at: tuple[int, ...], got: torch.Tensor, want: torch.Tensor) -> str:
+    """An element's place, what it is and what it should be."""
+    return f"{at}: {got[at].item():.9g}, expected {want[at].item():.9g}"
 
 
 def _first(mask: torch.Tensor) -> tuple[int, ...]:
@@ -242,15 +248,30 @@ def _accuracy(
     element_ratio, at = _worst_element(got, truth, eager, ulp_limit, row_elements)
     figures = (rmse_ratio, row_ratio, element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))
     if rmse_ratio > 1:
-        told = f"RMSE {mine.rmse:.3g}, allowed {limit:.3g} (eager {own.rmse:.3g})"
+        told = f"RMSE {mine.rmse:.3g}, allowed {limit:.3g} (eager {own.rmse:.3g}), most at {_farthest(got, truth)}"
         return Finding(Reason.rmse, told, *figures)
     if row_ratio > 1:
         told = f"row {int(row)}: RMSE {float(mine.rows[row]):.3g}, allowed {float(row_limits[row]):.3g}"
+        told += f", most at {_farthest(got, truth, int(row))}"
         return Finding(Reason.worst_row, told, *figures)
     if element_ratio > 1:
-        told = f"{element_ratio:.3g} times the allowed error at {_index(at, got.shape)} ({ulp_limit:.3g} ULP)"
+        place = _values(_index(at, got.shape), got, truth)
+        told = f"{element_ratio:.3g} times the allowed error ({ulp_limit:.3g} ULP) at {place}"
         return Finding(Reason.max_ulp, told, *figures)
     return Finding(None, "", *figures)
+
+
+def _farthest(got: torch.Tensor, truth: torch.Tensor, row: int | None = None) -> str:
+    """The element with the largest error, of all or of one row."""
+    rows = slice(None) if row is None else slice(row, row + 1)
+    start = 0 if row is None else row * rows_of(got).shape[1]
+    worst, at = -1.0, start
+    for values, exact in parts(rows_of(got)[rows], rows_of(truth)[rows]):
+        high, place = torch.nan_to_num((values - exact).abs(), 0.0, 0.0, 0.0).flatten().max(dim=0)
+        if float(high) > worst:
+            worst, at = float(high), start + int(place)
+        start += values.numel()
+    return _values(_index(at, got.shape), got, truth)
 
 
 def _mixed_signs(truth: torch.Tensor) -> torch.Tensor:

@@ -51,6 +51,7 @@ def test_a_cuda_launch_is_read() -> None:
         ("own_kernel", "in_place", "mutates"),
         ("# kind", "# mutates: one\n# kind", "invalid literal"),
         ("# kind", "# launch: k | 1\n# kind", "launch"),
+        ("# kind", "# kind: library\n# kind", ":4: 'kind' is given a second time"),
     ],
 )
 def test_a_bad_header_is_told(old: str, new: str, word: str, tmp_path: Path) -> None:
@@ -59,6 +60,19 @@ def test_a_bad_header_is_told(old: str, new: str, word: str, tmp_path: Path) -> 
     with pytest.raises(CandidateError, match=r"one\.py") as caught:
         read_candidate(path)
     assert word in str(caught.value)
+
+
+def test_a_header_ends_its_lines_where_python_does() -> None:
+    """What an editor shows as one comment is one: no key hides behind another kind of line end."""
+    for mark in ("\x0c", "\x1c", "\x85", "\u2028"):
+        file = parse_candidate(TEXT.replace("# class: none", f"# class: none{mark}# entry: another"))
+        assert file.candidate.entry == "entry"
+    assert parse_candidate(TEXT.replace("\n", "\r\n")).candidate.domain == parse_candidate(TEXT).candidate.domain
+
+
+def test_a_byte_order_mark_is_no_part_of_the_source(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    assert read_candidate(tmp_path / "x.py").candidate.source == TEXT
 
 
 def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:

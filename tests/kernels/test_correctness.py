@@ -256,6 +256,19 @@ def test_gradients_are_held_to_the_float64_gradient() -> None:
     assert compare(want, want.eager[:1]).reason is Reason.wrong_type
 
 
+def test_a_finding_names_an_element_with_what_it_is_and_what_it_should_be() -> None:
+    exact = same_bits(torch.tensor([[1.0, -0.0]]), torch.tensor([[1.0, 0.0]]))
+    assert exact.detail == "1 of 2 elements differ, first at (0, 1): -0, expected 0"
+
+    def one_wrong(x: torch.Tensor) -> torch.Tensor:
+        made = F.softmax(x, -1)
+        made[40, 7] = 0.25
+        return made
+
+    found = _judge(named("softmax"), Case.of("float32", m=64, n=32), one_wrong)
+    assert "(40, 7): 0.25, expected 0.0" in found.detail
+
+
 def test_sampled_rows_find_what_lies_there() -> None:
     """A huge output is compared on its first, last and random rows, without a float64 copy of the whole."""
     problem, case = named("softmax"), Case.of("float32", m=512, n=16)
