@@ -31,6 +31,14 @@ _COLUMNS = ("trial", "generator", "rung", "decision", "status", "reason", "secon
             "candidate_sha256", "config", "hypothesis", "detail")  # fmt: skip
 
 
+_KINDS: dict[Any, tuple[str, ...]] = {
+    int: ("trial", "seed", "rung", "of", "tokens"),
+    str: ("commit", "gpu", "container", "generator", "problem", "hypothesis", "candidate_sha256", "status",
+          "reason", "detail", "stage", "secret"),
+    Mapping: ("case", "config", "baselines"),
+}  # fmt: skip
+
+
 class LedgerError(ValueError):
     """A run's folder cannot be used. The message names the file and the line."""
 
@@ -99,7 +107,17 @@ class Line:
             raise LedgerError(f"decision: {record.get('decision')!r} is none of {', '.join(get_args(Decision))}")
         for name in ("seconds", "floor_s", "took_s"):
             record[name] = _number(record.get(name))
-        record["speedup"] = tuple(_number(x) for x in record.get("speedup", (None,) * 3))
+        for kind, names in _KINDS.items():
+            for name in names:
+                if name in record and not isinstance(record[name], kind):
+                    raise LedgerError(f"{name}: {str(record[name])[:80]!r} is none")
+        case, speedup = record.get("case", {}), record.get("speedup", (None,) * 3)
+        if not {"params", "dtype", "layout"} <= case.keys() or not isinstance(case["params"], Mapping):
+            raise LedgerError(f"case: {str(case)[:80]!r} is none")
+        if len(speedup) != 3:
+            raise LedgerError(f"speedup: {str(speedup)[:80]!r} is none")
+        bytes.fromhex(record.get("secret", ""))
+        record["speedup"] = tuple(_number(x) for x in speedup)
         record["baselines"] = {k: _number(v) for k, v in record.get("baselines", {}).items()}
         try:
             return cls(**record)

@@ -152,7 +152,10 @@ def optimize(
         usable = [r for r in records if r["status"] == "faster" or (where == "cpu" and r["status"] == "correct")]
         usable = [r for r in usable if not str(r["problem"]).startswith("kernelbench/")]
         write_bundle(run / FILE, usable)
-        markdown, page = write_report(run)
+        try:
+            markdown, page = write_report(run)
+        except LedgerError as error:  # another search's
+            raise Permanent(str(error)) from error
         typer.echo(f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}; {markdown}, {page}")
     if stream:
         typer.echo(told.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
@@ -286,11 +289,11 @@ def replay(
             raise OptimiseError(f"{trial}: {asked.get('origin')}: name the suite's folder to replay its trials")
         else:
             problem = named(line.problem)
+        case = Case.of(line.case["dtype"], line.case["layout"], **line.case["params"])
+        with Judge(where, interpret=where == "cpu", shelf=shelf_folder()) as judge:
+            verdict = judge_again(judge, folder, line, Task(problem, case), Ladder() if where == "cuda" else ON_CPU)
     except (OptimiseError, LedgerError, ProblemError) as error:
         raise Permanent(str(error)) from error
-    case = Case.of(line.case["dtype"], line.case["layout"], **line.case["params"])
-    with Judge(where, interpret=where == "cpu", shelf=shelf_folder()) as judge:
-        verdict = judge_again(judge, folder, line, Task(problem, case), Ladder() if where == "cuda" else ON_CPU)
     then, now = line.seconds * 1e6, seconds_of(verdict, case) * 1e6
     typer.echo(f"then {line.status} ({line.reason}) {then:.1f} µs on {line.gpu}")
     typer.echo(f"now  {verdict.status} ({verdict.reason}) {now:.1f} µs on {verdict.environment.get('gpu')}")

@@ -334,8 +334,10 @@ def replay(judge: Judge, folder: Any, line: Line, task: Task, ladder: Ladder) ->
     case = Case.of(line.case["dtype"], line.case["layout"], **line.case["params"])
     if line.full:
         request = replace(ladder.full, cases=(case,))
-    else:
+    elif line.rung < len(ladder.paces):
         request = Request(ladder.scope, ladder.paces[line.rung], cases=(case,), search=True)
+    else:
+        raise LedgerError(f"trial {line.trial}: rung {line.rung}; there are {len(ladder.paces)}")
     return judge.verdict(candidate, task.problem, request, bytes.fromhex(line.secret) or None)
 
 

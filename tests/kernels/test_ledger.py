@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -69,6 +70,22 @@ def test_a_malformed_whole_line_is_refused_by_file_and_line_number(tmp_path: Pat
     path.write_bytes(path.read_bytes() + json.dumps({**LINE.to_json(), "decision": "maybe"}).encode() + b"\n")
     with pytest.raises(LedgerError, match=r"ledger\.jsonl:2: decision: 'maybe'"):
         Ledger(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rung", "a"), ("secret", "zz"), ("secret", None), ("case", {}), ("case", [1]), ("speedup", [1]),
+        ("baselines", [1]), ("config", None), ("detail", {"a": 1}), ("case", {**LINE.case, "params": 3}),
+    ],
+)  # fmt: skip
+def test_a_line_whose_fields_are_of_another_kind_is_refused_when_it_is_read(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    """Not when a replay or the report comes to use one of them."""
+    (tmp_path / "ledger.jsonl").write_text(json.dumps({**LINE.to_json(), field: value}) + "\n")
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl:1: "):
+        read_run(tmp_path)
 
 
 def test_one_run_has_one_writer(tmp_path: Path) -> None:

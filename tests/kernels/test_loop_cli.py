@@ -66,7 +66,8 @@ def test_a_gpu_that_is_not_there_is_told_before_anything_is_made(command: str, t
 
 
 LINE = Line(
-    1, 0.0, 0, "c", "g", "none", "t", "softmax", {}, {}, "", "a" * 64, 1, "keep", "faster", "clears_best", "",
+    1, 0.0, 0, "c", "g", "none", "t", "softmax", {"params": {"m": 6, "n": 40}, "dtype": "float16", "layout": ""},
+    {}, "", "a" * 64, 1, "keep", "faster", "clears_best", "",
     seconds=1e-6, speedup=(2.0, 3.0, 4.0), baselines={"eager": 3e-6},
 )  # fmt: skip
 

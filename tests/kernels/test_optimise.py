@@ -128,7 +128,7 @@ def test_hostile_text_in_a_ledger_cannot_break_the_report(tmp_path: Path) -> Non
         "none",
         "g",
         "softmax",
-        {},
+        {"params": {"m": 6, "n": 40}, "dtype": "float16", "layout": "contiguous"},
         {},
         hostile,
         "0" * 64,
