@@ -201,11 +201,12 @@ def test_every_guard_refuses_with_its_reason(runtime: Any, monkeypatch: pytest.M
 
     fit = {**records()[0], "bounds": [{"name": "n", "low": 1, "high": 64, "multiple": 4}]}
     monkeypatch.setattr(runtime, "ON_CPU", False)
-    x = torch.zeros(12, 64, device="meta")
+    x = torch.zeros(12, 64)
     sizes = {"m": 12, "n": 64}
     assert runtime.refusal(fit, sizes, (x,)) == "device"
     monkeypatch.setattr(runtime, "ON_CPU", True)
     assert runtime.refusal(fit, sizes, (x,)) == ""
+    assert runtime.refusal(fit, sizes, (x.to("meta"),)) == "device"
     assert runtime.refusal(fit, sizes, (x.half(),)) == "dtype"
     assert runtime.refusal(fit, sizes, (x.t(),)) == "stride"
     assert runtime.refusal(fit, {**sizes, "n": 60}, (x,)) == "shape"

@@ -28,7 +28,7 @@ def refusal(
     """Why a call is torch's: the guard that it does not pass. Empty where it passes all. kind: of these tensors,
     where it is not the certified dtype. lies: whether one lies as the kernel takes it."""
     first = tensors[0]
-    if first.device.type not in ("cuda", "cpu" if interpreted() else "cuda"):
+    if first.device.type not in (("cuda", "cpu") if interpreted() else ("cuda",)):
         return "device"
     kind = kind or DTYPES.get(record["dtype"])
     if any(t.is_floating_point() and t.dtype != kind for t in tensors):
