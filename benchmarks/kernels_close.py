@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels_rows import losing, told
+from benchmarks.kernels_rows import ANCHORS, losing, told
+from kernels.candidate import Candidate
 from kernels.generate.families import ALL
 from kernels.generate.template import candidate
 from kernels.judge.contest import FULL
 from kernels.judge.inputs import QUICK_GPU, Scope
 from kernels.judge.judge import Judge, Request
 from kernels.judge.timing import interval
-from kernels.judge.verdict import Comparison, Verdict
+from kernels.judge.verdict import Comparison, Status, Verdict
+from kernels.kernelbench import CORRECT
 from kernels.problem import Case
 from kernels.problems import named
 from kernels.search import CAREFUL
@@ -56,13 +58,51 @@ class Done:
         return told(self.made)
 
     def judge(self, judge: Judge, choice: Choice, request: Request) -> Verdict:
-        family = next(f for f in ALL if f.name == choice[0])
-        return judge.verdict(candidate(family, self.problem, self.case, choice[1]), named(self.problem), request)
+        return judge.verdict(written(self.problem, self.case, choice), named(self.problem), request)
 
 
-def improve(
-    judge: Judge, rows: Sequence[Done], note: Note, scope: Scope, row_json: Callable[..., Any], until_s: float
-) -> None:
+def written(problem: str, case: Case, choice: Choice) -> Candidate:
+    return candidate(next(f for f in ALL if f.name == choice[0]), problem, case, choice[1])
+
+
+def row_json(
+    problem: str, case: Case, judge: Judge, verdict: Verdict, choice: Choice, passes_s: tuple[float, float]
+) -> dict[str, Any]:
+    solo = judge.solo(named(problem), case)
+    raced = {c.baseline: c for c in verdict.comparisons}
+    peers = {n: raced[n].baseline_s if n in raced else s for n, s in solo.seconds.items()}
+    ours = statistics.median(c.candidate_s for c in verdict.comparisons) if raced else math.nan
+    best = min(peers, key=lambda n: peers[n])
+    size = named(problem).compulsory_bytes(case)
+    speed = raced[best].speedup if best in raced else None
+    return {
+        "problem": problem,
+        "case": str(case),
+        "anchor": problem in ANCHORS,
+        "bytes": size,
+        "flops": named(problem).flops(case),
+        "peers_us": {n: s * 1e6 for n, s in peers.items()},
+        "missing": dict(solo.missing),
+        "best_peer": best,
+        "ours_us": ours * 1e6 if raced else None,
+        "speedup": [speed.low, speed.point, speed.high] if speed else None,
+        "copy_us": passes_s[0] * 1e6,
+        "in_place_us": passes_s[1] * 1e6,
+        "of_copy": passes_s[0] / ours if raced else None,
+        "status": verdict.status.value,
+        "certified": verdict.status in CORRECT and verdict.status is not Status.correct,
+        "reason": verdict.reason.value,
+        "detail": verdict.detail,
+        "kind": written(problem, case, choice).kind,
+        "family": choice[0],
+        "config": choice[1],
+        "candidate_sha256": verdict.candidate_sha256,
+        "errors": dict(verdict.errors),
+        "took_s": verdict.took_s,
+    }
+
+
+def improve(judge: Judge, rows: Sequence[Done], note: Note, scope: Scope, until_s: float) -> None:
     """While time is left: rows that lose, the closest first, race further configurations and are judged anew."""
     slower = (d for d in rows if d.raced and losing([d.made]))
     for row in sorted(slower, key=lambda d: -d.lead):

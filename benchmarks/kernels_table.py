@@ -40,19 +40,16 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_best import best
-from benchmarks.kernels_close import Choice, Done, elsewhere, improve
+from benchmarks.kernels_close import Choice, Done, elsewhere, improve, row_json, written
 from benchmarks.kernels_compile import own_gpu
-from benchmarks.kernels_rows import ANCHORS, OUT, dearest_first, resummarise, rows, summary
+from benchmarks.kernels_rows import OUT, dearest_first, resummarise, rows, summary
 from kernels.generate import known
 from kernels.generate.base import GeneratorError
-from kernels.generate.families import ALL, interprets
-from kernels.generate.template import candidate
+from kernels.generate.families import interprets
 from kernels.judge.contest import FULL
 from kernels.judge.inputs import FULL_GPU, INTERPRETER, QUICK_GPU
 from kernels.judge.judge import Judge, Request
 from kernels.judge.replay import timed
-from kernels.judge.verdict import Status, Verdict
-from kernels.kernelbench import CORRECT
 from kernels.optimise import TINY
 from kernels.problem import Case
 from kernels.problems import named
@@ -88,43 +85,6 @@ def pass_seconds(size_bytes: int, flush: torch.Tensor) -> tuple[float, float]:
     return statistics.median(timed([copied] * 21, flush)), statistics.median(timed([changed] * 21, flush))
 
 
-def row_json(
-    problem: str, case: Case, judge: Judge, verdict: Verdict, choice: Choice, passes_s: tuple[float, float]
-) -> dict[str, Any]:
-    solo = judge.solo(named(problem), case)
-    raced = {c.baseline: c for c in verdict.comparisons}
-    peers = {n: raced[n].baseline_s if n in raced else s for n, s in solo.seconds.items()}
-    ours = statistics.median(c.candidate_s for c in verdict.comparisons) if raced else math.nan
-    best = min(peers, key=lambda n: peers[n])
-    size = named(problem).compulsory_bytes(case)
-    speed = raced[best].speedup if best in raced else None
-    return {
-        "problem": problem,
-        "case": str(case),
-        "anchor": problem in ANCHORS,
-        "bytes": size,
-        "flops": named(problem).flops(case),
-        "peers_us": {n: s * 1e6 for n, s in peers.items()},
-        "missing": dict(solo.missing),
-        "best_peer": best,
-        "ours_us": ours * 1e6 if raced else None,
-        "speedup": [speed.low, speed.point, speed.high] if speed else None,
-        "copy_us": passes_s[0] * 1e6,
-        "in_place_us": passes_s[1] * 1e6,
-        "of_copy": passes_s[0] / ours if raced else None,
-        "status": verdict.status.value,
-        "certified": verdict.status in CORRECT and verdict.status is not Status.correct,
-        "reason": verdict.reason.value,
-        "detail": verdict.detail,
-        "family": choice[0],
-        "config": choice[1],
-        "candidate_sha256": verdict.candidate_sha256,
-        "kind": "own_kernel",
-        "errors": dict(verdict.errors),
-        "took_s": verdict.took_s,
-    }
-
-
 def judged(
     judge: Judge, problem: str, case: Case, choices: list[Choice], request: Request, passes_s: tuple[float, float]
 ) -> dict[str, Any]:
@@ -134,15 +94,13 @@ def judged(
     ready = time.time() - began
     made: dict[str, Any] = {"problem": problem, "case": str(case), "status": "none"}
     refused = []
-    for family, config in choices:
-        written = candidate(next(f for f in ALL if f.name == family), problem, case, config)
-        verdict = judge.verdict(written, named(problem), request)
+    for choice in choices:
+        verdict = judge.verdict(written(problem, case, choice), named(problem), request)
         if verdict.refused or not verdict.comparisons:
             told = f"{verdict.reason}: {verdict.detail}"
-            refused.append({"family": family, "config": config, "detail": told})
+            refused.append({"family": choice[0], "config": choice[1], "detail": told})
             continue
-        made = row_json(problem, case, judge, verdict, (family, config), passes_s)
-        made |= {"kind": written.kind, "peers_took_s": ready}
+        made = row_json(problem, case, judge, verdict, choice, passes_s) | {"peers_took_s": ready}
         break
     return {**made, "refused": refused}
 
@@ -216,7 +174,7 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float, 
             worker.start()
         for worker in workers:
             worker.join()
-        improve(judge, done, lambda *words: told.put(words), scope, row_json, until_s)
+        improve(judge, done, lambda *words: told.put(words), scope, until_s)
         elsewhere(judge, done, lambda *words: told.put(words), until_s)
     told.put(("end", gpu))
 
