@@ -115,7 +115,7 @@ def optimize(
                 keep_problem(Path(work.source), run, work.slug)
     except (ValueError, OSError) as error:
         raise Permanent(str(error)) from error
-    finish = partial(_with_model, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is
+    finish = partial(_with_model, run=run, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is
     budget, ladder = Budget(trials=trials, wall_s=minutes * 60.0), Ladder() if where == "cuda" else loop.ON_CPU
     count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" else 1
     count = 1 if ray or stream else count
@@ -175,15 +175,16 @@ def _ray(address: str, where: str) -> Any:
         raise Permanent(f"--ray {address}: {error}") from error
 
 
-def _with_model(work: Any, model: str, url: str, tokens: int) -> Any:
-    """The same work with a language model among its authors."""
+def _with_model(work: Any, run: Path, model: str, url: str, tokens: int) -> Any:
+    """The same work with a language model among its authors, who keeps account in the search's folder."""
     from dataclasses import replace
 
     from kernels.generate.base import GeneratorError
     from kernels.generate.llm import Allowance, LanguageModel, connect
 
     try:
-        author = LanguageModel(connect(model, url or None), allowance=Allowance(tokens=tokens))
+        account = run / "tasks" / work.slug / "model.jsonl"
+        author = LanguageModel(connect(model, url or None), allowance=Allowance(tokens=tokens), account=account)
     except GeneratorError as error:
         raise Permanent(f"--llm {model}: {error}") from error
     return replace(work, generators=(*work.generators, author))

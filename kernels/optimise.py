@@ -4,7 +4,8 @@
     RUN/profile.json        where the step's time goes, and each hotspot's decision (traces and models)
     RUN/peaks.json          the GPU's measured peaks
     RUN/problems/*.py       what was searched: problem files that stand alone
-    RUN/tasks/NAME/         one search each: ledger.jsonl, results.tsv, candidates/, certificate.json
+    RUN/tasks/NAME/         one search each: ledger.jsonl, results.tsv, candidates/, certificate.json, and
+                            model.jsonl: tokens of each of a language model's replies
     RUN/report.md, .html    written from the ledgers
     RUN/nightshift_kernels.py   the certified kernels, for the job (`kernels.apply`)
 

@@ -8,10 +8,13 @@ The extra `llm` installs LangChain; without it, a search runs on its other autho
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from collectors.base import Temporary
@@ -50,15 +53,23 @@ class Allowance:
 
 @dataclass
 class LanguageModel:
-    """The author. `clock` gives seconds; `name` is what the ledger carries."""
+    """The author. `clock` gives seconds; `name` is what the ledger carries. `account`: a file with a line for each
+    reply, whatever it held, so that a search that is started again does not spend its allowance anew."""
 
     chat: Chat
     name: str = "llm"
     allowance: Allowance = field(default_factory=Allowance)
     clock: Callable[[], float] = time.monotonic
+    account: Path | None = None
     _tokens: int = 0
     _calls: int = 0
     _began_s: float | None = None
+    _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.account is not None and self.account.exists():
+            replies = _replies(self.account)
+            self._tokens, self._calls = sum(replies), len(replies)
 
     def spent(self) -> Spent:
         return Spent(self._tokens, self._calls)
@@ -104,9 +115,10 @@ class LanguageModel:
         for _ in range(1 + self.allowance.repairs):
             if self._over():
                 return None
-            self._calls += 1
+            with self._counting:
+                self._calls += 1
             reply = self.chat(said, temperature)
-            self._tokens += reply.tokens
+            self._count(reply.tokens)
             used += reply.tokens
             try:
                 made = kernel_of(reply.text, task, reply.truncated)
@@ -117,6 +129,25 @@ class LanguageModel:
             why = f"{self.name}: {kind}" if temperature < 0.5 else f"{self.name}: another version of it"
             return Proposal(made, self.name, {}, why, used)
         return None
+
+    def _count(self, tokens: int) -> None:
+        with self._counting:
+            self._tokens += tokens
+            if self.account is not None:
+                self.account.parent.mkdir(parents=True, exist_ok=True)
+                with self.account.open("a") as file:
+                    file.write("\n" + json.dumps({"tokens": tokens}) + "\n")  # whatever the line before ended with
+
+
+def _replies(account: Path) -> list[int]:
+    """Tokens of each reply. A line that a killed process left half-written counts as a reply of unknown length."""
+    found = []
+    for line in filter(None, account.read_text(errors="replace").splitlines()):
+        try:
+            found.append(max(0, int(json.loads(line)["tokens"])))
+        except (ValueError, TypeError, KeyError):
+            found.append(0)
+    return found
 
 
 def connect(

@@ -197,6 +197,23 @@ def test_what_an_earlier_process_spent_counts_after_a_restart() -> None:
     assert list(author.propose(TASK, [old], 1)) == []
 
 
+def test_replies_without_a_kernel_count_after_a_restart_too(tmp_path: Path) -> None:
+    """A worker that was preempted again and again would have spent the whole allowance each time."""
+    account, allowance = tmp_path / "task" / "model.jsonl", Allowance(tokens=150, calls=4, repairs=0)
+    first = LanguageModel(Replies(Reply("Sorry?", 60)), allowance=allowance, account=account)
+    assert list(first.propose(TASK, [], 1)) == []
+    with account.open("a") as file:
+        file.write('{"tok')  # killed while it wrote
+    again = LanguageModel(Replies(Reply("Sorry?", 90)), allowance=allowance, account=account)
+    assert (again.spent().tokens, again.spent().calls) == (60, 2)
+    assert list(again.propose(TASK, [], 1)) == []
+    chat = Replies(Reply(marked(GOOD), 1))
+    last = LanguageModel(chat, allowance=allowance, account=account)
+    assert last.spent().tokens == 150
+    assert list(last.propose(TASK, [], 1)) == []
+    assert not chat.asked
+
+
 def test_a_served_model_is_asked_through_langchain_and_its_errors_are_told_apart() -> None:
     """Tokens come from the API; a refusal is final, an overload is not."""
     with served([Answer(marked(GOOD)), Answer("short", finish="length")]) as (url, script):
