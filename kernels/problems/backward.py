@@ -10,8 +10,7 @@ import torch
 
 from kernels.draw import Draw
 from kernels.problem import Axis, Case, Inputs, Problem, epsilon
-
-EPS = 1e-6
+from kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
 def rmsnorm_reference(
@@ -37,7 +36,7 @@ def cross_entropy_reference(gradient: torch.Tensor, logits: torch.Tensor, target
 def make_rmsnorm(case: Case, draw: Draw) -> Inputs:
     shape, dtype = (case["m"], case["n"]), case.torch_dtype
     x = draw.values(shape, dtype)
-    return draw.normal(shape, dtype), x, draw.weights((case["n"],), dtype), epsilon(case, EPS)
+    return draw.normal(shape, dtype), x, draw.weights((case["n"],), dtype), epsilon(case, EPS, OTHER_EPS)
 
 
 def make_cross_entropy(case: Case, draw: Draw) -> Inputs:
@@ -55,7 +54,7 @@ RMSNORM_BACKWARD = Problem(
     compulsory_bytes=lambda case: (3 * case["m"] + 2) * case["n"] * case.element_bytes,
     flops=lambda case: 9 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "zero_rows"),
-    numbers=1,
+    numbers=len(OTHER_EPS),
 )
 
 CROSS_ENTROPY_BACKWARD = Problem(

@@ -12,8 +12,7 @@ import torch
 
 from kernels.draw import Draw
 from kernels.problem import Axis, Case, Inputs, Problem, epsilon
-
-EPS = 1e-6
+from kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
 def backward_reference(
@@ -33,7 +32,7 @@ def backward_reference(
 def make_backward(case: Case, draw: Draw) -> Inputs:
     shape, wide = (case["m"], case["n"]), torch.float32
     x, weight = draw.values(shape, wide), draw.weights((case["n"],), wide)
-    return draw.normal(shape, case.torch_dtype), x, weight, draw.normal(shape, wide), epsilon(case, EPS)
+    return draw.normal(shape, case.torch_dtype), x, weight, draw.normal(shape, wide), epsilon(case, EPS, OTHER_EPS)
 
 
 RMSNORM_CAST_BACKWARD = Problem(
@@ -47,5 +46,5 @@ RMSNORM_CAST_BACKWARD = Problem(
     flops=lambda case: 10 * case["m"] * case["n"],
     dtypes=("float16", "bfloat16"),
     distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "zero_rows"),
-    numbers=1,
+    numbers=len(OTHER_EPS),
 )
