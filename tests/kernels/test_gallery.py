@@ -67,12 +67,10 @@ QUICK_EXPLOITS = {
     "spoils_its_output_with_its_input",
 }
 QUICK_GOOD = {
-    "library_rmsnorm_backward",
     "adamw_flat",
     "library_softmax",
     "max_integer",
     "rmsnorm_many_rows",
-    "softmax_row",
 }
 
 

@@ -25,7 +25,11 @@ def _candidate(problem: Problem, domain: Domain | None = None) -> Candidate:
 
 def _with_length() -> list[Any]:
     """All problems; those whose oracle is slow on a CPU run with the long tests."""
-    long = ("flash_attention", "flash_attention_backward", "linear_gelu")
+    long = (
+        "adamw_many", "dropout_add", "flash_attention", "flash_attention_backward",
+        "flash_attention_by_position_backward", "layernorm_backward", "linear_gelu", "rmsnorm_cast_backward",
+        "rmsnorm_residual", "rotary_half", "rotary_interleaved",
+    )  # fmt: skip
     return [pytest.param(p, marks=[pytest.mark.full] if p.name in long else [], id=p.name) for p in ALL]
 
 
