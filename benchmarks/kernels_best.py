@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.kernels_tables import OUT
 from kernels.generate import known
 from kernels.generate.base import GeneratorError
-from kernels.generate.families import ALL
+from kernels.generate.families import family_named
 from kernels.problem import Case
 
 
@@ -28,7 +28,7 @@ def read(folder: Path = OUT) -> list[dict[str, Any]]:
 def best(table: dict[str, Any], top: int) -> list[known.Known]:
     """The table's fastest configurations that its family's space still holds."""
     case = Case.of(table["case"]["dtype"], table["case"]["layout"], **table["case"]["params"])
-    family = next(f for f in ALL if f.name == table["family"])
+    family = family_named(table["family"])
     try:
         space = family.space(table["problem"], case)
     except GeneratorError:

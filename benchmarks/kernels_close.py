@@ -1,8 +1,7 @@
 """Rows of the table that are close to their best peer: further configurations, and races on other memory.
 
-A race's interval tells of its rounds, which all use the same buffers. Where those lie in the GPU's memory moves a
-kernel of 30 µs by a percent from run to run, either way and whoever it is, so a close row is raced again on other
-buffers, and told by all of its races together.
+A race's interval tells of its rounds, which all use the same buffers; where those lie in the GPU's memory counts
+too, for either side. So a close row is raced again on other buffers, and told by all of its races together.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 
 from benchmarks.kernels_rows import ANCHORS, losing, told
 from kernels.candidate import Candidate
-from kernels.generate.families import ALL
+from kernels.generate.families import family_named
 from kernels.generate.template import candidate
 from kernels.judge.contest import FULL
 from kernels.judge.inputs import QUICK_GPU, Scope
@@ -62,7 +61,7 @@ class Done:
 
 
 def written(problem: str, case: Case, choice: Choice) -> Candidate:
-    return candidate(next(f for f in ALL if f.name == choice[0]), problem, case, choice[1])
+    return candidate(family_named(choice[0]), problem, case, choice[1])
 
 
 def row_json(
@@ -115,16 +114,16 @@ def improve(judge: Judge, rows: Sequence[Done], note: Note, scope: Scope, until_
                 raced.append((min(c.speedup.point for c in verdict.comparisons), choice))
         raced.sort(key=lambda r: -r[0])
         note("tried", f"{row.problem} {row.case}: {[round(r[0], 4) for r in raced]} after {row.lead:.4f}")
-        for ahead, choice in raced[:1]:
-            if ahead < 1.001 * row.lead or time.time() > until_s:
-                continue
-            verdict = row.judge(judge, choice, Request(scope, FULL, cases=(row.case,)))
-            if not verdict.refused and verdict.comparisons:
-                passes_s = row.made["copy_us"] * 1e-6, row.made["in_place_us"] * 1e-6
-                found = row_json(row.problem, row.case, judge, verdict, choice, passes_s)
-                if told(found) > row.lead:
-                    row.made |= found
-                    note("row", row.made)
+        if not raced or raced[0][0] < 1.001 * row.lead or time.time() > until_s:
+            continue
+        choice = raced[0][1]
+        verdict = row.judge(judge, choice, Request(scope, FULL, cases=(row.case,)))
+        if not verdict.refused and verdict.comparisons:
+            passes_s = row.made["copy_us"] * 1e-6, row.made["in_place_us"] * 1e-6
+            found = row_json(row.problem, row.case, judge, verdict, choice, passes_s)
+            if told(found) > row.lead:
+                row.made |= found
+                note("row", row.made)
 
 
 def elsewhere(judge: Judge, rows: Sequence[Done], note: Note, until_s: float) -> None:
@@ -139,11 +138,10 @@ def elsewhere(judge: Judge, rows: Sequence[Done], note: Note, until_s: float) ->
             choice = row.made["family"], row.made["config"]
             verdict = row.judge(judge, choice, Request(QUICK_GPU, FULL, cases=(row.case,)))
             del ballast
-            if verdict.comparisons:
-                raced.append(verdict.comparisons)
-            elif verdict.refused:  # told, and no more asked of it: the row keeps what its own verdict said
+            if not verdict.comparisons:  # told, and no more asked of it: the row keeps what its own verdict said
                 note("tried", f"{row.problem} {row.case}: {verdict.reason} on other memory: {verdict.detail}")
                 break
+            raced.append(verdict.comparisons)
         if len(raced) == RACES:
             row.made |= pooled(row.made, raced)
             note("row", row.made)

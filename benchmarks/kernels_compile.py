@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernels.candidate import Candidate
-from kernels.generate.families import ALL
+from kernels.generate.families import family_named
 from kernels.generate.template import candidate
 from kernels.judge import cuda
 from kernels.problem import Case, Inputs, Problem
@@ -23,6 +23,11 @@ def own_gpu(gpu: int) -> None:
     """Leave this process the `gpu`-th of the GPUs that its parent may use, before CUDA begins."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     os.environ["CUDA_VISIBLE_DEVICES"] = allowed.split(",")[gpu] if allowed else str(gpu)
+
+
+def own_arch() -> str:
+    """What NVRTC calls this process's GPU, "sm_90"."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
 def load(made: Candidate, folder: str) -> Callable[..., Any]:
@@ -94,7 +99,7 @@ def compile_all(capability: int, folder: str, todo: Any, told: Any, me: int) -> 
     while (item := todo.get()) is not None:
         number, place, family, name, case, configs = item
         told.put((me, "begin", number, place, []))
-        found = next(f for f in ALL if f.name == family)
+        found = family_named(family)
         values = like(named(name), case)
         made = []
         for config in configs:

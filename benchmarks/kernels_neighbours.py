@@ -25,9 +25,10 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_best import best, read
+from benchmarks.kernels_compile import own_arch
 from benchmarks.kernels_tables import Bench
 from kernels.candidate import Candidate
-from kernels.generate.families import ALL
+from kernels.generate.families import family_named
 from kernels.generate.template import candidate
 from kernels.judge import cuda
 from kernels.judge.environment import environment
@@ -54,7 +55,7 @@ def chosen(problem: str, case: Case) -> Iterator[tuple[str, Candidate]]:
             holds = HELD in item.config.values()
             if holds not in seen:
                 seen.add(holds)
-                family = next(f for f in ALL if f.name == item.family)
+                family = family_named(item.family)
                 yield item.family + f" {HELD}" * holds, candidate(family, problem, case, item.config)
 
 
@@ -97,7 +98,7 @@ class _Then:
 def contenders(bench: Bench, problem: str, case: Case, folder: str) -> Iterator[tuple[str, list[Call]]]:
     """Each with a call for each of several sets of inputs."""
     sets: list[Inputs] = [named(problem).inputs(case, "normal", n, "cuda") for n in range(SETS)]
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    arch = own_arch()
     compiled = torch.compile(named(problem).reference)
     yield "compile", [lambda v=v: compiled(*v) for v in sets]
     for label, written in chosen(problem, case):

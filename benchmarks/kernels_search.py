@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.kernels_best import read
 from kernels.generate.base import Config, Value
-from kernels.generate.families import ALL
+from kernels.generate.families import family_named
 from kernels.generate.known import octaves
 from kernels.generate.rows import carry
 from kernels.generate.space import Space
@@ -45,7 +45,7 @@ class Table:
     """One measured table whose space is still the family's own."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
-        self.problem, self.family = raw["problem"], next(f for f in ALL if f.name == raw["family"])
+        self.problem, self.family = raw["problem"], family_named(raw["family"])
         self.case = Case.of(raw["case"]["dtype"], raw["case"]["layout"], **raw["case"]["params"])
         self.space = self.family.space(self.problem, self.case)
         names = list(raw["dimensions"])

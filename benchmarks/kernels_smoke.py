@@ -10,7 +10,7 @@ import json
 import time
 from pathlib import Path
 
-from kernels.generate.families import ALL
+from kernels.generate.families import family_named
 from kernels.generate.template import candidate
 from kernels.judge.inputs import QUICK_GPU
 from kernels.judge.judge import Judge, Request
@@ -36,7 +36,7 @@ def main() -> None:
             names = list(table["dimensions"])
             config = {n: table["dimensions"][n][i] for n, i in zip(names, min(ran)[1], strict=True)}
             case = Case.of(table["case"]["dtype"], **table["case"]["params"])
-            family = next(f for f in ALL if f.name == table["family"])
+            family = family_named(table["family"])
             made = candidate(family, table["problem"], case, config)
             verdict = judge.verdict(made, named(table["problem"]), Request(QUICK_GPU, None, cases=(case,)))
             told = f"{verdict.status} {verdict.reason} {verdict.detail[:200]} {verdict.took_s:.1f} s"

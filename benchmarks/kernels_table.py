@@ -153,6 +153,9 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float, 
         scope = FULL_GPU if full else QUICK_GPU
         assert flush is not None
 
+        def note(word: str, value: Any) -> None:
+            told.put((word, value))
+
         def work() -> None:
             while (item := todo.get()) is not None:
                 problem, case, choices = item
@@ -174,8 +177,8 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float, 
             worker.start()
         for worker in workers:
             worker.join()
-        improve(judge, done, lambda *words: told.put(words), scope, until_s)
-        elsewhere(judge, done, lambda *words: told.put(words), until_s)
+        improve(judge, done, note, scope, until_s)
+        elsewhere(judge, done, note, until_s)
     told.put(("end", gpu))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import json
 import math
@@ -28,10 +29,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels_compile import compile_all, load, own_gpu
+from benchmarks.kernels_compile import compile_all, load, own_arch, own_gpu
 from kernels.candidate import Candidate
 from kernels.generate.base import Config
-from kernels.generate.families import ALL, families_of
+from kernels.generate.families import families_of, family_named
 from kernels.generate.template import Family, candidate
 from kernels.judge import cuda, plan, record
 from kernels.judge.replay import timed
@@ -86,7 +87,6 @@ class Bench:
         self.eager = problem.eager(self.values)
         self.truth = tuple(x.double() for x in problem.truth(self.values))
         self.error = [self._rms(e, t) for e, t in zip(self.eager, self.truth, strict=True)]
-        self._spoiler = cuda.Spoiler(cuda.spoiler("sm_{}{}".format(*torch.cuda.get_device_capability())))
         self._own: list[torch.Tensor] = []  # outputs and scratch of the call that was made last
 
     @staticmethod
@@ -117,7 +117,7 @@ class Bench:
         lines = torch.tensor(cuda.lines_of((x.data_ptr(), x.numel() * x.itemsize) for x in held)).cuda()
 
         def give_back() -> None:
-            self._spoiler.give_back(lines, torch.cuda.current_stream().cuda_stream)
+            _spoiler().give_back(lines, torch.cuda.current_stream().cuda_stream)
 
         return statistics.median(timed([call] * count, self.flush, [give_back] * count))
 
@@ -146,6 +146,12 @@ class Bench:
         return call
 
 
+@functools.cache
+def _spoiler() -> cuda.Spoiler:
+    """One for the process: it is compiled and loaded once."""
+    return cuda.Spoiler(cuda.spoiler(own_arch()))
+
+
 def queued(call: Callable[[], Any]) -> Callable[[], Any]:
     """The same call, recorded in a CUDA graph where Python takes longer to queue it than the clock waits for."""
     torch.cuda.synchronize()
@@ -171,7 +177,7 @@ def measure(gpu: int, todo: Any, told: Any, folder: str) -> None:
     while (item := todo.get()) is not None:
         number, family, name, case, configs, cubins, start = item
         told.put((gpu, number, "begin", start, None))
-        found = next(f for f in ALL if f.name == family)
+        found = family_named(family)
         bench = Bench(named(name), case)
         best: dict[int, float] = {}
         for position in range(start, len(configs)):

@@ -79,6 +79,11 @@ def families_of(problem: str) -> tuple[Family, ...]:
     return tuple(family for family in ALL if problem in family.problems)
 
 
+def family_named(name: str) -> Family:
+    """Raises StopIteration where none has that name."""
+    return next(family for family in ALL if family.name == name)
+
+
 def interprets(name: str) -> bool:
     """Whether a family's kernels run without a GPU, on Triton's interpreter: CUDA C++ and Gluon do not."""
     return not name.endswith(("_cuda", "_hopper"))
