@@ -143,7 +143,8 @@ def registry(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
 ) -> None:
-    """Lists the registry's kernels, after demoting those that jobs' shadow checks found wrong."""
+    """Lists the registry's kernels, after demoting those that jobs' shadow checks found wrong. Damaged ones stand
+    below the others, with the file, and come into no bundle or layout: exit code 1."""
     import time
 
     from kernels.apply.bundle import write_bundle
@@ -158,7 +159,7 @@ def registry(
             typer.echo(f"{len(new)} new kernels from {take}", err=True)
         for gone in held.collect_mismatches(time.time()):
             typer.echo(f"demoted {gone.certificate[:16]} ({gone.problem}): {gone.history[-1].why}", err=True)
-        entries = held.entries()
+        entries, damaged = held.entries(), held.damaged()
         if bundle is not None:
             write_bundle(bundle, held.records())
         if layout is not None:
@@ -170,10 +171,18 @@ def registry(
     if as_json:
         listed = [{"certificate": e.certificate, "problem": e.problem, "state": e.state.value, "verdict": e.summary}
                   for e in entries]  # fmt: skip
+        listed += [
+            {"certificate": name, "problem": "", "state": "damaged", "verdict": why}
+            for name, why in damaged.items()
+        ]
         typer.echo(json.dumps(listed, indent=2))
-        return
-    for entry in entries:
-        typer.echo(f"{entry.state:9} {entry.certificate[:16]} {entry.problem:24} {entry.summary}")
+    else:
+        for entry in entries:
+            typer.echo(f"{entry.state:9} {entry.certificate[:16]} {entry.problem:24} {entry.summary}")
+        for name, why in damaged.items():
+            typer.echo(f"{'damaged':9} {name[:16]} {why}")
+    if damaged:
+        raise typer.Exit(1)
 
 
 def searches(

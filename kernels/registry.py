@@ -17,7 +17,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +33,10 @@ class RegistryError(ValueError):
     """A move is not allowed, or the registry's folder is damaged. The message names the certificate or file."""
 
 
+class Damaged(RegistryError):
+    """One kernel's folder cannot be used. The message names the file; the others stand."""
+
+
 class State(StrEnum):
     proposed = "proposed"
     canary = "canary"
@@ -40,6 +44,8 @@ class State(StrEnum):
     demoted = "demoted"
 
 
+_UNKNOWN_S = 0.0
+"""`at_s` of what is damaged, and was not demoted by anybody."""
 _NAME = re.compile(r"[0-9a-f]{64}")
 _MOVES = {
     State.proposed: {State.canary, State.demoted},
@@ -71,9 +77,7 @@ class Entry:
 
     @property
     def state(self) -> State:
-        """Demoted once, demoted for good."""
-        moves = [move.state for move in self.history]
-        return State.demoted if State.demoted in moves else moves[-1]
+        return _state(self.history)
 
     @property
     def problem(self) -> str:
@@ -113,6 +117,9 @@ class Registry:
                 folder.mkdir(parents=True, exist_ok=True)
                 _replace(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
                 self._append(sha256, Move(State.proposed, by, why, at_s))
+                told = self._told().get(sha256, {})
+                if told.get("at_s", _UNKNOWN_S) != _UNKNOWN_S:  # its folder was removed since; a demotion is final
+                    self._append(sha256, Move(State.demoted, by, str(told.get("why", "")), at_s))
         return self.entry(sha256)
 
     def check(self, envelope: Mapping[str, Any]) -> None:
@@ -139,8 +146,19 @@ class Registry:
             return self.entry(entry.certificate)
 
     def demote(self, certificate: str, by: str, why: str, at_s: float) -> Entry:
-        """Out, for good. Jobs notice at their next start or step boundary. Already demoted: nothing changes."""
-        entry = self.entry(certificate)
+        """Out, for good. Jobs notice at their next start or step boundary. Already demoted: nothing changes.
+
+        A damaged kernel goes out as well, and its damage is raised once the jobs are told.
+        """
+        name = self._name(certificate)
+        try:
+            entry = self.entry(name)
+        except Damaged as error:
+            with self._alone():
+                self._write_demotions()  # first: its history may be what is damaged
+                self._append(name, Move(State.demoted, by, why, at_s))
+                self._write_demotions()
+            raise Damaged(f"{error}; it is demoted, and jobs are told") from error
         if entry.state is State.demoted:
             with self._alone():
                 self._write_demotions()
@@ -154,12 +172,16 @@ class Registry:
         for path in sorted((self.folder / "mismatches").glob("*.json")):
             try:
                 note = json.loads(path.read_text())
-                certificate, why = str(note["certificate"]), str(note["why"])[:300]
-                entry = self.entry(certificate)
+                name, why = self._name(str(note["certificate"])), str(note["why"])[:300]
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # half-written, or about a kernel that is not ours
-            if entry.state is not State.demoted:
-                gone.append(self.demote(certificate, "shadow check", f"rank {note.get('rank', '?')}: {why}", at_s))
+            try:
+                demoted = self.entry(name).state is State.demoted
+            except RegistryError:
+                demoted = name in self._told()
+            if not demoted:
+                with contextlib.suppress(Damaged):  # the jobs are told; `damaged` says why
+                    gone.append(self.demote(name, "shadow check", f"rank {note.get('rank', '?')}: {why}", at_s))
         if not self._all_told():
             with self._alone():
                 self._write_demotions()
@@ -174,37 +196,67 @@ class Registry:
         except (OSError, ValueError, TypeError, KeyError):
             return False
         for name in self._names():
-            with contextlib.suppress(RegistryError):
-                if self.entry(name).state is State.demoted and name not in listed:
+            with contextlib.suppress(Damaged):
+                if _state(self._moves(name)) is State.demoted and name not in listed:
                     return False
         return True
 
     def entry(self, certificate: str) -> Entry:
         """By the certificate's hash, or by the beginning of one. Raises RegistryError."""
+        name = self._name(certificate)
+        envelope, history = self._held(name)
+        try:
+            predicate, _ = read(envelope, self._trusted)
+        except CertificateError as error:
+            raise Damaged(f"{self.folder / 'kernels' / name / 'certificate.json'}: {error}") from error
+        return Entry(name, envelope, predicate, history)
+
+    def entries(self) -> list[Entry]:
+        """All kernels whose folders are sound, those in use first. What is damaged, `damaged` names."""
+        order = [State.active, State.canary, State.proposed, State.demoted]
+        found = []
+        for name in self._names():
+            with contextlib.suppress(Damaged):
+                found.append(self.entry(name))
+        return sorted(found, key=lambda entry: (order.index(entry.state), entry.problem, entry.certificate))
+
+    def damaged(self) -> dict[str, str]:
+        """Kernels whose folder cannot be used, or whose certificate no trusted key signed: the file and why."""
+        found = {}
+        for name in self._names():
+            try:
+                self.entry(name)
+            except Damaged as error:
+                found[name] = str(error)
+        return found
+
+    def _held(self, name: str) -> tuple[Mapping[str, Any], tuple[Move, ...]]:
+        """A kernel's certificate as it was taken in, whoever signed it, and its moves. Raises Damaged."""
+        path = self.folder / "kernels" / name / "certificate.json"
+        with _named(path):
+            envelope = json.loads(path.read_text())
+            if certificate_sha256(envelope) != name:
+                raise ValueError("the certificate is not the one that was taken in")
+        return envelope, self._moves(name)
+
+    def _moves(self, name: str) -> tuple[Move, ...]:
+        folder = self.folder / "kernels" / name
+        with _named(folder / "history.jsonl"):
+            history = tuple(_move(json.loads(line)) for line in _history(folder))
+            if not history:
+                raise ValueError("no move in it")
+        return history
+
+    def _name(self, certificate: str) -> str:
         names = [p.name for p in (self.folder / "kernels").glob(f"{certificate}*")] if certificate.isalnum() else []
         if len(names) != 1:
             raise RegistryError(f"{certificate[:64]!r}: {len(names)} kernels of that name")
-        folder = self.folder / "kernels" / names[0]
-        try:
-            envelope = json.loads((folder / "certificate.json").read_text())
-            history = tuple(_move(json.loads(line)) for line in _history(folder))
-            predicate, _ = read(envelope, self._trusted)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RegistryError(f"{folder}: {error}") from error
-        if certificate_sha256(envelope) != names[0] or not history:
-            raise RegistryError(f"{folder}: the certificate is not the one that was taken in")
-        return Entry(names[0], envelope, predicate, history)
-
-    def entries(self) -> list[Entry]:
-        """All kernels, those in use first."""
-        order = list(State)
-        found = [self.entry(name) for name in self._names()]
-        return sorted(found, key=lambda entry: (order.index(entry.state) % 3, entry.problem, entry.certificate))
+        return names[0]
 
     def _names(self) -> list[str]:
         """The kernels that were taken in. Where that broke off, or something else lies there, is none."""
         listed = sorted((self.folder / "kernels").iterdir())
-        return [path.name for path in listed if _NAME.fullmatch(path.name) and _history(path)]
+        return [path.name for path in listed if _NAME.fullmatch(path.name) and _begun(path)]
 
     def records(self, states: tuple[State, ...] = (State.canary, State.active)) -> list[dict[str, Any]]:
         """What a job's file takes of the kernels in these states, the newest first; of one case on one machine only
@@ -236,24 +288,55 @@ class Registry:
             file.flush()
             os.fsync(file.fileno())
 
+    def _told(self) -> dict[str, dict[str, Any]]:
+        """The list that the jobs read, by certificate; empty where it is not there or not to be read."""
+        try:
+            listed = json.loads((self.folder / "demoted.json").read_text())
+            return {str(item["certificate"]): dict(item) for item in listed}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return {}
+
     def _write_demotions(self) -> None:
         """All that are demoted, those too that were removed from the registry since, and those whose folder is
-        damaged: no other's damage may keep a demotion from the jobs."""
-        path = self.folder / "demoted.json"
-        gone: dict[str, dict[str, Any]] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            gone = {str(item["certificate"]): item for item in json.loads(path.read_text())}
+        damaged: no other's damage may keep a demotion from the jobs. Whose keys are trusted here is no matter."""
+        gone = self._told()
         for name in self._names():
-            gone.pop(name, None)
             try:
-                entry = self.entry(name)
-            except RegistryError as error:
-                gone[name] = {"certificate": name, "why": f"damaged: {error}"[:300], "at_s": 0.0}
-                continue
-            if entry.state is State.demoted:
-                move = next(move for move in entry.history if move.state is State.demoted)
-                gone[name] = {"certificate": name, "why": move.why, "at_s": move.at_s}
-        _replace(path, json.dumps(list(gone.values()), indent=1) + "\n")
+                moves = self._moves(name)
+                if _state(moves) is State.demoted:
+                    move = next(move for move in moves if move.state is State.demoted)
+                    gone[name] = {"certificate": name, "why": move.why, "at_s": move.at_s}
+                    continue
+                self._held(name)
+            except Damaged as error:
+                gone.setdefault(name, {"certificate": name, "why": f"damaged: {error}"[:300], "at_s": _UNKNOWN_S})
+            else:
+                gone.pop(name, None)
+        _replace(self.folder / "demoted.json", json.dumps(list(gone.values()), indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong with a file is told with its path, as Damaged."""
+    try:
+        yield
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _begun(folder: Path) -> bool:
+    try:
+        return bool(_history(folder))
+    except OSError:
+        return True  # it is there, and cannot be read
+
+
+def _state(history: Sequence[Move]) -> State:
+    """Demoted once, demoted for good."""
+    moves = [move.state for move in history]
+    return State.demoted if State.demoted in moves else moves[-1]
 
 
 def _history(folder: Path) -> list[bytes]:

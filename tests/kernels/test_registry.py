@@ -170,8 +170,58 @@ def test_what_a_crash_left_or_somebody_damaged_keeps_no_demotion_from_the_jobs(
     assert gone[second].startswith("damaged")
     assert [move.state for move in registry.entry(first).history] == [State.proposed, State.demoted]
     assert registry.propose(certificate(note="4"), "ann", "", 5.0).certificate == half
-    with pytest.raises(RegistryError, match=second[:16]):
-        registry.entries()
+    assert [entry.certificate for entry in registry.entries()] == [half, first]
+    ((name, why),) = registry.damaged().items()
+    assert name == second
+    assert f"{second}/certificate.json" in why
+    with pytest.raises(RegistryError, match="demoted, and jobs are told"):
+        registry.demote(second, "cy", "wrong as well", 6.0)  # a damaged one goes out too
+    assert "wrong as well" in [item["why"] for item in json.loads((tmp_path / "demoted.json").read_text())]
+
+
+def test_a_demotion_is_final_though_the_folder_was_removed(tmp_path: Path, envelope: Mapping[str, Any]) -> None:
+    """Taken in again, it could be promoted, and the list for the jobs forgot it."""
+    registry = Registry(tmp_path, TRUSTED)
+    sha256 = registry.propose(envelope, "ann", "", 1.0).certificate
+    registry.demote(sha256, "cy", "odd losses", 2.0)
+    shutil.rmtree(tmp_path / "kernels" / sha256)
+    assert registry.propose(envelope, "ann", "", 3.0).state is State.demoted
+
+
+def test_who_demotes_with_one_signers_key_leaves_the_kernels_of_others_to_the_jobs(
+    tmp_path: Path, envelope: Mapping[str, Any]
+) -> None:
+    """Those whose signer was not named were written down as damaged, and every job stopped using them."""
+    registry = Registry(tmp_path, TRUSTED)
+    sha256 = registry.propose(envelope, "ann", "", 1.0).certificate
+    stranger = Registry(tmp_path, {})
+    with stranger._alone():
+        stranger._write_demotions()
+    assert json.loads((tmp_path / "demoted.json").read_text()) == []
+    assert "certificate.json" in stranger.damaged()[sha256]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("history.jsonl", "[]\n"),
+        ("history.jsonl", "{}\n"),
+        ("certificate.json", "[" * 100_000),
+        ("certificate.json", "[]"),
+    ],
+)
+def test_a_wrong_kernel_is_out_for_the_jobs_though_its_folder_is_damaged(
+    tmp_path: Path, envelope: Mapping[str, Any], file: str, text: str
+) -> None:
+    """A mismatch of a damaged kernel was passed over, and the jobs went on with it."""
+    registry = Registry(tmp_path, TRUSTED)
+    sha256 = registry.propose(envelope, "ann", "", 1.0).certificate
+    (tmp_path / "kernels" / sha256 / file).write_text(text)
+    (tmp_path / "mismatches").mkdir()
+    (tmp_path / "mismatches" / "a.json").write_text(json.dumps({"certificate": sha256, "why": "error 0.1"}))
+    assert registry.collect_mismatches(3.0) == []
+    assert [item["certificate"] for item in json.loads((tmp_path / "demoted.json").read_text())] == [sha256]
+    assert file in registry.damaged()[sha256]
 
 
 def test_a_job_s_file_holds_every_shape_and_version_the_newest_first(tmp_path: Path) -> None:
@@ -319,6 +369,14 @@ def test_the_command_line_promotes_only_what_the_gate_approved(tmp_path: Path, e
     done = run("demote", certificate_sha256(envelope)[:12], *where, "-r", "drill", "-c", str(config))
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "r" / "demoted.json").read_text())[0]["why"] == "drill"
+    sound = certificate(note="sound")
+    Registry(tmp_path / "r", TRUSTED).propose(sound, "ann", "", 1.0)
+    place = tmp_path / "r" / "kernels" / certificate_sha256(envelope) / "certificate.json"
+    place.write_text("torn")
+    listed = run("registry", *where)
+    assert listed.exit_code == 1
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["proposed", "damaged"]
+    assert str(place) in listed.stdout
 
 
 def test_a_file_is_no_registry(tmp_path: Path) -> None:
