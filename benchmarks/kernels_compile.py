@@ -26,8 +26,8 @@ def own_gpu(gpu: int) -> None:
 
 
 def own_arch() -> str:
-    """What NVRTC calls this process's GPU, "sm_90"."""
-    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+    """What NVRTC calls this process's GPU."""
+    return cuda.arch_of("{}.{}".format(*torch.cuda.get_device_capability()))
 
 
 def load(made: Candidate, folder: str) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ def compile_all(capability: int, folder: str, todo: Any, told: Any, me: int) -> 
     It warms Triton's cache; for CUDA C++ it tells the cubins' paths, or "" where NVRTC refused.
     """
     start_compiler(capability, folder)
-    arch = f"sm_{capability}"
+    arch = cuda.arch_of(f"{capability // 10}.{capability % 10}")
     while (item := todo.get()) is not None:
         number, place, family, name, case, configs = item
         told.put((me, "begin", number, place, []))

@@ -89,7 +89,10 @@ class Launch:
     """One kernel launch of a CUDA candidate: integer expressions over the case's parameters (see `evaluate`).
 
     `args` are, in the kernel's order, ``in0``… (inputs), ``out0``… (outputs), ``tmp0``… (scratch buffers),
-    ``i32:EXPR``, ``i64:EXPR``, ``f32:NUMBER`` or ``scalar:in3`` (a Python number among the inputs, as float32).
+    ``i32:EXPR``, ``i64:EXPR``, ``f32:NUMBER``, ``scalar:in3`` (a Python number among the inputs, as float32) or
+    ``map:in0:2:ROWS:COLUMNS:BOX_ROWS:BOX_COLUMNS``: a tile descriptor (``const __grid_constant__``, 128 bytes) for
+    the bulk copy engine over a contiguous matrix of 2-byte elements, in boxes that are swizzled as wide as their
+    rows (128, 64 or 32 bytes; others are not).
     """
 
     kernel: str

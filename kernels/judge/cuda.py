@@ -293,8 +293,16 @@ def _includes() -> list[str]:
     return [path for path in [*found, "/usr/local/cuda/include"] if (Path(path) / "cuda_fp16.h").exists()][:1]
 
 
+def arch_of(capability: str) -> str:
+    """What NVRTC calls a GPU of compute capability "9.0": with the instructions that only its own kind has, `wgmma`
+    among them ("sm_90a"; CUDA C++ Programming Guide, "Architecture-specific features")."""
+    major = capability.partition(".")[0]
+    own = "a" if major.isdigit() and int(major) >= 9 else ""
+    return f"sm_{capability.replace('.', '')}{own}"
+
+
 def compile_source(source: str, arch: str) -> bytes:
-    """The cubin of one CUDA C++ translation unit for `arch` ("sm_90"). Raises CompileError with NVRTC's log."""
+    """The cubin of one CUDA C++ translation unit for `arch` (see `arch_of`). Raises CompileError with NVRTC's log."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device"]

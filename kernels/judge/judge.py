@@ -88,7 +88,7 @@ class Judge:
         self.large_lock = threading.Lock()  # held while a case of many GiB is examined
         self.pool = Pool([int.from_bytes(self._entropy(7), "little") for _ in range(4)])
         self.quiet = Quiet()
-        self.arch = "sm_" + self.environment.capability.replace(".", "")
+        self.arch = cuda.arch_of(self.environment.capability)
         self._spoiler = cuda.spoiler(self.arch) if device == "cuda" else b""
         self._lanes: dict[tuple[str, Case, tuple[int, ...], int], Track] = {}
         self._threads = torch.get_num_threads()

@@ -253,12 +253,40 @@ def _declared(text: str, params: Mapping[str, int], numbers: Mapping[int, float]
                 return scalar("fp32", float(rest))
             if kind == "scalar":
                 return scalar("fp32", numbers[int(rest.removeprefix("in"))])
+            if kind == "map":
+                return _declared_map(rest, params)
         except (KeyError, ValueError, struct.error) as error:
             raise PlanError(f"plan: argument {text!r}: {error}") from error
+    pointer = _buffer(text)
+    if pointer is None:
+        raise PlanError(f"plan: argument {text!r} is none of in0, out0, tmp0, i32:…, i64:…, f32:…, scalar:in0, map:…")
+    return pointer
+
+
+def _buffer(text: str) -> Pointer | None:
     for room in ("in", "out", "tmp"):
         if text.startswith(room) and text[len(room) :].isdigit():
             return Pointer(room, int(text[len(room) :]))
-    raise PlanError(f"plan: argument {text!r} is none of in0, out0, tmp0, i32:…, i64:…, f32:…, scalar:in0")
+    return None
+
+
+_ELEMENTS = {1: 0, 2: 1, 4: 2}
+"""Bytes → CUtensorMapDataType of unsigned integers (cuda.h): a copy does not look at values."""
+SWIZZLES = {32: 1, 64: 2, 128: 3}
+"""Bytes of a box's row → CUtensorMapSwizzle."""
+
+
+def _declared_map(text: str, params: Mapping[str, int]) -> TensorMap:
+    """`in0:2:ROWS:COLUMNS:BOX_ROWS:BOX_COLUMNS` (see `kernels.candidate.Launch`)."""
+    name, *texts = text.split(":")
+    pointer = _buffer(name)
+    if pointer is None or len(texts) != 5:
+        raise ValueError("expected map:BUFFER:BYTES:ROWS:COLUMNS:BOX_ROWS:BOX_COLUMNS")
+    each, rows, columns, high, wide = (evaluate(part, params) for part in texts)
+    if each not in _ELEMENTS:
+        raise ValueError(f"elements of {each} bytes, not 1, 2 or 4")
+    swizzle = SWIZZLES.get(wide * each, 0)
+    return TensorMap(pointer, _ELEMENTS[each], (columns, rows), (columns * each,), (wide, high), swizzle, False)
 
 
 Resolve = Callable[[Pointer], int]
