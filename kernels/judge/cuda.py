@@ -302,7 +302,7 @@ def arch_of(capability: str) -> str:
 
 
 def compile_source(source: str, arch: str) -> bytes:
-    """The cubin of one CUDA C++ translation unit for `arch` (see `arch_of`). Raises CompileError with NVRTC's log."""
+    """The cubin of a CUDA C++ translation unit for `arch` (see `arch_of`). Raises CompileError with NVRTC's log."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device"]

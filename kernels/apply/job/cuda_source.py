@@ -130,7 +130,7 @@ class CudaSource:
         made = []
         for launch in self._launches:
             grid, block = ([number(text) for text in launch[key]] for key in ("grid", "block"))
-            arguments = []
+            arguments: list[tuple[str, Any]] = []
             for text in launch["args"]:
                 kind, *rest = text.split(":")
                 if kind in ("i32", "i64"):

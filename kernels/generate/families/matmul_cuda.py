@@ -74,7 +74,8 @@ __device__ __forceinline__ unsigned narrow(float low, float high) {
 }
 
 extern "C" __global__ void __cluster_dims__(DOWN * ACROSS, 1, 1) __launch_bounds__(288, 1) product(
-    const __grid_constant__ Map a, const __grid_constant__ Map b, const __grid_constant__ Map out, int m, int n, int k
+    const __grid_constant__ Map a, const __grid_constant__ Map b, const __grid_constant__ Map out,
+    int m, int n, int k
 ) {
     extern __shared__ char raw[];
     __shared__ unsigned long long barriers[2 * STAGES];
@@ -189,7 +190,7 @@ class MatmulCuda:
             raise GeneratorError(f"{self.name}: {case.dtype} is none of {', '.join(_KINDS)}")
 
         def admits(config: Config) -> bool:
-            bm, bn, stages, down, across = (int(config[k]) for k in ("bm", "bn", "stages", "down", "across"))
+            bm, bn, stages, down = (int(config[k]) for k in ("bm", "bn", "stages", "down"))
             fits = stages * _stage_bytes(config) + 2048 <= SHARED_BYTES and bm * bn <= 1 << 15
             return fits and bn // DEPTH % down == 0
 
@@ -216,9 +217,7 @@ class MatmulCuda:
             "add_at": f"%{held + 2}",
         }
         count = f"cdiv(m, {bm * down}) * cdiv(n, {bn * across}) * {down * across}"
-        maps = (
-            f"map:in0:2:m:k:{bm // across}:{DEPTH}; map:in1:2:k:n:{DEPTH}:{DEPTH}; map:out0:2:m:n:16:{DEPTH}"
-        )
+        maps = f"map:in0:2:m:k:{bm // across}:{DEPTH}; map:in1:2:k:n:{DEPTH}:{DEPTH}; map:out0:2:m:n:16:{DEPTH}"
         room = int(config["stages"]) * _stage_bytes(config) + 1024
         keys = {
             "dtypes": case.dtype,
