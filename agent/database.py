@@ -11,6 +11,7 @@ world is changed. On PostgreSQL the ordinary READ COMMITTED with compare-and-set
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from psycopg.abc import PQGen
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -35,6 +37,11 @@ IDLE_TIMEOUT_S = 5.0
 locks would keep every other replica from taking over."""
 SILENCE_S = 11.0
 """A server that acknowledges nothing for that long has gone: its machine died, or the network ends before it."""
+ANSWER_S = 20.0
+"""A server that says nothing to a statement for that long is taken for frozen (paused, or waiting for its disk),
+though its kernel still acknowledges what it is sent."""
+MIGRATION_S = 900.0
+"""The same for a statement of a migration, which may rewrite a table."""
 _READ_ONLY = "25006"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 7_411_001
@@ -93,6 +100,37 @@ def _leave_a_standby(context: ExceptionContext) -> None:
     closed, so that the next one is led to the primary. Holds for the engine of the stages' queue, too."""
     if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
         context.is_disconnect = True
+
+
+class AttentiveSession(psycopg.Connection[Any]):
+    """A session that ends when its server leaves a statement without a word for `answer_s`. A server's own
+    statement_timeout ends no statement of a server that is frozen."""
+
+    answer_s = ANSWER_S
+
+    def wait(self, gen: PQGen[Any], *args: Any, **kwargs: Any) -> Any:
+        return super().wait(self._heard(gen), *args, **kwargs)
+
+    def _heard(self, gen: PQGen[Any]) -> PQGen[Any]:
+        ready, heard_s = None, time.monotonic()
+        while True:
+            try:
+                wanted = gen.send(ready)  # type: ignore[arg-type]  # None starts it
+            except StopIteration as end:
+                return end.value
+            ready = yield wanted
+            if ready:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > self.answer_s:
+                self.pgconn.finish()
+                why = f"the server said nothing for {self.answer_s:g} s; it may still do what it was sent"
+                raise psycopg.OperationalError(why)
+
+
+@event.listens_for(Engine, "do_connect")
+def _connect(dialect: Any, _record: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+    """Every session with a server, those of the stages' queue too, is an attentive one."""
+    return AttentiveSession.connect(*arguments, **keywords) if dialect.driver == "psycopg" else None
 
 
 class Database:
@@ -237,7 +275,21 @@ class Database:
             with connection.begin():
                 if not self.is_sqlite:
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-                yield connection, ScriptDirectory.from_config(config), config
+                with _unhurried(connection):
+                    yield connection, ScriptDirectory.from_config(config), config
+
+
+@contextmanager
+def _unhurried(connection: Connection) -> Iterator[None]:
+    session = connection.connection.driver_connection
+    if not isinstance(session, AttentiveSession):
+        yield
+        return
+    session.answer_s = MIGRATION_S
+    try:
+        yield
+    finally:
+        del session.answer_s  # the class's again
 
 
 def schemas() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import signal
 import socket
 import sqlite3
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.database import Database, StoreBusy, StoreFull, StoreUnusable
+from agent.database import AttentiveSession, Database, StoreBusy, StoreFull, StoreUnusable
 from agent.incident import Cause, IllegalTransition, IncidentState
 from agent.intents import commitments, end_intent, store_intent
 from agent.records import dump, load
@@ -285,6 +286,34 @@ def test_a_statement_to_a_machine_that_died_ends_within_seconds(postgres_url: st
             with socket.socket(fileno=os.dup(bare.fileno())) as line:
                 assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == wanted
                 assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+        database.close()
+
+
+def test_a_statement_to_a_server_that_is_frozen_ends_and_the_next_session_goes_on(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel acknowledges what it is sent, so no timeout of the network or of the server ends the wait."""
+    database = Database(postgres_url)
+    monkeypatch.setattr(AttentiveSession, "answer_s", 0.3)
+    theirs = sa.create_engine(database.url)  # as the queue of the stages makes its own
+    with theirs.connect() as connection:
+        assert isinstance(connection.connection.driver_connection, AttentiveSession)
+    theirs.dispose()
+    with database.read() as connection:
+        session = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+
+    def freeze_and_ask() -> None:
+        with database.read() as connection:
+            os.kill(session, signal.SIGSTOP)
+            connection.execute(sa.text("SELECT 1"))
+
+    try:
+        with pytest.raises(StoreBusy, match=r"said nothing for 0\.3 s"):
+            freeze_and_ask()
+        with database.read() as connection:
+            assert connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one() != session
+    finally:
+        os.kill(session, signal.SIGCONT)
         database.close()
 
 
