@@ -271,6 +271,7 @@ def _row(event: Mapping[str, Any], columns: _Columns) -> tuple[int, ...] | None:
     name = event["name"]
     if len(name) > MAX_NAME_CHARS:
         name = name[:MAX_NAME_CHARS]
+    name = name.encode(errors="replace").decode()  # JSON may hold half a surrogate pair, which nobody can print
     args = event.get("args") or {}
     get = args.get
     signature = _NONE

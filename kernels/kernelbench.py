@@ -18,11 +18,13 @@ same; its contestant leaves them alone.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +58,8 @@ class Task:
 
 def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
     """The task of a file. Raises ProblemError that names the file and what it lacks."""
-    module = _module(path)
+    with as_it_was():
+        module = _module(path)
     for name in ("Model", "get_inputs", "get_init_inputs"):
         if not callable(getattr(module, name, None)):
             raise ProblemError(f"{path}: defines no {name}")
@@ -101,6 +104,29 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
     )
     return Task(problem, init, init_named, len(sample), named, names)
+
+
+@contextlib.contextmanager
+def as_it_was() -> Iterator[None]:
+    """Takes back what a user's file sets for the whole process: another file's task must not depend on it, nor where
+    relative paths lead."""
+    folder, dtype = os.getcwd(), torch.get_default_dtype()
+    device = torch.get_default_device()
+    strict, warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    precision, learns = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_grad_enabled(learns)
 
 
 def arguments_of(what: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -195,7 +221,7 @@ def speedup(verdict: Verdict, baseline: str = "eager", bound: str = "low") -> fl
 
 
 def _module(path: Path) -> ModuleType:
-    name = f"kernelbench_{mix(*path.resolve().as_posix().encode()):016x}"
+    name = f"kernelbench_{mix(*os.fsencode(os.path.realpath(path))):016x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or not path.is_file():
         raise ProblemError(f"{path}: not a Python file")

@@ -64,6 +64,7 @@ def optimize(
     from kernels.judge.judge import Judge
     from kernels.ledger import LedgerError, Provenance, on_disk
     from kernels.model_trace import trace_model
+    from kernels.profile.hotspots import left_out
     from kernels.profile.problem_file import keep_problem
     from kernels.profile.roofline import Peaks, PeaksError, probe
     from kernels.report import write_report
@@ -86,6 +87,8 @@ def optimize(
             if known is None:
                 known = found.peaks
             _write(run / "profile.json", _profile_json(found, decisions))
+            for line in left_out(found):
+                typer.echo(line)
             for hotspot, why in decisions[:12]:
                 typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
             if where == "cpu":
@@ -100,7 +103,7 @@ def optimize(
             _write(run / "coverage.json", {"covered": [work.slug for work in works], "missed": missed})
             typer.echo(f"{len(works)} of {len(works) + len(missed)} tasks are what a family of ours computes")
             for name, why in missed.items():
-                typer.echo(f"  not {name}: {why}")
+                typer.echo(f"  not {name}: {' '.join(why.split())}")
     except (ValueError, PeaksError) as error:
         raise Permanent(str(error)) from error
     except OSError as error:
@@ -134,7 +137,7 @@ def optimize(
                 executor = spread or LocalExecutor([judge], 8 if where == "cuda" else 1)
                 loop_run = loop.Run(
                     run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git,
-                    stream=typer.echo if stream else _keep_quiet,
+                    stream=typer.echo if stream else (lambda _line: None),
                 )  # fmt: skip
                 try:
                     done = loop_run.search([finish(work) for work in works])
@@ -161,9 +164,6 @@ def optimize(
         typer.echo(told.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
     if not certified:
         raise typer.Exit(1)
-
-
-def _keep_quiet(line: str) -> None: ...
 
 
 def _ray(address: str, where: str) -> Any:

@@ -12,10 +12,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels.kernelbench import arguments_of
+from kernels.kernelbench import arguments_of, as_it_was
 from kernels.optimise import OptimiseError, slug_of
 
 
+@as_it_was()
 def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
     """Runs `FILE.py:CLASS` for a few training steps under the profiler; the trace's path. Raises OptimiseError.
 

@@ -237,6 +237,16 @@ def peaks_text(peaks: Peaks) -> str:
     return f"peaks ({peaks.source}): {'; '.join(known) or 'none are known'}"
 
 
+def left_out(found: Profile) -> tuple[str, ...]:
+    """What a profile cannot say, in a line each."""
+    unmapped = f"{found.unmapped_s * 1e3:.3f} ms a step belong to no operator"
+    return (
+        *(() if found.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
+        *((f"{unmapped}: a CUDA graph's kernels have none",) if found.unmapped_s > 0 else ()),
+        *((f"{found.rejected} malformed events of the trace were left out",) if found.rejected else ()),
+    )
+
+
 def as_text(found: Profile, count: int = 12) -> str:
     """The profile as a table for a terminal or a report."""
     ms = 1e3
@@ -244,9 +254,7 @@ def as_text(found: Profile, count: int = 12) -> str:
     steps = f"{found.steps} steps of {found.step_s * ms:.2f} ms: computes {found.compute_s * ms:.2f}, {waits}"
     lines = [
         f"{steps}, idle {found.idle_s * ms:.2f} ms",
-        *(() if found.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
-        *((f"{found.unmapped_s * ms:.3f} ms a step belong to no operator",) if found.unmapped_s > 0 else ()),
-        *((f"{found.rejected} malformed events of the trace were left out",) if found.rejected else ()),
+        *left_out(found),
         peaks_text(found.peaks),
         "",
         f"{'ms/step':>8} {'share':>6} {'roof':>5} {'gain':>6}  operation",

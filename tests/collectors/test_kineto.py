@@ -172,6 +172,11 @@ def test_an_event_that_makes_no_sense_is_counted_and_the_rest_is_used(tmp_path: 
     assert trace.rejected[Reason.MALFORMED] >= 3
 
 
+def test_half_a_surrogate_pair_in_a_name_can_be_printed(tmp_path: Path) -> None:
+    trace = read_trace(_write(tmp_path / "t.json", [_event("aten::\ud800mm")]))
+    assert trace.names == ("aten::?mm",)
+
+
 def test_a_zip_bomb_ends_at_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (64 << 20)))

@@ -164,3 +164,24 @@ def test_a_task_that_has_no_oracle_is_refused_when_it_is_loaded(
     with pytest.raises(ProblemError, match=r"odd\.py") as caught:
         load_task(path)
     assert word in str(caught.value)
+
+
+def test_what_one_file_sets_for_the_process_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next file's task was drawn in its dtype, and a relative --run went where it had gone."""
+    monkeypatch.chdir(tmp_path)
+    sets = (
+        "import os, torch\nos.chdir('/')\ntorch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\n"
+        "torch.set_default_device('meta')\ntorch.use_deterministic_algorithms(True)\n"
+    )
+    (tmp_path / "a.py").write_text(sets + _task("", "x", "x.softmax(-1)", "[torch.rand(4, 8)]"))
+    (tmp_path / "b.py").write_text(sets + "raise ValueError\n")
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    load_task(tmp_path / "a.py")
+    for name in ("b.py", "loop.py"):
+        with pytest.raises(ProblemError, match=name):
+            load_task(tmp_path / name)
+    assert Path.cwd() == tmp_path
+    assert torch.rand(1).dtype is torch.float32
+    assert torch.rand(1).device.type == "cpu"
+    assert torch.is_grad_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
