@@ -108,8 +108,8 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
 
 @contextlib.contextmanager
 def as_it_was() -> Iterator[None]:
-    """Takes back what a user's file sets for the whole process: another file's task must not depend on it, nor where
-    relative paths lead."""
+    """Takes back what a user's file sets for the whole process: neither another file's task may depend on it, nor
+    where relative paths lead."""
     folder, dtype = os.getcwd(), torch.get_default_dtype()
     device = torch.get_default_device()
     strict, warns = (

@@ -21,9 +21,12 @@ from typing import Any, Literal, get_args
 
 from collectors.base import Permanent
 from kernels.candidate import Candidate, CandidateError
+from kernels.judge.verdict import Status
 
 SCHEMA = 1
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO,
+            errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)  # fmt: skip
+"""The disk is full or cannot be written, or something else lies in a file's place."""
 Decision = Literal["keep", "revert", "discard", "crash"]
 """keep: the best so far. revert: fit, but not better. discard: refused by the judge. crash: the machine's fault."""
 
@@ -35,6 +38,7 @@ _KINDS: dict[Any, tuple[str, ...]] = {
     int: ("trial", "seed", "rung", "of", "tokens"),
     str: ("commit", "gpu", "container", "generator", "problem", "hypothesis", "candidate_sha256", "status",
           "reason", "detail", "stage", "secret"),
+    float | int: ("at_s",),
     Mapping: ("case", "config", "baselines"),
 }  # fmt: skip
 
@@ -109,8 +113,12 @@ class Line:
             record[name] = _number(record.get(name))
         for kind, names in _KINDS.items():
             for name in names:
-                if name in record and not isinstance(record[name], kind):
+                if name in record and (not isinstance(record[name], kind) or record[name] is True):
                     raise LedgerError(f"{name}: {str(record[name])[:80]!r} is none")
+        if record.get("status", "correct") not in set(Status):
+            raise LedgerError(f"status: {record['status'][:80]!r} is none")
+        if not isinstance(record.get("full", False), bool):
+            raise LedgerError(f"full: {str(record['full'])[:80]!r} is neither true nor false")
         case, speedup = record.get("case", {}), record.get("speedup", (None,) * 3)
         if not {"params", "dtype", "layout"} <= case.keys() or not isinstance(case["params"], Mapping):
             raise LedgerError(f"case: {str(case)[:80]!r} is none")
@@ -173,7 +181,7 @@ class Ledger:
         """Put a candidate's whole text on the disk; the same one twice is one file."""
         path = self.folder / "candidates" / f"{candidate.sha256}.json"
         if not path.exists():
-            _replace(path, json.dumps(candidate.to_json(), indent=1) + "\n")
+            write_whole(path, json.dumps(candidate.to_json(), indent=1) + "\n")
 
     def add(self, line: Line) -> None:
         """One more trial; on the disk when this returns."""
@@ -194,11 +202,11 @@ class Ledger:
                 changed = sorted(k for k in {*before, *run} if before.get(k) != run.get(k))
                 raise LedgerError(f"{path}: this run was asked something else ({', '.join(changed)})")
         elif run is not None:
-            _replace(path, json.dumps(run, indent=1) + "\n")
+            write_whole(path, json.dumps(run, indent=1) + "\n")
 
     def _table(self) -> None:
         text = "\t".join(_COLUMNS) + "\n" + "".join(_row(line) for line in self.lines)
-        _replace(self.folder / "results.tsv", text)
+        write_whole(self.folder / "results.tsv", text)
 
 
 @contextlib.contextmanager
@@ -277,8 +285,8 @@ def _row(line: Line) -> str:
     return "\t".join(" ".join(str(cells[name]).split()) for name in _COLUMNS) + "\n"
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write whole or not at all."""
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file whole or not at all; it is on the disk when this returns."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with partial.open("w", encoding="utf-8", errors="replace") as file:
         file.write(text)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,7 +39,7 @@ from kernels.judge.contest import Pace
 from kernels.judge.inputs import INTERPRETER
 from kernels.judge.judge import Request
 from kernels.judge.verdict import Status, Verdict
-from kernels.ledger import Ledger, Provenance
+from kernels.ledger import Ledger, Provenance, write_whole
 from kernels.ledger_git import GitBook
 from kernels.problem import Case, Problem, ProblemError
 from kernels.problems import BY_NAME, named
@@ -111,8 +111,8 @@ class Run:
 
     def _one(self, work: Work) -> Done:
         folder = self.folder / "tasks" / work.slug
-        if (folder / "certificate.json").exists():
-            self.stream(told.certificate(work.slug, json.loads((folder / "certificate.json").read_text())))
+        if (before := self._before(folder / "certificate.json")) is not None:
+            self.stream(told.certificate(work.slug, before))
             return Done(work, None, folder / "certificate.json", "certified before")
         asked = {"origin": work.origin, "task": work.task.name, "seed": self.seed, "authors":
                  [g.name for g in work.generators]}  # fmt: skip
@@ -133,6 +133,19 @@ class Run:
         self.tell(f"{work.slug}: {result.stopped}; {done.why}")
         return done
 
+    def _before(self, path: Path) -> dict[str, Any] | None:
+        """The certificate that an earlier process issued; None where there is none, or a damaged one."""
+        try:
+            found = json.loads(path.read_text())
+            if not isinstance(found, dict):
+                raise ValueError("no JSON object")
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            self.tell(f"{path}: damaged ({error}); its kernel is judged again")
+            return None
+        return found
+
     def _progress(self, slug: str, progress: Progress) -> None:
         line = progress.line
         self.stream(told.trial(slug, line.to_json()))
@@ -149,9 +162,7 @@ class Run:
         candidate = winner.proposal.candidate
         envelope = issue(verdict, candidate, work.task.problem, self.signer, moment, self.provenance.commit)
         path = folder / "certificate.json"
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(envelope, indent=1) + "\n")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(envelope, indent=1) + "\n")
         self.stream(told.certificate(work.slug, envelope))
         why = f"certified as {verdict.status}: {speedup_text(verdict)}"
         return Done(work, result, path, why, result.trials)

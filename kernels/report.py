@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.ledger import Line, read_run
+from kernels.ledger import LedgerError, Line, read_run
 from kernels.optimise import FIT, tasks_of
 
 _MANY = 40
@@ -97,7 +97,13 @@ def _profile_blocks(run: Path) -> list[Block]:
     path = run / "profile.json"
     if not path.exists():
         return []
-    found = json.loads(path.read_text())
+    try:
+        return _profile_told(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise LedgerError(f"{path}: no profile of a search ({type(error).__name__}: {error})") from error
+
+
+def _profile_told(found: dict[str, Any]) -> list[Block]:
     ms = 1e3
     cpu = "" if found.get("on_gpu", True) else "No GPU in the trace: times are the operators' own on the CPU. "
     unmapped = found.get("unmapped_s", 0.0)

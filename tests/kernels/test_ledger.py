@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collectors.base import Permanent
 from kernels.candidate import Candidate
-from kernels.ledger import Ledger, LedgerError, Line, read_candidate_of, read_run
+from kernels.ledger import Ledger, LedgerError, Line, on_disk, read_candidate_of, read_run
 
 LINE = Line(
     trial=1, at_s=1.5, seed=7, commit="c0ffee", gpu="NVIDIA H200", container="none", generator="softmax",
@@ -146,3 +147,22 @@ with on_disk(Path(sys.argv[1])), Ledger(Path(sys.argv[1]), {}) as ledger:
         assert count == data.count(b"\n") > 0
         ledger.add(replace(LINE, trial=count + 1))
     assert len(read_run(tmp_path)[1]) == count + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"status": "great"}, {"at_s": None}, {"at_s": "now"}, {"full": "yes"}, {"trial": True}, {"at_s": True}],
+)
+def test_a_line_that_was_edited_to_nonsense_is_named_before_a_search_goes_on(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    """A report took it, and the search that was resumed from it ended in a traceback."""
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(LINE.to_json() | change) + "\n")
+    with pytest.raises(LedgerError, match=rf"ledger\.jsonl:1: {next(iter(change))}: "):
+        read_run(tmp_path)
+
+
+def test_a_folder_in_a_files_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").mkdir()
+    with pytest.raises(Permanent, match=r"ledger\.jsonl: Is a directory"), on_disk(tmp_path):
+        Ledger(tmp_path)

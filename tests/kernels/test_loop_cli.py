@@ -40,10 +40,13 @@ SOFTMAX = ["optimize", "--problem", "softmax", "--device", "cpu", "--case"]
         (["report", "{folder}/file"], "file: no run's folder"),
         (["replay", "1", "--device", "cpu", "--run", "{folder}/nope"], "nope: holds no search"),
         (["profile", "{folder}/file"], "this is no trace of torch.profiler"),
+        (["report", "{folder}/odd"], "odd/profile.json: no profile of a search .KeyError: 'steps'"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(command: list[str], told: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a trace\n")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "profile.json").write_text("{}")
     asked = [part.format(folder=tmp_path) for part in command]
     asked += ["--run", str(tmp_path / "run")] if command[0] == "optimize" and "--run" not in command else []
     with pytest.raises(Permanent, match=told.format(folder=tmp_path)):

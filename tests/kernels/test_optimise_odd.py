@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from collectors.base import Permanent
+from collectors.seal import Signer
 from kernels.cli import app
 from kernels.ledger import Ledger, LedgerError, read_run
 from kernels.model_trace import trace_model
-from kernels.optimise import from_profile
+from kernels.optimise import Run, from_profile
 from kernels.profile.hotspots import profile
 from kernels.profile.problem_file import load_problem, problem_path, write_problem
 from kernels.profile.roofline import Peaks
@@ -45,6 +46,21 @@ def test_one_shape_in_two_layouts_is_one_search_of_both(tmp_path: Path) -> None:
     (work,) = (work for work in works if work.task.problem.name == "rmsnorm")
     assert work.task.problem.layouts[:2] == ("contiguous", "transposed")
     assert len(work.task.problem.cases) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000])
+def test_a_damaged_certificate_is_told_and_its_kernel_is_judged_again(tmp_path: Path, text: str) -> None:
+    """A run that met one (a machine that lost power left it empty) could never be taken up again."""
+    said: list[str] = []
+    run = Run(tmp_path, Told({}), NOWHERE, Signer.generate(), tell=said.append)
+    path = tmp_path / "certificate.json"
+    assert run._before(path) is None
+    assert not said
+    path.write_text(text)
+    assert run._before(path) is None
+    assert "certificate.json: damaged" in said[0]
+    path.write_text('{"payload": ""}')
+    assert run._before(path) == {"payload": ""}
 
 
 def test_replay_finds_the_problem_file_of_each_search_of_a_trace(tmp_path: Path) -> None:
