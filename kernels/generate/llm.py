@@ -185,8 +185,11 @@ def connect(
             raise Temporary(f"llm: {model}: {type(error).__name__}") from error
         usage = answer.usage_metadata or {}
         text = answer.content if isinstance(answer.content, str) else str(answer.text)
+        text = text.encode(errors="replace").decode()  # half a surrogate pair could not be sent back or kept
         reason = str(answer.response_metadata.get("finish_reason", ""))
-        tokens = int(usage.get("total_tokens") or (len(text) + sum(len(t) for _, t in said)) // 4)
+        tokens = int(usage.get("total_tokens") or 0)
+        if tokens <= 0:  # not told, or nonsense that would stretch the allowance
+            tokens = (len(text) + sum(len(t) for _, t in said)) // 4
         return Reply(text, tokens, reason in ("length", "max_tokens"))
 
     return ask

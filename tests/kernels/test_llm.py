@@ -230,6 +230,23 @@ def test_a_served_model_is_asked_through_langchain_and_its_errors_are_told_apart
         connect("scripted", url)([("user", "task")], 0.2)
 
 
+def test_a_served_model_cannot_stretch_its_allowance_nor_say_what_cannot_be_sent_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A negative usage gave tokens back; half a surrogate pair ended the author with the next request."""
+    langchain = pytest.importorskip("langchain.chat_models")
+    messages_of = pytest.importorskip("langchain_core.messages")
+    usage = {"input_tokens": -5, "output_tokens": -5, "total_tokens": -10}
+
+    class Odd:
+        def invoke(self, said: object, temperature: float) -> object:
+            return messages_of.AIMessage("\ud800" * 40, usage_metadata=usage)
+
+    monkeypatch.setattr(langchain, "init_chat_model", lambda *_, **__: Odd())
+    reply = connect("openai:odd")([("user", "x" * 40)], 0.2)
+    assert (reply.text, reply.tokens) == ("?" * 40, 20)
+
+
 def test_the_whole_loop_with_a_scripted_model_keeps_the_honest_kernel_and_refuses_the_hostile(
     tmp_path: Path, interpreting_judge: Judge
 ) -> None:
