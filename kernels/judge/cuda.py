@@ -260,7 +260,7 @@ def tensor_map(
         ctypes.c_uint32(rank),
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * rank)(*strides_bytes),
+        (ctypes.c_uint64 * max(1, rank - 1))(*strides_bytes),
         (ctypes.c_uint32 * rank)(*box),
         (ctypes.c_uint32 * rank)(*([1] * rank)),
         ctypes.c_int(0),

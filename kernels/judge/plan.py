@@ -259,7 +259,8 @@ def _declared(text: str, params: Mapping[str, int], numbers: Mapping[int, float]
             raise PlanError(f"plan: argument {text!r}: {error}") from error
     pointer = _buffer(text)
     if pointer is None:
-        raise PlanError(f"plan: {text!r} is none of in0, out0, tmp0, i32:…, i64:…, f32:…, scalar:in0, map:in0:…")
+        known = "in0, out0, tmp0, i32:…, i64:…, f32:…, scalar:in0, map:in0:…"
+        raise PlanError(f"plan: argument {text!r} is none of {known}")
     return pointer
 
 

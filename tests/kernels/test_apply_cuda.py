@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kernels.apply.bundle import candidate_record
+from kernels.apply.job import cuda_source
 from kernels.candidate import Bound, Candidate, Domain, Launch
+from kernels.judge import cuda, plan
 from tests.kernels.applied_records import record
 from tests.kernels.test_apply import run
 
@@ -48,3 +52,36 @@ def test_a_cuda_source_that_does_not_compile_is_skipped_with_the_compiler_s_word
     assert seen["skipped"] == ["does not load: RuntimeError: candidate.cu(1): error"]
     assert seen["equal"] == [True] * 4
     assert seen["launches"] == []
+
+
+@pytest.mark.parametrize("text", ["map:in0:2:m:n:16:64", "map:in0:1:m:n:8:64", "map:in0:4:m:n:2:4"])
+def test_a_job_encodes_a_tile_descriptor_as_the_judge_does(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is asked the same of both; the descriptor lies where the driver takes one (aligned to 64)."""
+    asked: list[list[Any]] = []
+
+    def encode(made: Any, *args: Any) -> int:
+        assert ctypes.addressof(made) % 64 == 0
+        values = [x if isinstance(x, int) else list(x) if isinstance(x, ctypes.Array) else x.value for x in args]
+        asked.append(values)
+        return 0
+
+    stand_in = SimpleNamespace(cuTensorMapEncodeTiled=encode)
+    monkeypatch.setattr(cuda, "library", lambda: stand_in)
+    monkeypatch.setattr(cuda_source, "driver", lambda: stand_in)
+    monkeypatch.setattr(cuda_source, "compiled", lambda source, architecture: b"")
+    made = {**cuda_record(), "launches": [{**cuda_record()["launches"][0], "args": [text]}]}
+    launches, _ = cuda_source.CudaSource(made).plan((("m", 24), ("n", 128)))
+    argument = launches[0][-1][0]
+    cuda_source._argument(argument, {"in": [SimpleNamespace(data_ptr=lambda: 4096)]})
+    declared = plan._declared(text, {"m": 24, "n": 128}, {})
+    assert isinstance(declared, plan.TensorMap)
+    plan.tensor_map(declared, 4096)
+    assert asked[0] == asked[1]
+    assert asked[0][:4] == [declared.element, 2, 4096, [128, 24]]
+
+
+def test_a_gpu_of_its_own_instructions_is_compiled_for_with_them() -> None:
+    """`wgmma` is of sm_90a alone; an Ampere has no such suffix, and without a GPU nothing is said."""
+    assert [cuda.arch_of(c) for c in ("8.0", "9.0", "10.3", "12.0", "none")] == [
+        "sm_80", "sm_90a", "sm_103a", "sm_120a", "sm_none",
+    ]  # fmt: skip

@@ -109,10 +109,26 @@ def test_a_declared_launch_is_evaluated_at_the_case() -> None:
     assert made.scratch_bytes == (4000,)
 
 
-@pytest.mark.parametrize("args", [("in",), ("i32",), ("f32:many",), ("scalar:in7",), ("out0:1",)])
-def test_an_argument_that_means_nothing_is_refused(args: tuple[str, ...]) -> None:
+def test_a_declared_tile_descriptor_says_what_the_copy_engine_reads() -> None:
+    """Innermost dimension first, and a swizzle as wide as the box where there is one (CUDA driver API)."""
+    made = cuda_plan(cuda_candidate("map:in0:2:n:8 * n:16:64", "map:out0:4:n:n:8:4"), b"bin", {"n": 96}, {})
+    step = made.steps[0]
+    assert isinstance(step, Fire)
+    assert step.arguments == (
+        TensorMap(Pointer("in", 0), 1, (768, 96), (1536,), (64, 16), 3, False),
+        TensorMap(Pointer("out", 0), 2, (96, 96), (384,), (4, 8), 0, False),
+    )
+    assert Plan.from_message(*made.to_message()) == made
+
+
+@pytest.mark.parametrize(
+    "arg",
+    ["in", "i32", "f32:many", "scalar:in7", "out0:1", "map", "map:in0:2:n:n:8", "map:in0:3:n:n:8:8",
+     "map:at0:2:n:n:8:8", "map:in0:2:n:k:8:8", "map:in0:2:n:open(n):8:8"],
+)  # fmt: skip
+def test_an_argument_that_means_nothing_is_refused(arg: str) -> None:
     with pytest.raises(PlanError, match="argument"):
-        cuda_plan(cuda_candidate(*args), b"", {"n": 1}, {})
+        cuda_plan(cuda_candidate(arg), b"", {"n": 1}, {})
 
 
 def test_a_tensor_map_comes_back_unchanged_and_must_point_into_its_buffer() -> None:

@@ -1,10 +1,10 @@
-"""Matrix products for Hopper in CUDA C++: thread-block clusters whose blocks bring tiles for each other.
+"""Matrix products for Hopper in CUDA C++, alone or in clusters of blocks that bring tiles for each other.
 
-A multiprocessor that fetches both operands of its tile asks more of L2 than L2 gives, long before the tensor cores
-are busy. Here `down` blocks below each other share the right operand's tile and `across` blocks beside each other
-the left one's: each brings a part, and the bulk copy engine writes it into the shared memory of all of them
+`down` blocks below each other can share the right operand's tile and `across` blocks beside each other the left
+one's: each brings a part, and the bulk copy engine writes it into the shared memory of all of them
 (`.multicast::cluster`, PTX ISA 8.0). One warp brings tiles, two warpgroups multiply (`wgmma`, sm_90a), and the ring
-that held the operands takes the result, which leaves by the copy engine as well. A block makes one tile.
+that held the operands takes the result, which leaves by the copy engine as well. A block makes one tile. Of 2048³
+on an H200 a block alone was fastest, by 2 to 3 %: its tiles fill the GPU once, and clusters of four do not fit so.
 """
 
 from __future__ import annotations
