@@ -29,6 +29,10 @@ from kernels.problem import Case
 
 CAREFUL = Pace(min_rounds=15, max_rounds=25, round_s=0.003, max_slots=3, check_every=3)
 
+RETRIES = 3
+"""How often an author that is busy for now (a rate limit, a timeout) is asked again before it is left out."""
+RETRY_S = 15.0
+"""Before an author that nobody else stands in for is asked again; twice as long each time."""
 PAUSE_S = 120.0
 """Longer than authors think between two trials: what is longer was not a search."""
 
@@ -93,7 +97,7 @@ def _nothing() -> None:
 
 @dataclass
 class Search:
-    """One task, its authors and a ledger. `clock` gives Unix time."""
+    """One task, its authors and a ledger. `clock` gives Unix time; `wait` lets seconds pass."""
 
     task: Task
     generators: Sequence[Generator]
@@ -106,10 +110,12 @@ class Search:
     clock: Callable[[], float] = time.time
     tell: Callable[[Progress], None] = _silent
     book: Callable[[], None] = _nothing  # after every trial, such as `kernels.ledger_git.GitBook.write`
+    wait: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         self._start_s = self.clock()
         self._idle: dict[str, str] = {}
+        self._busy: dict[str, int] = {}  # authors that were, and how often in a row
         self.history: list[Outcome] = []
         known: dict[str, Proposal] = {}
         for line in self.ledger.lines:
@@ -137,6 +143,9 @@ class Search:
         """Search until the budget says stop, then ask for whole verdicts."""
         while not (why := self._enough()):
             proposals = self._ask(min(self.budget.batch, self.budget.trials - self.trials))
+            if not proposals and self._busy:
+                self.wait(RETRY_S * 2 ** (min(self._busy.values()) - 1))
+                continue
             if not proposals:
                 why = "nothing left to try" if not self._idle else "; ".join(self._idle.values())
                 break
@@ -179,9 +188,16 @@ class Search:
             share = -(-(count - len(fresh)) // (len(authors) - place))
             try:
                 proposals = author.propose(self.task, self.history, share)
-            except (GeneratorError, Temporary) as error:
+            except GeneratorError as error:
                 self._idle[author.name] = f"{author.name}: {error}"
                 continue
+            except Temporary as error:
+                self._busy[author.name] = self._busy.get(author.name, 0) + 1
+                if self._busy[author.name] > RETRIES:
+                    del self._busy[author.name]
+                    self._idle[author.name] = f"{author.name}: {error}"
+                continue
+            self._busy.pop(author.name, None)
             new = [p for p in proposals if p.candidate.sha256 not in seen]
             if not new:
                 self._idle[author.name] = f"{author.name}: nothing left to try"

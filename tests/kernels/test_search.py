@@ -253,9 +253,27 @@ def test_an_author_that_fails_leaves_the_others_their_turn(tmp_path: Path, error
     """One author's error ends only its own part."""
     with Ledger(tmp_path) as ledger:
         authors = [Broken(error), Counting(12)]
-        result = Search(TASK, authors, Told(), ledger, NOWHERE).run(certify=False)
+        result = Search(TASK, authors, Told(), ledger, NOWHERE, wait=lambda seconds: None).run(certify=False)
     assert result.trials == 12
     assert str(error) in result.stopped
+
+
+def test_an_author_that_is_busy_for_a_while_is_asked_again(tmp_path: Path) -> None:
+    """A rate limit is no end of a search: it waits, longer each time, and goes on where the author does."""
+    waited: list[float] = []
+
+    class Limited(Counting):
+        def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+            if len(waited) < 2 or (len(history) >= 4 and len(waited) < 3):
+                raise Temporary("429")
+            return super().propose(task, history, count)
+
+    with Ledger(tmp_path) as ledger:
+        search = Search(TASK, [Limited(12)], Told(), ledger, NOWHERE, Budget(batch=4), wait=waited.append)
+        result = search.run(certify=False)
+    assert result.trials == 12
+    assert waited == [15.0, 30.0, 15.0]
+    assert "429" not in result.stopped
 
 
 def test_a_machine_fault_is_nobodys_failure(tmp_path: Path) -> None:
