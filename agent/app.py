@@ -303,7 +303,7 @@ class App:
             return Health(False, False, (f"no look for {silent_s:.0f} s",))
         if self._problem:
             return Health(True, False, (self._problem,))
-        return Health(True, True, () if self.lifecycle.leads else ("stands by: another replica leads",))
+        return Health(True, True, () if self.lifecycle.leads else ("does not lead now: stands by",))
 
     def metrics_page(self) -> bytes:
         with suppress(Temporary, Permanent):  # the page says the rest while the store is away
