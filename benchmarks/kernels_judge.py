@@ -5,10 +5,11 @@
 
 same_against_same: one row-softmax launch plan against itself in another process, rounds added as in a verdict until
 the interval is narrow. whole_races: the race as a verdict runs it (blended values, checked outputs), the baseline
-being the candidate's own source called from Python. throughput: configurations of row-softmax (16384×4096
-bfloat16) through compile, correctness and a quick race. full: verdicts, each judged twice with other secrets, some
-beside each other, races alone; two must agree unless one is inconclusive. Needs a CUDA GPU. Writes
-benchmarks/results/kernels_judge.json after every part.
+being the candidate's own source called from Python; with --spoilt N, N more where the memory of the baseline's
+result is touched before each call, as a candidate's is: is that why a small kernel is told faster than itself?
+throughput: configurations of row-softmax (16384×4096 bfloat16) through compile, correctness and a quick race. full:
+verdicts, each judged twice with other secrets, some beside each other, races alone; two must agree unless one is
+inconclusive. Needs a CUDA GPU. Writes benchmarks/results/kernels_judge.json after every part.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kernels.candidate import Candidate, Domain
 from kernels.candidate_file import read_candidate
 from kernels.executor import Job, LocalExecutor
@@ -38,7 +41,7 @@ from kernels.judge.plan import Plan
 from kernels.judge.timing import MARGIN, WIDTH, interval
 from kernels.judge.track import Track
 from kernels.judge.verdict import Interval, Refusal, Status
-from kernels.problem import Case
+from kernels.problem import Case, Inputs
 from kernels.problems import named
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,7 +134,15 @@ def race_itself(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[s
     return {"case": str(case), "microseconds": took[0] * 1e6, "took_s": spent, **told(found, rounds)}
 
 
-def race_whole(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[str, Any]:
+class Spoiling(Stir):
+    """Spoils the memory that a call's result will lie in as well, as a candidate's process does before its own."""
+
+    def __call__(self, first: Inputs, second: Inputs, seed: int) -> None:
+        super().__call__(first, second, seed)
+        torch.empty_like(first[0]).fill_(math.nan)  # the allocator gives the call this block, the last one freed
+
+
+def race_whole(judge: Judge, case: Case, wanted: int, seconds: float, stir: type[Stir] = Stir) -> dict[str, Any]:
     """The whole race, as `kernels.judge.trial` sets it up, against the candidate's own source run from Python."""
     problem, made, rng = named("softmax"), plan_of(judge, case), random.Random(20261122)
     pace = replace(FULL, energy_s=0.0, check_every=5)
@@ -149,7 +160,7 @@ def race_whole(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[st
         track = Track(process, problem, case, (), count, judge.device, judge.pool)
         entrant = Replayed(track, made, judge.flush_bytes, judge.clock, True, rng)
         flush = judge.flush()
-        itself = Baseline("itself", module.entry, [()] * count, flush, judge.clock, Stir(blends=True))
+        itself = Baseline("itself", module.entry, [()] * count, flush, judge.clock, stir(blends=True))
         start = time.time()
         while len(found) < wanted and time.time() - start < seconds:
             (comparison,) = Race(entrant, [itself], track, judge.board, pace, rng).run()
@@ -267,6 +278,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--races", type=int, default=200)
+    parser.add_argument(
+        "--spoilt", type=int, default=0, help="races whose baseline finds its results' memory touched"
+    )
     parser.add_argument("--configurations", type=int, default=256)
     parser.add_argument("--threads", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=120.0, help="at most, for each part that counts pairs")
@@ -296,6 +310,7 @@ def main() -> None:
         for name, race, wanted in (
             ("same_against_same", race_itself, options.pairs),
             ("whole_races", race_whole, options.races),
+            ("whole_races_spoilt", functools.partial(race_whole, stir=Spoiling), options.spoilt),
         ):
             if wanted:
                 each = functools.partial(race, judge, wanted=wanted // 2, seconds=options.seconds / 2)
