@@ -273,7 +273,7 @@ def _buffer(text: str) -> Pointer | None:
 
 _ELEMENTS = {1: 0, 2: 1, 4: 2}
 """Bytes → CUtensorMapDataType of unsigned integers (cuda.h): a copy does not look at values."""
-SWIZZLES = {32: 1, 64: 2, 128: 3}
+_SWIZZLES = {32: 1, 64: 2, 128: 3}
 """Bytes of a box's row → CUtensorMapSwizzle."""
 
 
@@ -286,7 +286,7 @@ def _declared_map(text: str, params: Mapping[str, int]) -> TensorMap:
     each, rows, columns, high, wide = (evaluate(part, params) for part in texts)
     if each not in _ELEMENTS:
         raise ValueError(f"elements of {each} bytes, not 1, 2 or 4")
-    swizzle = SWIZZLES.get(wide * each, 0)
+    swizzle = _SWIZZLES.get(wide * each, 0)
     return TensorMap(pointer, _ELEMENTS[each], (columns, rows), (columns * each,), (wide, high), swizzle, False)
 
 

@@ -10,7 +10,7 @@ on an H200 a block alone was fastest, by 2 to 3 %: its tiles fill the GPU once, 
 from __future__ import annotations
 
 from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import SHARED_BYTES
+from kernels.generate.bulk import SHARED_BYTES, prelude
 from kernels.generate.space import Space
 from kernels.generate.template import render
 from kernels.problem import Case
@@ -18,6 +18,7 @@ from kernels.problem import Case
 DEPTH = 64
 """Of k, a step: 128 bytes, the widest swizzle of the copy engine and of `wgmma`."""
 BODY = """
+$prelude
 #define BM $bm
 #define BN $bn
 #define STAGES $stages
@@ -31,13 +32,8 @@ BODY = """
 #define SHARING (DOWN + ACROSS - 1)
 struct alignas(64) Map { unsigned long long words[16]; };
 
-__device__ __forceinline__ unsigned address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void begin(unsigned barrier, unsigned count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void await(unsigned barrier, unsigned phase) {
-    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
-                 "@done bra over; bra again; over: }" :: "r"(barrier), "r"(phase) : "memory");
 }
 // Without `.cluster` as its scope: the room was only read, and a release so wide waits for all of the GPU's memory.
 __device__ __forceinline__ void release(unsigned barrier, unsigned block) {
@@ -45,7 +41,7 @@ __device__ __forceinline__ void release(unsigned barrier, unsigned block) {
                  "mbarrier.arrive.shared::cluster.b64 _, [there]; }"
                  :: "r"(barrier), "r"(block) : "memory");
 }
-__device__ __forceinline__ void fetch(
+__device__ __forceinline__ void bring(
     unsigned target, const Map* map, int column, int row, unsigned barrier, unsigned short blocks
 ) {
     if (DOWN * ACROSS == 1)
@@ -66,11 +62,6 @@ __device__ __forceinline__ void multiply(float* d, unsigned long long a, unsigne
                  "wgmma.mma_async.sync.aligned.m64n${bn}k16.f32.$kind.$kind {$numbers}, $left_at, $right_at, "
                  "add, 1, 1, 0, 1;}"
                  : $results : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ unsigned narrow(float low, float high) {
-    unsigned pair;
-    asm("cvt.rn.${kind}x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
-    return pair;
 }
 
 extern "C" __global__ void __cluster_dims__(DOWN * ACROSS, 1, 1) __launch_bounds__(288, 1) product(
@@ -110,11 +101,11 @@ extern "C" __global__ void __cluster_dims__(DOWN * ACROSS, 1, 1) __launch_bounds
                 asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                              :: "r"(done), "r"(RING) : "memory");
                 const int rows = BM / ACROSS;
-                fetch(room + right * rows * 128, &a, t * 64, row + right * rows, done, beside);
+                bring(room + right * rows * 128, &a, t * 64, row + right * rows, done, beside);
 #pragma unroll
                 for (int c = 0; c < BN / 64 / DOWN; ++c) {
                     const int part = low * (BN / 64 / DOWN) + c;
-                    fetch(room + A_BYTES + part * 8192, &b, column + part * 64, t * 64, done, below);
+                    bring(room + A_BYTES + part * 8192, &b, column + part * 64, t * 64, done, below);
                 }
             }
         }
@@ -209,6 +200,7 @@ class MatmulCuda:
         held = bn // 2
         values = {
             **config,
+            "prelude": prelude(case.dtype, 0),
             "kind": _KINDS[case.dtype],
             "numbers": ", ".join(f"%{i}" for i in range(held)),
             "results": ", ".join(f'"+f"(d[{i}])' for i in range(held)),
