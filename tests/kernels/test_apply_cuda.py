@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,8 +81,9 @@ def test_a_job_encodes_a_tile_descriptor_as_the_judge_does(text: str, monkeypatc
     assert asked[0][:4] == [declared.element, 2, 4096, [128, 24]]
 
 
-def test_a_gpu_of_its_own_instructions_is_compiled_for_with_them() -> None:
+@pytest.mark.parametrize("arch_of", [cuda.arch_of, cuda_source._arch])
+def test_judge_and_job_compile_for_the_instructions_of_that_gpu_alone(arch_of: Callable[[str], str]) -> None:
     """`wgmma` is of sm_90a alone; an Ampere has no such suffix, and without a GPU nothing is said."""
-    assert [cuda.arch_of(c) for c in ("8.0", "9.0", "10.3", "12.0", "none")] == [
+    assert [arch_of(c) for c in ("8.0", "9.0", "10.3", "12.0", "none")] == [
         "sm_80", "sm_90a", "sm_103a", "sm_120a", "sm_none",
     ]  # fmt: skip

@@ -49,11 +49,16 @@ def _asked(library: Any, call: str, *args: Any) -> None:
         raise RuntimeError(f"{call}: code {code}")
 
 
-def compiled(source: str, architecture: str) -> bytes:
-    """The cubin of a translation unit. Raises RuntimeError with the compiler's log."""
+def _arch(architecture: str) -> str:
+    """What NVRTC calls it, as the judge does (`kernels.judge.cuda.arch_of`)."""
     major = architecture.partition(".")[0]
     own = "a" if major.isdigit() and int(major) >= 9 else ""  # with what only this kind of GPU has
-    options = [f"--gpu-architecture=sm_{architecture.replace('.', '')}{own}", "--std=c++17", "-default-device"]
+    return f"sm_{architecture.replace('.', '')}{own}"
+
+
+def compiled(source: str, architecture: str) -> bytes:
+    """The cubin of a translation unit. Raises RuntimeError with the compiler's log."""
+    options = [f"--gpu-architecture={_arch(architecture)}", "--std=c++17", "-default-device"]
     folders = [path for entry in sys.path for path in glob.glob(f"{entry}/nvidia/*/include")]
     folders = [path for path in [*folders, "/usr/local/cuda/include"] if (Path(path) / "cuda_fp16.h").exists()]
     options += [f"--include-path={path}" for path in folders[:1]]
