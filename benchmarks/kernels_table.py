@@ -177,7 +177,7 @@ def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float, 
             worker.start()
         for worker in workers:
             worker.join()
-        improve(judge, done, note, scope, time.time() + (until_s - time.time()) / 2)
+        improve(judge, done, note, scope, (time.time() + until_s) / 2)
         elsewhere(judge, done, note, until_s)
     told.put(("end", gpu))
 
