@@ -2,7 +2,8 @@
 
 Whole searches are dealt out, not candidates: baselines are measured once for each problem, and a search's times
 come from one GPU. A process takes the next search when it is done with one. Problems hold functions and do not
-travel, so each process makes its works again from their sources. Killed with its parent, a search is resumed like
+travel, so each process makes its works again from their sources. Within one, a search's whole verdict is under way
+while the next is searched (as in `kernels.optimise.Run.search`). Killed with its parent, a search is resumed like
 any other.
 """
 
@@ -14,7 +15,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -74,7 +77,7 @@ def search_all(
     """Searches every work; `Done.result` of another process is None. ready: whether a GPU may be begun with now.
     enough: whether the time is over: works that were not begun then are left, and come back as not certified.
 
-    A process that dies takes its search with it (the ledger keeps what was tried) and is not replaced; what no
+    A process that dies takes its searches with it (the ledgers keep what was tried) and is not replaced; what no
     process is left for comes back as not certified. Each process has a pipe of its own, so one that is killed in
     the middle of a message leaves no lock behind that another would wait for.
     """
@@ -88,8 +91,8 @@ def search_all(
             for gpu in means.gpus:
                 if gpu not in workers and not over and ready(gpu):
                     workers[gpu] = _start(context, gpu, means)
-            if not over and enough():
-                over = True
+            over = over or enough()
+            if over:
                 found |= {number: (NOT_BEGUN, 0) for number, _ in waiting}
                 waiting.clear()
             alive = [worker for worker in workers.values() if not worker.line.closed]
@@ -102,12 +105,14 @@ def search_all(
     return [_done(work, means.folder, found.get(number)) for number, work in enumerate(works)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Worker:
-    """line: closed once the process is gone, and all that it had said was read."""
+    """line: closed once the process is gone, and all that it had said was read. given: what it was sent last, until
+    it says that it has it."""
 
     process: Any
     line: Any
+    given: tuple[int, Work] | None = None
 
     def end(self, patience_s: float) -> None:
         self.process.join(patience_s)
@@ -135,13 +140,18 @@ def _listen(
                 kind, number, item = worker.line.recv()
             except (EOFError, OSError):
                 worker.line.close()
+                if worker.given is not None:  # it died before it had that
+                    waiting.appendleft(worker.given)
                 continue
-            if kind == "line":
-                tell(item)
-                continue
-            if kind == "done":
-                found[number] = item
-            _deal(worker, waiting)
+            match kind:
+                case "line":
+                    tell(item)
+                case "done":
+                    found[number] = item
+                case "begun":
+                    worker.given = None
+                case _:
+                    _deal(worker, waiting)
 
 
 def _deal(worker: _Worker, waiting: deque[tuple[int, Work]]) -> None:
@@ -153,7 +163,7 @@ def _deal(worker: _Worker, waiting: deque[tuple[int, Work]]) -> None:
     with contextlib.suppress(OSError):  # it died since: the work is another's
         worker.line.send(item)
         if waiting:
-            waiting.popleft()
+            worker.given = waiting.popleft()
 
 
 def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> Done:
@@ -211,15 +221,34 @@ def _work_off(gpu: int, means: Means, line: Any) -> None:
             tell=lambda text: say("line", -1, f"[{gpu}] {text}"),
             git=means.git,
         )
-        say("idle", -1, None)
-        while (item := line.recv()) is not None:
-            number, source, case, origin, for_jobs, slug = item
+
+        def report(number: int, conclude: Callable[[], Done]) -> None:
             try:
-                work = work_again(source, case, origin, means.peaks, means.seed, for_jobs)
-                (done,) = run.search([means.finish(replace(work, slug=slug))])
+                done = conclude()
                 say("done", number, (done.why, done.trials))
             except Exception as error:  # noqa: BLE001  one search's fault must not cost the others
                 say("done", number, (f"{type(error).__name__}: {error}"[:500], 0))
+
+        def next_one() -> Any:
+            say("idle", -1, None)
+            return line.recv()
+
+        with ThreadPoolExecutor(1) as judged:  # as `Run.search` does, with works as they are dealt out
+            under_way: list[Future[None]] = []
+            while (item := next_one()) is not None:
+                number, source, case, origin, for_jobs, slug = item
+                say("begun", number, None)
+                try:
+                    work = work_again(source, case, origin, means.peaks, means.seed, for_jobs)
+                    conclude = run.explore(means.finish(replace(work, slug=slug)))
+                except Exception as error:  # noqa: BLE001  the same
+                    conclude = partial(_raise, error)
+                wait(under_way)
+                under_way = [judged.submit(report, number, conclude)]
+
+
+def _raise(error: Exception) -> Done:
+    raise error
 
 
 def work_again(

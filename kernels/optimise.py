@@ -17,8 +17,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -104,34 +107,59 @@ class Run:
     tell: Callable[[str], None] = print
     git: bool = False  # keep each search as git commits too
     stream: Callable[[str], None] = lambda _line: None  # `kernels.told`: ledger lines, those of before a kill too
+    _voice: threading.Lock = field(default_factory=threading.Lock, init=False)  # one line at a time
 
     def search(self, works: Sequence[Work]) -> list[Done]:
-        """Searches each work in turn, and issues certificates for what the judge found fit."""
-        return [self._one(work) for work in works]
+        """Searches each work in turn, and issues certificates for what the judge found fit: each while the next
+        work is searched already, for a whole verdict waits longer than it keeps the GPU busy."""
+        with ThreadPoolExecutor(1) as judged:
+            found: list[Future[Done]] = []
+            for work in works:
+                conclude = self.explore(work)
+                if found:
+                    found[-1].result()  # one at a time; where the last one failed, no more is searched
+                found.append(judged.submit(conclude))
+            return [one.result() for one in found]
 
-    def _one(self, work: Work) -> Done:
+    def explore(self, work: Work) -> Callable[[], Done]:
+        """Searches one work. What comes back asks for its whole verdicts and issues the certificate; it may be
+        called in another thread, and until it has been, the search's ledger is open."""
         folder = self.folder / "tasks" / work.slug
         if (before := self._before(folder / "certificate.json")) is not None:
-            self.stream(told.certificate(work.slug, before))
-            return Done(work, None, folder / "certificate.json", "certified before")
+            self._stream(told.certificate(work.slug, before))
+            return lambda: Done(work, None, folder / "certificate.json", "certified before")
         asked = {"origin": work.origin, "task": work.task.name, "seed": self.seed, "authors":
                  [g.name for g in work.generators]}  # fmt: skip
-        self.tell(f"{work.slug}: {work.task.name}, from {work.origin}")
-        with Ledger(folder, asked) as ledger:
+        self._tell(f"{work.slug}: {work.task.name}, from {work.origin}")
+        with ExitStack() as open_until:
+            ledger = open_until.enter_context(Ledger(folder, asked))
             for line in ledger.lines:
-                self.stream(told.trial(work.slug, line.to_json()))
+                self._stream(told.trial(work.slug, line.to_json()))
             search = Search(
                 work.task, work.generators, self.executor, ledger, self.provenance, self.budget, self.ladder,
                 self.seed, self.clock, partial(self._progress, work.slug),
                 GitBook(ledger).write if self.git else lambda: None,
             )  # fmt: skip
-            result = search.run()
-            for line in ledger.lines:
+            stopped = search.explore()
+            return partial(self._conclude, work, search, stopped, open_until.pop_all())
+
+    def _conclude(self, work: Work, search: Search, stopped: str, open_until: ExitStack) -> Done:
+        with open_until:
+            result = search.conclude(stopped)
+            for line in search.ledger.lines:
                 if line.full:  # whole verdicts are no steps of the search, and told of here alone
-                    self.stream(told.trial(work.slug, line.to_json()))
-        done = self._certify(work, folder, result)
-        self.tell(f"{work.slug}: {result.stopped}; {done.why}")
+                    self._stream(told.trial(work.slug, line.to_json()))
+        done = self._certify(work, self.folder / "tasks" / work.slug, result)
+        self._tell(f"{work.slug}: {result.stopped}; {done.why}")
         return done
+
+    def _tell(self, text: str) -> None:
+        with self._voice:
+            self.tell(text)
+
+    def _stream(self, line: str) -> None:
+        with self._voice:
+            self.stream(line)
 
     def _before(self, path: Path) -> dict[str, Any] | None:
         """The certificate that an earlier process issued; None where there is none, or a damaged one."""
@@ -142,16 +170,16 @@ class Run:
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:
-            self.tell(f"{path}: damaged ({error}); its kernel is judged again")
+            self._tell(f"{path}: damaged ({error}); its kernel is judged again")
             return None
         return found
 
     def _progress(self, slug: str, progress: Progress) -> None:
         line = progress.line
-        self.stream(told.trial(slug, line.to_json()))
+        self._stream(told.trial(slug, line.to_json()))
         best = f"best {progress.best_s * 1e6:.1f} µs" if math.isfinite(progress.best_s) else "nothing kept yet"
         ratio = f", {progress.best_speedup:.2f}×" if math.isfinite(progress.best_speedup) else ""
-        self.tell(f"  {line.trial:4} {line.decision:8} {line.status}: {line.reason}; {best}{ratio}")
+        self._tell(f"  {line.trial:4} {line.decision:8} {line.status}: {line.reason}; {best}{ratio}")
 
     def _certify(self, work: Work, folder: Path, result: Result) -> Done:
         verdict, winner = result.verdict, result.winner
@@ -163,7 +191,7 @@ class Run:
         envelope = issue(verdict, candidate, work.task.problem, self.signer, moment, self.provenance.commit)
         path = folder / "certificate.json"
         write_whole(path, json.dumps(envelope, indent=1) + "\n")
-        self.stream(told.certificate(work.slug, envelope))
+        self._stream(told.certificate(work.slug, envelope))
         why = f"certified as {verdict.status}: {speedup_text(verdict)}"
         return Done(work, result, path, why, result.trials)
 

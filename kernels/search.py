@@ -141,17 +141,25 @@ class Search:
 
     def run(self, certify: bool = True) -> Result:
         """Search until the budget says stop, then ask for whole verdicts."""
+        stopped = self.explore()
+        return self.conclude(stopped) if certify else Result(self.best, None, None, stopped, self.trials)
+
+    def explore(self) -> str:
+        """Search until the budget says stop; why, in words."""
         while not (why := self._enough()):
             proposals = self._ask(min(self.budget.batch, self.budget.trials - self.trials))
             if not proposals and self._busy:
                 self.wait(RETRY_S * 2 ** (min(self._busy.values()) - 1))
                 continue
             if not proposals:
-                why = "nothing left to try" if not self._idle else "; ".join(self._idle.values())
-                break
+                return "nothing left to try" if not self._idle else "; ".join(self._idle.values())
             self._climb(proposals)
-        winner, verdict = self._certify() if certify else (None, None)
-        return Result(self.best, winner, verdict, why, self.trials)
+        return why
+
+    def conclude(self, stopped: str) -> Result:
+        """Whole verdicts of the fastest; `stopped`: what `explore` said."""
+        winner, verdict = self._certify()
+        return Result(self.best, winner, verdict, stopped, self.trials)
 
     def _enough(self) -> str:
         budget, best = self.budget, self.best

@@ -71,11 +71,12 @@ def test_when_the_time_is_over_what_was_not_begun_is_left_and_told(tmp_path: Pat
 def test_a_process_killed_in_the_middle_of_a_message_holds_up_neither_its_parent_nor_its_sibling(
     tmp_path: Path, when: str
 ) -> None:
-    """Killed half-way through what it says, or as it asks for more: what it had locked would stay locked."""
+    """Killed half-way through what it says, or as it asks for more (its first search's verdict may be said by then,
+    or not): what it had locked would stay locked."""
     first, second = main(tmp_path, finish=partial(by_dying, when=when), trials=1)
     assert second.trials == 1
-    assert first.trials == (1 if when == "receive" else 0)
-    assert when == "receive" or first.why.startswith("its process ended")
+    assert first.trials <= (1 if when == "receive" else 0)
+    assert first.trials == 1 or first.why.startswith("its process ended")
 
 
 def test_the_nth_gpu_is_that_of_those_it_may_use() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +16,16 @@ from typer.testing import CliRunner
 from collectors.base import Permanent
 from collectors.seal import Signer
 from kernels.cli import app
+from kernels.executor import Job
+from kernels.judge.verdict import Verdict
 from kernels.ledger import Ledger, LedgerError, read_run
 from kernels.model_trace import trace_model
-from kernels.optimise import Run, from_profile
+from kernels.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
+from kernels.problems import named
 from kernels.profile.hotspots import profile
 from kernels.profile.problem_file import load_problem, problem_path, write_problem
 from kernels.profile.roofline import Peaks
-from kernels.search import PAUSE_S, Search
+from kernels.search import PAUSE_S, Budget, Search
 from kernels.suite import from_suite
 from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
@@ -61,6 +66,53 @@ def test_a_damaged_certificate_is_told_and_its_kernel_is_judged_again(tmp_path: 
     assert "certificate.json: damaged" in said[0]
     path.write_text('{"payload": ""}')
     assert run._before(path) == {"payload": ""}
+
+
+def test_while_one_search_has_its_whole_verdict_the_next_is_searched(tmp_path: Path) -> None:
+    """A verdict that waits for the next work's first trial would wait for ever, were they one after the other."""
+    begun = threading.Event()
+    said: list[str] = []
+
+    class Waiting(Told):
+        def run(self, jobs: Iterable[Job]) -> Generator[tuple[Job, Verdict]]:
+            for job in jobs:
+                if job.key == "full" and job.problem.name == "softmax":
+                    assert begun.wait(20.0)
+                if job.problem.name == "rmsnorm":
+                    begun.set()
+                for _, verdict in super().run([job]):
+                    yield job, replace(verdict, problem=job.problem.name)
+
+    works = [
+        replace(work_of(named(name), TASK.case, "a test", None, 0), generators=(Counting(2),))
+        for name in ("softmax", "rmsnorm")
+    ]
+    run = Run(tmp_path, Waiting(), NOWHERE, Signer.generate(), Budget(trials=2, batch=2), ON_CPU, tell=said.append)
+    done = run.search(works)
+    assert [one.work.task.problem.name for one in done] == ["softmax", "rmsnorm"]
+    assert [one.trials for one in done] == [2, 2]
+    ends = [line.split(":")[0] for line in said if "; " in line and not line.startswith(" ")]
+    assert ends == [work.slug for work in works]
+
+
+def test_a_ledger_that_fails_under_a_whole_verdict_ends_the_run(tmp_path: Path) -> None:
+    """Nothing more is searched, and who called is told: in a thread of its own it would go unheard."""
+
+    class Failing(Told):
+        def run(self, jobs: Iterable[Job]) -> Generator[tuple[Job, Verdict]]:
+            for job in jobs:
+                if job.key == "full":
+                    raise LedgerError("no room")
+                yield from super().run([job])
+
+    works = [
+        replace(work_of(named(name), TASK.case, "a test", None, 0), generators=(Counting(2),))
+        for name in ("softmax", "rmsnorm", "layernorm")
+    ]
+    run = Run(tmp_path, Failing(), NOWHERE, Signer.generate(), Budget(trials=2, batch=2), ON_CPU)
+    with pytest.raises(LedgerError, match="no room"):
+        run.search(works)
+    assert len(list(tasks_of(tmp_path))) == 2
 
 
 def test_replay_finds_the_problem_file_of_each_search_of_a_trace(tmp_path: Path) -> None:
