@@ -5,8 +5,7 @@
 
 same_against_same: one row-softmax launch plan against itself in another process, rounds added as in a verdict until
 the interval is narrow. whole_races: the race as a verdict runs it (blended values, checked outputs), the baseline
-being the candidate's own source called from Python; with --spoilt N, N more where the memory of the baseline's
-result is touched before each call, as a candidate's is: is that why a small kernel is told faster than itself?
+being the candidate's own source called from Python, each race on other memory.
 throughput: configurations of row-softmax (16384×4096 bfloat16) through compile, correctness and a quick race. full:
 verdicts, each judged twice with other secrets, some beside each other, races alone; two must agree unless one is
 inconclusive. Needs a CUDA GPU. Writes benchmarks/results/kernels_judge.json after every part.
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.kernels_close import BALLAST_BYTES
 from kernels.candidate import Candidate, Domain
 from kernels.candidate_file import read_candidate
 from kernels.executor import Job, LocalExecutor
@@ -41,7 +41,7 @@ from kernels.judge.plan import Plan
 from kernels.judge.timing import MARGIN, WIDTH, interval
 from kernels.judge.track import Track
 from kernels.judge.verdict import Interval, Refusal, Status
-from kernels.problem import Case, Inputs
+from kernels.problem import Case
 from kernels.problems import named
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,40 +134,46 @@ def race_itself(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[s
     return {"case": str(case), "microseconds": took[0] * 1e6, "took_s": spent, **told(found, rounds)}
 
 
-class Spoiling(Stir):
-    """Spoils the memory that a call's result will lie in as well, as a candidate's process does before its own."""
+def race_whole(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[str, Any]:
+    """The whole race, as `kernels.judge.trial` sets it up, against the candidate's own source run from Python.
 
-    def __call__(self, first: Inputs, second: Inputs, seed: int) -> None:
-        super().__call__(first, second, seed)
-        torch.empty_like(first[0]).fill_(math.nan)  # the allocator gives the call this block, the last one freed
-
-
-def race_whole(judge: Judge, case: Case, wanted: int, seconds: float, stir: type[Stir] = Stir) -> dict[str, Any]:
-    """The whole race, as `kernels.judge.trial` sets it up, against the candidate's own source run from Python."""
+    Each in a process of its own and on other memory: where buffers lie moves either side by up to one per cent, the
+    same way in every race on them.
+    """
     problem, made, rng = named("softmax"), plan_of(judge, case), random.Random(20261122)
     pace = replace(FULL, energy_s=0.0, check_every=5)
     count = slot_count(problem, case, judge.board.l2_bytes, pace) // 2 * 2
     found: list[Interval] = []
     rounds: list[int] = []
-    with tempfile.TemporaryDirectory() as folder, judge.start("replay") as process:
-        path = Path(folder) / "itself.py"
-        path.write_text(own().source)
-        spec = importlib.util.spec_from_file_location("itself", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        track = Track(process, problem, case, (), count, judge.device, judge.pool)
-        entrant = Replayed(track, made, judge.flush_bytes, judge.clock, True, rng)
-        flush = judge.flush()
-        itself = Baseline("itself", module.entry, [()] * count, flush, judge.clock, stir(blends=True))
-        start = time.time()
-        while len(found) < wanted and time.time() - start < seconds:
-            (comparison,) = Race(entrant, [itself], track, judge.board, pace, rng).run()
-            found.append(comparison.speedup)
-            rounds.append(comparison.pairs)
-        spent = time.time() - start
+    itself = function_of(own())
+    flush = judge.flush()
+    start = time.time()
+    while len(found) < wanted and time.time() - start < seconds:
+        judge.give_back()
+        ballast = torch.empty(rng.randrange(BALLAST_BYTES), dtype=torch.uint8, device=judge.device)
+        with judge.start("replay") as process:
+            track = Track(process, problem, case, (), count, judge.device, judge.pool)
+            entrant = Replayed(track, made, judge.flush_bytes, judge.clock, True, rng)
+            baseline = Baseline("itself", itself, [()] * count, flush, judge.clock, Stir(blends=True))
+            (comparison,) = Race(entrant, [baseline], track, judge.board, pace, rng).run()
+        del ballast
+        found.append(comparison.speedup)
+        rounds.append(comparison.pairs)
+    spent = time.time() - start
     return {"case": str(case), "microseconds": comparison.candidate_s * 1e6, "took_s": spent, **told(found, rounds)}
+
+
+def function_of(candidate: Candidate) -> Callable[..., Any]:
+    """The candidate's entry, in this process; Triton reads its source from a file."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+        file.write(candidate.source)
+    spec = importlib.util.spec_from_file_location("itself", file.name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Callable[..., Any] = getattr(module, candidate.entry)
+    return made
 
 
 def told(found: Sequence[Interval], rounds: Sequence[int]) -> dict[str, Any]:
@@ -278,9 +284,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--races", type=int, default=200)
-    parser.add_argument(
-        "--spoilt", type=int, default=0, help="races whose baseline finds its results' memory touched"
-    )
     parser.add_argument("--configurations", type=int, default=256)
     parser.add_argument("--threads", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=120.0, help="at most, for each part that counts pairs")
@@ -310,7 +313,6 @@ def main() -> None:
         for name, race, wanted in (
             ("same_against_same", race_itself, options.pairs),
             ("whole_races", race_whole, options.races),
-            ("whole_races_spoilt", functools.partial(race_whole, stir=Spoiling), options.spoilt),
         ):
             if wanted:
                 each = functools.partial(race, judge, wanted=wanted // 2, seconds=options.seconds / 2)
