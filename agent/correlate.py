@@ -3,7 +3,8 @@
 Pure: the same findings, incidents and inventory give the same decisions in whatever order they are handed over.
 Findings of one kin that touch the same place within a stated window are one fault (`agent.kinship.SAME`); a finding
 that another explains joins that one's incident as a symptom (`EFFECTS`); a fault that comes back soon after its
-incident was resolved re-opens it; the same fault in many places at once is one storm.
+incident was resolved re-opens it; jobs that wait for one storage server are one fault (`agent.silent_storage`); the
+same fault in many places at once is one storm (`agent.storms`).
 
 Limits: two incidents that are open already are never merged, even when a later finding explains both; the finding
 then joins the one that opened first.
@@ -11,21 +12,14 @@ then joins the one that opened first.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from agent.incident import IncidentState
+from agent.correlated import Decision, Group, Known, Settings, Verb
 from agent.kinship import (
     EFFECTS,
     SAME,
-    STAGE,
-    STORMY,
     Effect,
     Kin,
     Places,
@@ -37,80 +31,15 @@ from agent.kinship import (
     kin_of,
     onset_key,
 )
+from agent.silent_storage import Events, Waiting, no_events
+from agent.storms import Storms
 from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Finding, Severity, State
+from detectors.base import Finding, State
+
+__all__ = ["Decision", "Known", "Settings", "Verb", "correlate"]
 
 _Rule = TypeVar("_Rule", Same, Effect)
 _WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
-
-
-class Settings(BaseModel):
-    """How findings are joined into incidents."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    slack_s: float = Field(default=60.0, ge=0, description="An effect may be dated this much before its cause (s)")
-    relapse_s: float = Field(
-        default=1800.0, ge=0, description="A fault that returns within this time re-opens its incident"
-    )
-    settle_s: float = Field(
-        default=600.0, ge=0, description="A stop of a job this long after our action belongs to it (s)"
-    )
-    refresh_s: float = Field(
-        default=60.0, gt=0, description="A finding that goes on is written again this often (s)"
-    )
-    storm_s: float = Field(default=120.0, ge=0, description="Onsets within this time can be one storm (s)")
-    storm_faults: int = Field(
-        default=4, ge=2, description="From this many places in one rack or NVLink domain on: a storm"
-    )
-    storm_cluster: int = Field(default=8, ge=2, description="From this many places in the cluster on: a storm")
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the correlator needs of a stored incident: its findings as last stored (cleared ones too), when it was
-    resolved and by whom, and when our action on it began (Unix s; None = not)."""
-
-    id: str
-    state: IncidentState
-    findings: tuple[Finding, ...]
-    opened_s: float
-    resolved_s: float | None = None
-    acted_s: float | None = None
-
-    @property
-    def resolved(self) -> bool:
-        return self.state is IncidentState.RESOLVED
-
-
-class Verb(StrEnum):
-    OPEN = "open"
-    ATTACH = "attach"
-    REOPEN = "reopen"
-    UPDATE = "update"
-    IGNORE = "ignore"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to do with findings, and why. `incident_id` is None for OPEN and IGNORE. `cause` is the first cause of
-    these findings; `news` says that the incident has to be diagnosed again: its first cause is now another, or an
-    event says more than it did (a further Xid, an announced recovery action)."""
-
-    verb: Verb
-    findings: tuple[Finding, ...]
-    reason: str
-    incident_id: str | None = None
-    news: bool = False
-
-    @property
-    def cause(self) -> Finding:
-        return first_cause(self.findings)
-
-    @property
-    def severity(self) -> Severity:
-        order = tuple(Severity)
-        return max((f.severity for f in self.findings), key=order.index)
 
 
 def correlate(
@@ -119,9 +48,11 @@ def correlate(
     inventory: Inventory,
     at_s: float,
     settings: Settings | None = None,
+    events: Events = no_events,
 ) -> list[Decision]:
-    """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`."""
-    return _Correlation(list(known), inventory, at_s, settings or Settings()).decide(_latest(findings))
+    """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`, and
+    the nodes' kernel events."""
+    return _Correlation(list(known), inventory, at_s, settings or Settings(), events).decide(_latest(findings))
 
 
 def _latest(findings: Iterable[Finding]) -> list[Finding]:
@@ -137,26 +68,15 @@ def _latest(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(newest.values(), key=onset_key)
 
 
-@dataclass
-class _Group:
-    """Findings of one fault on their way to an incident: a known one, or a new one (`incident` None)."""
-
-    findings: list[Finding]
-    incident: Known | None = None
-    reason: str = ""
-    storm: bool = False
-
-    @property
-    def stage(self) -> int:
-        return min(STAGE[kin_of(f)] for f in self.findings)
-
-
 class _Correlation:
-    def __init__(self, known: list[Known], inventory: Inventory, at_s: float, settings: Settings) -> None:
+    def __init__(
+        self, known: list[Known], inventory: Inventory, at_s: float, settings: Settings, events: Events
+    ) -> None:
         self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
         self._at_s = at_s
         self._settings = settings
         self._places = Places(inventory)
+        self._waiting = Waiting(self._places, events, at_s)
         self._live: dict[Subject, list[tuple[Known, Finding]]] = defaultdict(list)
         for incident in self._known:
             for finding in incident.findings:
@@ -197,8 +117,8 @@ class _Correlation:
 
     def _place(self, fresh: list[Finding]) -> list[Decision]:
         groups = sorted(self._same(fresh), key=lambda g: (g.stage, onset_key(g.findings[0])))
-        homes: list[_Group] = []
-        placed: dict[Subject, list[tuple[_Group, Finding]]] = defaultdict(list)
+        homes: list[Group] = []
+        placed: dict[Subject, list[tuple[Group, Finding]]] = defaultdict(list)
         for group in groups:
             home = self._home(group) or self._new_home(group, placed)
             if home is None:
@@ -211,9 +131,11 @@ class _Correlation:
             for finding in group.findings:
                 for place in self._near(finding):
                     placed[place].append((home, finding))
-        return [self._decision(home) for home in self._storms(homes)]
+        homes = self._waiting.joined(homes, self._known)
+        storms = Storms(self._known, self._places, self._settings)
+        return [self._decision(home) for home in storms.joined(homes)]
 
-    def _same(self, fresh: list[Finding]) -> list[_Group]:
+    def _same(self, fresh: list[Finding]) -> list[Group]:
         """Joins findings that `SAME` calls one fault: single linkage in order of onset, per rule and place."""
         parent = list(range(len(fresh)))
 
@@ -241,9 +163,9 @@ class _Correlation:
         groups: dict[int, list[Finding]] = defaultdict(list)
         for i, finding in enumerate(fresh):
             groups[root(i)].append(finding)
-        return [_Group(found) for found in groups.values()]
+        return [Group(found) for found in groups.values()]
 
-    def _home(self, group: _Group) -> _Group | None:
+    def _home(self, group: Group) -> Group | None:
         """The known incident that the group belongs to: `group` itself with its incident set, or None."""
         best: tuple[int, float, str] | None = None
         for finding in group.findings:
@@ -306,9 +228,9 @@ class _Correlation:
             for s in self._places.of(new) & self._places.of(member)
         )
 
-    def _new_home(self, group: _Group, placed: dict[Subject, list[tuple[_Group, Finding]]]) -> _Group | None:
+    def _new_home(self, group: Group, placed: dict[Subject, list[tuple[Group, Finding]]]) -> Group | None:
         """The home among this tick's earlier groups whose finding explains this one; the earliest cause wins."""
-        found: list[tuple[tuple[int, float, int, tuple[float, str, str, str]], _Group]] = []
+        found: list[tuple[tuple[int, float, int, tuple[float, str, str, str]], Group]] = []
         for finding in group.findings:
             near = {id(m): (h, m) for p in self._near(finding) for h, m in placed.get(p, ())}
             for home, member in near.values():
@@ -317,69 +239,7 @@ class _Correlation:
                     found.append((causal_key(member), home))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
-    def _storms(self, homes: list[_Group]) -> list[_Group]:
-        """Merges new incidents of one stormy kin under one rack, NVLink domain or cluster into one."""
-        for scope, least in (
-            (SubjectKind.NVLINK_DOMAIN, self._settings.storm_faults),
-            (SubjectKind.RACK, self._settings.storm_faults),
-            (SubjectKind.CLUSTER, self._settings.storm_cluster),
-        ):
-            buckets: dict[tuple[Kin, Subject | None], list[_Group]] = defaultdict(list)
-            for home in homes:
-                cause = first_cause(home.findings)
-                if home.incident is None and kin_of(cause) in STORMY:
-                    for place in self._storm_places(cause, scope):
-                        buckets[kin_of(cause), place].append(home)
-            merged: set[int] = set()
-            for (kin, place), found in sorted(buckets.items(), key=lambda item: (item[0][0], str(item[0][1]))):
-                alive = [h for h in found if id(h) not in merged]
-                for burst in self._bursts(alive):
-                    standing = self._standing_storm(kin, place, scope, least, burst)
-                    if len(burst) < least and standing is None:
-                        continue
-                    head, *rest = [
-                        *(h for h in homes if standing and h.incident is standing and id(h) not in merged),
-                        *burst,
-                    ]
-                    head.incident = standing
-                    head.storm = True
-                    head.reason = f"storm: {kin} in {len(burst)} places of {place or scope}"
-                    for home in rest:
-                        head.findings += home.findings
-                        merged.add(id(home))
-            homes = [home for home in homes if id(home) not in merged]
-        return homes
-
-    def _storm_places(self, finding: Finding, scope: SubjectKind) -> list[Subject | None]:
-        if scope is SubjectKind.CLUSTER:
-            return [None]
-        return [s for s in self._places.of(finding) if s.kind is scope]
-
-    def _bursts(self, homes: list[_Group]) -> list[list[_Group]]:
-        ordered = sorted(homes, key=lambda h: onset_key(first_cause(h.findings)))
-        bursts: list[list[_Group]] = []
-        last_s = -math.inf
-        for home in ordered:
-            since_s = first_cause(home.findings).since.t_s
-            if since_s - last_s > self._settings.storm_s:
-                bursts.append([])
-            bursts[-1].append(home)
-            last_s = since_s
-        return bursts
-
-    def _standing_storm(
-        self, kin: Kin, place: Subject | None, scope: SubjectKind, least: int, burst: list[_Group]
-    ) -> Known | None:
-        """An open incident that is this storm already: enough subjects of that kin at that place, near in time."""
-        since_s = first_cause(burst[0].findings).since.t_s
-        for incident in self._known:
-            alike = [f for f in incident.findings if kin_of(f) is kin and place in self._storm_places(f, scope)]
-            recent = [f for f in alike if abs(since_s - f.since.t_s) <= self._settings.storm_s]
-            if not incident.resolved and recent and len({f.subject for f in alike}) >= least:
-                return incident
-        return None
-
-    def _decision(self, home: _Group) -> Decision:
+    def _decision(self, home: Group) -> Decision:
         found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
             if not any(finding.pages for finding in found) and not home.storm:

@@ -122,7 +122,9 @@ class Watch:
         return decisions
 
     def _decide_on(self, findings: Sequence[Finding], at_s: float) -> list[Decision]:
-        decisions = correlate(findings, self._known.read(at_s), self.inventory, at_s, self._settings)
+        decisions = correlate(
+            findings, self._known.read(at_s), self.inventory, at_s, self._settings, self.history.events
+        )
         changes = [decision for decision in decisions if decision.verb is not Verb.IGNORE]
         if changes:
             involved = [finding for decision in changes for finding in decision.findings]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -28,9 +28,14 @@ class Where:
     nodes: tuple[str, ...] = ()
     whole_job: bool = False
     """Several ranks of the job show it alike, so that no one rank can be named."""
+    others: tuple[str, ...] = ()
+    """Further jobs that stop or wait alike in the same incident."""
 
     def sentence(self, subject: Subject) -> str:
         """Such as `rank 3 of ml/a (GPU-1f3c…, node n1)`."""
+        return self._first(subject) + (f", and jobs {few(self.others, 8)}" if self.others else "")
+
+    def _first(self, subject: Subject) -> str:
         if self.whole_job and len(self.jobs) == 1:
             return f"job {self.jobs[0]} ({len(self.gpus)} GPUs on {', '.join(self.nodes[:4])})"
         inside = []
@@ -48,6 +53,12 @@ class Where:
         if len(self.nodes) == 1 and subject.kind is not SubjectKind.NODE:
             inside.append(f"node {self.nodes[0]}")
         return f"{head} ({', '.join(inside)})" if inside else head
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def short(name: str) -> str:

@@ -17,6 +17,7 @@ from agent.kinship import Kin, Places, first_cause, kin_of, onset_key
 from agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
 from agent.rca.departure import first_to_leave
 from agent.rca.joblogs import condensed, first_lines, sources_of
+from agent.silent_storage import silent_servers
 from collectors.frame import LogRecord
 from collectors.history import History
 from collectors.kernel_event import KERNEL_LOGS, KernelEventKind
@@ -265,22 +266,16 @@ class _Gatherer:
         )
 
     def _storage(self, cause: Finding) -> None:
-        """What remote storage is silent on the nodes, by their kernel logs, and what waits in the kernel. A server
-        that answered again before the onset, or again for good in a hang, explains nothing."""
+        """What remote storage is silent on the nodes, by their kernel logs, and what waits in the kernel."""
         silent: dict[str, set[str]] = {}
         blocked: dict[str, set[str]] = {}
         for node in self._kind(_K.NODE):
-            last: dict[str, tuple[float, bool]] = {}
-            for event in self.history.events(node, self._start_s, self.at_s):
-                server, answers = event.attributes.get("server"), event.attributes.get("answers") == "yes"
-                if event.kind is KernelEventKind.STORAGE and server is None:
+            events = self.history.events(node, self._start_s, self.at_s)
+            for event in events:
+                if event.kind is KernelEventKind.STORAGE and "server" not in event.attributes:
                     blocked.setdefault(event.process or "a process", set()).add(node.name)
-                elif event.kind is KernelEventKind.STORAGE and server is not None:
-                    last[server] = (event.record.at.t_s, answers)
-            intermittent = kin_of(cause) is Kin.STALL
-            for server, (t_s, answers) in last.items():
-                if not answers or (intermittent and t_s >= cause.since.t_s):
-                    silent.setdefault(server, set()).add(node.name)
+            for server in silent_servers(events, cause):
+                silent.setdefault(server, set()).add(node.name)
         if not silent and not blocked:
             return
         read = {node.name for node in self._kind(_K.NODE)[:LOGS]}

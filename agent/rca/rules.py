@@ -16,11 +16,12 @@ from dataclasses import replace
 
 from agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
 from agent.rca.bundle import Bundle
-from agent.rca.case import Case, Where
+from agent.rca.case import Case, Where, few
 from agent.rca.claims import draft
 from agent.rca.confidence import confidence_of, jumped, right_share
 from agent.rca.diagnosis import Claim, Diagnosis, Predicate
 from agent.rca.grounding import ground
+from agent.silent_storage import WAITS
 from collectors.subject import Inventory, Subject, SubjectKind
 from detectors.base import Fault, Finding
 from detectors.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
@@ -86,8 +87,8 @@ def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle |
     cause = first_cause(findings)
     places = Places(inventory)
     touched = places.of(cause)
-    alike = {f.subject for f in findings if kin_of(f) is kin_of(cause)}
     jobs = [s for s in touched if s.kind is _K.JOB]
+    alike = {f.subject for f in findings if kin_of(f) is kin_of(cause) and {*jobs} & places.of(f)}
     whole = kin_of(cause) in (Kin.LOSS, Kin.STALL, Kin.HANG) and len(alike) > 1 and len(jobs) == 1
     if whole or cause.subject.kind is _K.JOB:
         stand_in = replace(cause, subject=jobs[0]) if jobs else cause
@@ -97,7 +98,17 @@ def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle |
     if victims is not None:
         killed = json.loads(victims.content)
         named[_K.JOB] = tuple(killed["jobs"].split()) if killed["count"] == 1 else ()
-    return Where(named[_K.GPU], named[_K.RANK], named[_K.POD], named[_K.JOB], named[_K.NODE], whole)
+    stopped = [f for f in findings if kin_of(cause) in WAITS and kin_of(f) in WAITS]
+    others = {s.name for f in stopped for s in places.of(f) if s.kind is _K.JOB} - {*named[_K.JOB]}
+    return Where(
+        named[_K.GPU],
+        named[_K.RANK],
+        named[_K.POD],
+        named[_K.JOB],
+        named[_K.NODE],
+        whole,
+        tuple(sorted(others)) if len(named[_K.JOB]) == 1 else (),
+    )
 
 
 def fault_of(findings: Sequence[Finding]) -> Fault:
@@ -263,8 +274,10 @@ def _facts(case: Case, inventory: Inventory, held: Sequence[Claim]) -> dict[str,
     job = Subject(_K.JOB, where.jobs[0]) if len(where.jobs) == 1 else None
     if job is not None:
         facts["job_gpus"] = float(len(inventory.gpus(job, cause.since.t_s) or inventory.gpus(job, cause.at.t_s)))
-        owner = inventory.fact(job, "owner")
-        facts |= {"owner": owner} if owner else {}
+        owners = [inventory.fact(Subject(_K.JOB, name), "owner") for name in (*where.jobs, *where.others)]
+        named = few(list(dict.fromkeys(owner for owner in owners if owner)), 20)
+        facts |= {"owner": named} if named else {}
+        facts |= {"other_jobs": few(where.others, 50)} if where.others else {}
     suspect = suspect_of(case.bundle)
     if suspect is not None and kin_of(cause) is Kin.LOSS:
         facts |= {"suspect_rank": suspect[0]} | ({"suspect_gpu": suspect[1]} if suspect[1] else {})

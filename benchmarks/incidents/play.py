@@ -129,7 +129,8 @@ class Player:
         tick = self.merger.merge(batches, now_s, self.inventory)
         self.history.add(tick)
         found = [f for detector in self.detectors for f in detector.update(tick, self.inventory)]
-        for decision in correlate(found, [e.known for e in self.entries.values()], self.inventory, now_s):
+        known = [e.known for e in self.entries.values()]
+        for decision in correlate(found, known, self.inventory, now_s, events=self.history.events):
             if decision.verb is Verb.OPEN:
                 name = f"INC-{len(self.entries) + 1}"
                 known = Known(name, _S.OPEN, decision.findings, now_s)

@@ -34,8 +34,10 @@ class NotifyOwner:
         if target is None:
             return Proposal(None, "no one job, and so no owner, is known")
         silent = situation.facts.get("silent_storage")
+        others = situation.facts.get("other_jobs")
         why = (
             f"get {silent} to answer again: the job waits for it and goes on by itself"
+            + (f"; so do {others}" if others else "")
             if silent
             else _ASKS.get(situation.cause, "what to do is the owner's decision")
         )
