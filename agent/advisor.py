@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.incident import Incident, IncidentState
+from agent.incident import Incident, IncidentState, entered_s
 from agent.kinship import first_cause
 from agent.mitigate import choose
 from agent.rca.bundle import Limits, PastIncident
@@ -149,7 +149,7 @@ def situation_of(incident: Incident, inventory: Inventory, at_s: float) -> Situa
     if incident.diagnosis is None:
         raise ValueError(f"{incident.id} has no diagnosis")
     found = findings_of(incident)
-    repaired = sum(step.after is IncidentState.CONFIRMING for step in incident.history)
+    repaired = len(entered_s(incident.history, IncidentState.CONFIRMING))
     facts = {**incident.diagnosis.facts, "attempt": float(incident.attempt), "repairs": float(repaired)}
     subject = first_cause(found).subject
     if incident.diagnosis.cause is Fault.OOM_KILL and "job" in facts:

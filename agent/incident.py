@@ -54,6 +54,8 @@ class Cause(StrEnum):
     CLOSED_BY_PERSON = "closed_by_person"
     ACKNOWLEDGED = "acknowledged"
     """Somebody took it on where they were paged; its state stays."""
+    UNDER_WAY = "under_way"
+    """A begun action takes long, and what it waits for; its state stays."""
     GUARD_REFUSED = "guard_refused"
     NEW_EVIDENCE = "new_evidence"
     """A fault was attached that the diagnosis has not seen; after an action: one that calls for another action."""
@@ -66,6 +68,8 @@ class Cause(StrEnum):
 
 
 _S, _C = IncidentState, Cause
+REMARKS = frozenset({_C.ACKNOWLEDGED, _C.UNDER_WAY})
+"""What stands in the history and moves nothing."""
 
 TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.OPEN, _C.DIAGNOSIS_STORED): _S.DIAGNOSED,
@@ -199,8 +203,13 @@ class Incident:
 
 
 def last_cause(incident: Incident) -> str:
-    """Why an incident is in its present state; an acknowledgement moves nothing."""
-    return next((step.cause for step in reversed(incident.history) if step.cause != Cause.ACKNOWLEDGED), "")
+    """Why an incident is in its present state; a remark moves nothing."""
+    return next((step.cause for step in reversed(incident.history) if step.cause not in REMARKS), "")
+
+
+def entered_s(history: Sequence[Step], state: IncidentState) -> list[float]:
+    """When an incident came into a state (Unix s), each time; remarks that it got there do not count."""
+    return [step.at_s for step in history if step.after is state and step.cause not in REMARKS]
 
 
 def taken_on(history: Sequence[Step]) -> Step | None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from agent.advisor import findings_of
 from agent.correlate import Known
-from agent.incident import Incident, IncidentState, IncidentSummary
+from agent.incident import Incident, IncidentState, IncidentSummary, entered_s
 
 
 class Reads(Protocol):
@@ -59,8 +59,8 @@ class KnownIncidents:
 
 def known_of(incident: Incident) -> Known:
     """An incident as the correlator takes it."""
-    resolved = [step.at_s for step in incident.history if step.after is IncidentState.RESOLVED]
-    acted = [step.at_s for step in incident.history if step.after is IncidentState.ACTING]
+    resolved = entered_s(incident.history, IncidentState.RESOLVED)
+    acted = entered_s(incident.history, IncidentState.ACTING)
     return Known(
         id=incident.id,
         state=incident.state,

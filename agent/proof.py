@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.incident import Incident, IncidentState
+from agent.incident import Incident, IncidentState, entered_s
 from collectors.history import History
 from collectors.subject import Subject
 from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
@@ -37,7 +37,7 @@ class ResumedProgress:
         action = incident.action
         if action is None or action.kind is not ActionKind.RESTART_JOB:
             return self._done("")
-        begun_s = max((s.at_s for s in incident.history if s.after is IncidentState.ACTING), default=0.0)
+        begun_s = max(entered_s(incident.history, IncidentState.ACTING), default=0.0)
         seen = self._steps(action.target, begun_s - BEFORE_S)
         if seen is None:
             return self._done(f"no step of {action.target.name} was ever read: its progress is not proved")

@@ -21,6 +21,7 @@ from enum import StrEnum
 
 from sqlalchemy import Connection
 
+from agent import under_way
 from agent.giving_back import LOOK_AGAIN_S, GivingBack, stays
 from agent.incident import Cause, Incident, IncidentState
 from agent.intents import commitments, end_intent, has_intent, store_intent
@@ -206,10 +207,11 @@ class Stages:
         try:
             outcome = actuator.execute(action)
         except UnderWay as error:
-            waited_s, most_s = self._now() - incident.entered_s, self._parts.settings.act_timeout_s
-            if waited_s < most_s:
+            for_s = self._now() - incident.entered_s
+            if for_s < self._parts.settings.act_timeout_s:
+                under_way.tell(self._store, incident, str(error), self._now(), self._runner)
                 raise Later(str(error), self._now() + (error.retry_after_s or 0.0)) from error
-            outcome = Outcome(_O.UNKNOWN, f"still under way after {waited_s:.0f} s: {error}", self._now())
+            outcome = self._cut_off(action, actuator, f"still under way after {for_s:.0f} s: {error}", _O.UNKNOWN)
         except Temporary:
             outcome = actuator.read(action)  # the answer was lost, or nothing was done
             if outcome.status in (_O.NOT_DONE, _O.UNDER_WAY):
@@ -218,12 +220,12 @@ class Stages:
             outcome = self._cut_off(action, actuator, str(error))
         self._conclude(incident, action, outcome)
 
-    def _cut_off(self, action: Action, actuator: Actuator, why: str) -> Outcome:
+    def _cut_off(self, action: Action, actuator: Actuator, why: str, else_: OutcomeStatus = _O.REFUSED) -> Outcome:
         """What an action is that cannot go on: refused where nothing was begun; else a person has to look."""
         with suppress(Temporary, Permanent):
             if (found := actuator.read(action)).status is _O.UNDER_WAY:
-                return Outcome(_O.UNKNOWN, f"left half-way: {found.detail}; {why}", self._now())
-        return Outcome(_O.REFUSED, why, self._now())
+                return Outcome(_O.UNKNOWN, under_way.left_half_way(found, why), self._now())
+        return Outcome(else_, why, self._now())
 
     def _intend(self, incident: Incident, action: Action) -> bool:
         """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""

@@ -293,7 +293,7 @@ class Store(Archive, Kept, Runs):
     def acknowledge(self, incident_id: str, by: str, note: str) -> bool:
         """Notes in the history that somebody has taken it on; its state stays. False where it is over, or the same
         person has taken it on in this turn already."""
-        number, now = number_of(incident_id), self._clock.now_s()
+        number = number_of(incident_id)
         with self.database.write() as connection:
             row = row_of(connection, number, lock=True)
             if row.state == _CLOSED:
@@ -302,13 +302,23 @@ class Store(Archive, Kept, Runs):
             given = taken_on([step_of(step) for step in rows])
             if given is not None and given.by == by:
                 return False
-            state = IncidentState(row.state)
-            self._step(connection, number, Step(now, state, state, Cause.ACKNOWLEDGED, by, note))
-            later_s = max(now, row.updated_s + 1e-4)  # a stepped clock may stand still: the change has to be seen
-            connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=later_s))
-            body = {"note": note}
-            audit.append(connection, at_s=now, kind="acknowledged", by=by, incident=number, body=body)
+            self._remark(connection, row, Cause.ACKNOWLEDGED, by, note)
         return True
+
+    def remark(self, incident: Incident, cause: Cause, by: str, note: str) -> None:
+        """Notes in the history what moves nothing. Raises Conflict where the incident has moved since."""
+        with self.database.write() as connection:
+            row = row_of(connection, number_of(incident.id), lock=True)
+            if row.version != incident.version:
+                raise Conflict(f"{incident.id}: somebody moved it first")
+            self._remark(connection, row, cause, by, note)
+
+    def _remark(self, connection: Connection, row: Any, cause: Cause, by: str, note: str) -> None:
+        now, number, state = self._clock.now_s(), row.number, IncidentState(row.state)
+        self._step(connection, number, Step(now, state, state, cause, by, note))
+        later_s = max(now, row.updated_s + 1e-4)  # a stepped clock may stand still: the change has to be seen
+        connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=later_s))
+        audit.append(connection, at_s=now, kind=cause, by=by, incident=number, body={"note": note})
 
     def save_diagnosis(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
         """Stores a diagnosis of the findings that `incident` had when it was read, and moves it to diagnosed."""

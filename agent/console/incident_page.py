@@ -11,7 +11,7 @@ import orjson
 
 from agent.console.chart import Chart
 from agent.console.words import clock_time, duration, gpu_hours, sentence
-from agent.incident import Incident, IncidentState
+from agent.incident import Incident, IncidentState, entered_s
 from agent.rca.diagnosis import FACTS, SERIES, Evidence
 from collectors.history import History
 from collectors.metrics import BY_NAME
@@ -102,7 +102,7 @@ def _marks(incident: Incident) -> tuple[tuple[float, str], ...]:
         IncidentState.RESOLVED: "resolved",
         IncidentState.UNDOING: "undone",
     }
-    return tuple((step.at_s, words[step.after]) for step in incident.history if step.after in words)
+    return tuple((at_s, word) for state, word in words.items() for at_s in entered_s(incident.history, state))
 
 
 def plan(incident: Incident, now_s: float) -> PlanView | None:

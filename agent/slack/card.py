@@ -44,6 +44,7 @@ TOLD = {
     Cause.RELAPSED: "It is back",
     Cause.CLOSED_BY_PERSON: "Closed",
     Cause.ACKNOWLEDGED: "Taken on",
+    Cause.UNDER_WAY: "Still under way",
     Cause.GUARD_REFUSED: "Not allowed by the guard: a person has to look",
     Cause.STAGE_FAILED: "Nightshift could not go on: a person has to look",
 }
