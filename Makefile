@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # where it is set, each of the thousand processes that the tests start would compile all of ours again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-test setup-benchmarks demo test tests test-full lint docs clean
+.PHONY: setup setup-test setup-benchmarks demo test tests test-full test-torch lint docs clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test tools
@@ -47,6 +47,16 @@ tests: setup-test
 
 test-full: setup-test  ## soak, storm and seed sweeps
 	$(BIN)/python -m pytest -m full -n 2 --dist worksteal $(ARGS)
+
+TORCH ?= 2.11.0
+OTHER := $(VENV)/torch-$(TORCH)
+test-torch: setup-test  ## the file for jobs with another torch and its Triton: make test-torch TORCH=2.10.0
+	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==$(TORCH)' 'numpy<2.4'
+	@ours=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  theirs=$$($(OTHER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  echo "import site; site.addsitedir('$$ours')" > $$theirs/zz-rest.pth
+	$(OTHER)/bin/python -m pytest tests/kernels/test_apply*.py -n 2 --dist worksteal $(ARGS)
 
 docs: $(VENV)/.core  ## writes docs/reference from the code
 	$(BIN)/python docs/generate.py

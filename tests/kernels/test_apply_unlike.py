@@ -214,6 +214,21 @@ def test_an_exported_model_knows_nothing_of_this_file(job: Job) -> None:
         assert torch.allclose(exported.module()(SAME), model(SAME), atol=1e-6)
 
 
+def test_what_a_compiler_says_of_exports_keeps_no_kernel_out_of_its_regions(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to torch 2.12 is_exporting() is true in every compiled region: all of them had been torch's, unsaid."""
+    kernels = job(held("gelu"), held("layernorm"))
+    model = nn.Sequential(nn.LayerNorm(N), nn.GELU())
+    quietly(kernels, model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    compiled(SAME)
+    assert calls(kernels) == {"gelu": 1, "layernorm": 1}
+    assert kernels.STATE.fallbacks == {}
+
+
 def test_one_file_s_kernels_at_a_time_and_the_other_is_told(job: Job) -> None:
     first, second = job(held("gelu"), held("layernorm")), job(held("gelu"), held("layernorm"))
     model, torchs = nn.Sequential(nn.LayerNorm(N)), F.gelu

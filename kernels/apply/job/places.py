@@ -155,9 +155,12 @@ def watched(module: nn.Module, but: tuple[str, ...] = ()) -> bool:
 def transformed() -> bool:
     """Whether torch.func, forward-mode differentiation, torch.jit.trace or torch.export looks: what they hand over
     looks like plain tensors, the third would write a kernel's output down as a constant, and the last an operator
-    that is only known where this file is."""
+    that is only known where this file is.
+
+    is_exporting() is no answer in a compiled region: up to torch 2.12 Dynamo has it say yes in every one (its
+    `tracing_state_functions`). The flag behind it says what is so; torch 2.6 has none."""
     if torch.compiler.is_compiling():
-        return bool(getattr(torch.compiler, "is_exporting", bool)())  # torch 2.6 has none
+        return bool(getattr(torch.compiler, "_is_exporting_flag", False))
     if torch._C._get_tracing_state() is not None:
         return True
     return bool(torch._C._are_functorch_transforms_active()) or torch.autograd.forward_ad._current_level >= 0
