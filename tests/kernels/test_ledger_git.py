@@ -67,7 +67,7 @@ def test_a_repository_that_git_cannot_write_is_told_by_its_folder(tmp_path: Path
         book = GitBook(ledger)
         add(ledger, "keep")
         (tmp_path / "git" / ".git" / "index.lock").write_text("")
-        with pytest.raises(LedgerError, match=r"git: git add"):
+        with pytest.raises(LedgerError, match=r"git: git update-index"):
             book.write()
 
 
@@ -106,3 +106,66 @@ def test_what_a_candidate_says_and_what_a_hook_has_set_stay_out_of_git(
     assert not (tmp_path / "another").exists()
     with Ledger(tmp_path) as again:
         assert again.lines[0].detail == said
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        ["checkout -q HEAD~2"],
+        ["checkout -q -b mine HEAD~3"],
+        ["checkout -q --orphan empty"],
+        ["bisect start", "bisect bad", "bisect good HEAD~4"],
+        ["-c user.name=a -c user.email=b commit -q --allow-empty -m note"],
+        ["config core.excludesFile .git/ours"],
+    ],
+)
+def test_where_people_left_the_repository_does_not_change_what_is_written(tmp_path: Path, left: list[str]) -> None:
+    """A bisect, another branch, a commit of theirs: the search's branch has each trial once, their files stay."""
+    with Ledger(tmp_path) as ledger:
+        for decision in ("discard", "keep", "revert", "keep"):
+            add(ledger, decision)
+        GitBook(ledger).write()
+        (tmp_path / "git" / ".git" / "ours").write_text("*\n")
+        for words in left:
+            subprocess.run(["git", *words.split()], cwd=tmp_path / "git", check=True, capture_output=True)
+        (tmp_path / "git" / "notes.txt").write_text("mine")
+        add(ledger, "revert")
+        GitBook(ledger).write()
+    assert [said for said in log(tmp_path) if said != "note"] == [
+        "Trial 1: discard", "Revert 1: back", "Trial 2: keep", "Trial 3: revert", "Revert 3: back",
+        "Trial 4: keep", "Trial 5: revert", "Revert 5: back",
+    ]  # fmt: skip
+    assert (tmp_path / "git" / ".git" / "HEAD").read_text() == "ref: refs/heads/search\n"
+    assert (tmp_path / "git" / "candidate").read_text() == "x = 4\n"
+    assert (tmp_path / "git" / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_index_and_a_longer_history_than_the_ledger_s(tmp_path: Path) -> None:
+    """The index is made anew; a repository of another ledger is told of, not written to."""
+    with Ledger(tmp_path) as ledger:
+        for decision in ("keep", "revert"):
+            add(ledger, decision)
+        GitBook(ledger).write()
+        (tmp_path / "git" / ".git" / "index").write_text("xx")
+        add(ledger, "keep")
+        GitBook(ledger).write()
+        del ledger.lines[1:]
+        with pytest.raises(LedgerError, match="tells of trial 3, the ledger of 1"):
+            GitBook(ledger).write()
+    assert log(tmp_path) == ["Trial 1: keep", "Trial 2: revert", "Revert 2: back", "Trial 3: keep"]
+
+
+def test_a_damaged_repository_never_becomes_the_one_around_it(tmp_path: Path) -> None:
+    """A run lies inside the user's project as a rule: nothing is committed there, and its HEAD stays."""
+    project = tmp_path / "run"
+    project.mkdir()
+    subprocess.run(["git", "init", "-q", "-b", "main"], cwd=project, check=True)
+    with Ledger(project) as ledger:
+        add(ledger, "keep")
+        GitBook(ledger).write()
+        (project / "git" / ".git" / "HEAD").write_text("")
+        add(ledger, "keep")
+        with pytest.raises(LedgerError, match="not a git repository"):
+            GitBook(ledger).write()
+    assert (project / ".git" / "HEAD").read_text() == "ref: refs/heads/main\n"
+    assert not list((project / ".git" / "refs" / "heads").iterdir())
