@@ -15,7 +15,6 @@ only after its intent is on disk, and only once per action id.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 
@@ -122,13 +121,11 @@ class Stages:
             self._move(incident, _C.STAGE_FAILED, why)
             return
         action = _plan_of(incident)
-        outcome = Outcome(_O.UNKNOWN, why, self._now())
         if incident.state is _S.UNDOING:
-            self._conclude_undo(incident, action, outcome)
+            self._conclude_undo(incident, action, Outcome(_O.UNKNOWN, why, self._now()))
             return
-        with suppress(Temporary, Permanent):
-            if self._parts.actuator_for(incident).read(action).status is _O.NOT_DONE:
-                outcome = replace(outcome, status=_O.FAILED)
+        actuator = self._parts.actuator_for(incident)
+        outcome = under_way.cut_off(action, actuator, why, self._now(), {_O.NOT_DONE: _O.FAILED})
         self._conclude(incident, action, outcome)
 
     # Plan -------------------------------------------------------------------------------------------------------
@@ -206,26 +203,22 @@ class Stages:
         self._stop_unless_allowed()
         try:
             outcome = actuator.execute(action)
-        except UnderWay as error:
-            for_s = self._now() - incident.entered_s
-            if for_s < self._parts.settings.act_timeout_s:
-                under_way.tell(self._store, incident, str(error), self._now(), self._runner)
-                raise Later(str(error), self._now() + (error.retry_after_s or 0.0)) from error
-            outcome = self._cut_off(action, actuator, f"still under way after {for_s:.0f} s: {error}", _O.UNKNOWN)
-        except Temporary:
-            outcome = actuator.read(action)  # the answer was lost, or nothing was done
-            if outcome.status in (_O.NOT_DONE, _O.UNDER_WAY):
+        except Temporary as error:  # it takes long, the answer was lost, or nothing was done
+            goes_on = isinstance(error, UnderWay)
+            outcome = Outcome(_O.UNDER_WAY, str(error), self._now()) if goes_on else actuator.read(action)
+            if outcome.status is _O.NOT_DONE:
                 raise
+            if outcome.status is _O.UNDER_WAY:  # half of it is worse than waiting until it can go on
+                for_s = self._now() - incident.entered_s
+                if for_s < self._parts.settings.act_timeout_s:
+                    under_way.tell(self._store, incident, str(error), self._now(), self._runner)
+                    wait_s = error.retry_after_s or (0.0 if goes_on else self._parts.settings.retry_s)
+                    raise Later(str(error), self._now() + wait_s) from error
+                why = f"still under way after {for_s:.0f} s: {error}"
+                outcome = under_way.cut_off(action, actuator, why, self._now())
         except Permanent as error:
-            outcome = self._cut_off(action, actuator, str(error))
+            outcome = under_way.cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
         self._conclude(incident, action, outcome)
-
-    def _cut_off(self, action: Action, actuator: Actuator, why: str, else_: OutcomeStatus = _O.REFUSED) -> Outcome:
-        """What an action is that cannot go on: refused where nothing was begun; else a person has to look."""
-        with suppress(Temporary, Permanent):
-            if (found := actuator.read(action)).status is _O.UNDER_WAY:
-                return Outcome(_O.UNKNOWN, under_way.left_half_way(found, why), self._now())
-        return Outcome(else_, why, self._now())
 
     def _intend(self, incident: Incident, action: Action) -> bool:
         """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""

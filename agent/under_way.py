@@ -6,9 +6,14 @@ should not first hear of it when `act_timeout_s` is over.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+
 from agent.incident import Cause, Incident
 from agent.store import Store
-from controllers.action import Outcome
+from collectors.base import Permanent, Temporary
+from controllers.action import Action, Actuator, Outcome, OutcomeStatus
 
 FIRST_S = 300.0
 """What has taken so long (s) is told, and again each time that it has taken twice as long."""
@@ -22,7 +27,21 @@ def tell(store: Store, incident: Incident, why: str, now_s: float, by: str) -> N
         store.remark(incident, Cause.UNDER_WAY, by, f"under way for {waited_s:.0f} s: {why}")
 
 
-def left_half_way(found: Outcome, why: str) -> str:
-    """What is said of an action that is given up between its beginning and its end, as it was read back."""
-    kept = "; the node stays cordoned" if found.observed.get("cordoned") == "true" else ""
-    return f"left half-way: {found.detail}; {why}{kept}"
+def cut_off(
+    action: Action,
+    actuator: Actuator,
+    why: str,
+    now_s: float,
+    known: Mapping[OutcomeStatus, OutcomeStatus] = MappingProxyType({}),
+    otherwise: OutcomeStatus = OutcomeStatus.UNKNOWN,
+) -> Outcome:
+    """What becomes of an action that is given up: where it reads back as begun and not done, a person has to look
+    at what it leaves; else what `known` makes of what was read, or `otherwise`."""
+    with suppress(Temporary, Permanent):
+        found = actuator.read(action)
+        if found.status is OutcomeStatus.UNDER_WAY:
+            if found.observed.get("cordoned") == "true" and "stays cordoned" not in why:
+                why += "; the node stays cordoned"
+            return Outcome(OutcomeStatus.UNKNOWN, f"left half-way: {found.detail}; {why}", now_s)
+        otherwise = known.get(found.status, otherwise)
+    return Outcome(otherwise, why, now_s)

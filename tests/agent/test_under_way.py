@@ -23,10 +23,15 @@ from detectors.base import Fault
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.test_interleavings import AtOnce
 from tests.agent.world import ANN, World
+from tests.kubernetes_api.faults import STATUS
+from tests.kubernetes_api.faults import Fault as ServerFault
 from tests.kubernetes_api.server import ApiServer
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GUARDED = {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}}
+
+
+DOWN = 'failed calling webhook "owners.example": context deadline exceeded'
 
 
 @dataclass
@@ -35,6 +40,7 @@ class Scene:
 
     world: World
     clock: ManualClock
+    server: ApiServer
     core: client.CoreV1Api
     lifecycle: Lifecycle
     name: str
@@ -82,7 +88,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         lifecycle = Lifecycle(replace(world.parts(), actuator_for=lambda _: actuator), new_queue=AtOnce)
         lifecycle._stand()
         name = world.store.open_incident("hot", [a_finding(Fault.THROTTLE, NODE, at_s=clock.now_s())])
-        yield Scene(world, clock, core, lifecycle, name)
+        yield Scene(world, clock, server, core, lifecycle, name)
         lifecycle._leadership.abandon()
         world.store.close()
         api.close()
@@ -100,7 +106,7 @@ def test_a_drain_that_a_budget_holds_up_is_told_within_minutes_and_given_to_a_pe
     assert told.note in as_text(summarise(incident, scene.clock.now_s()))
     assert told.cause in TOLD
     assert "Still under way" in str(event(incident, told))
-    ended = scene.pass_time(4000.0)
+    ended = scene.pass_time(4000.0, 120.0)
     assert sum(step.cause == Cause.UNDER_WAY for step in ended.history) == 4
     assert (ended.state, ended.history[-1].cause) == (IncidentState.ESCALATED, Cause.OUTCOME_UNKNOWN)
     assert "would violate the pod's disruption budget" in ended.history[-1].note
@@ -115,6 +121,39 @@ def test_an_emergency_stop_ends_the_asking(scene: Scene) -> None:
     asked = scene.world.store.incident(scene.name).history
     assert scene.pass_time(900.0).history == asked
     assert scene.untouched()
+
+
+@pytest.mark.parametrize("outage_s", [600.0, 4500.0])
+def test_an_outage_of_a_webhook_does_not_leave_a_job_stopped_that_was_about_to_be_started_again(
+    scene: Scene, outage_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a drain is worse than one that takes longer; what outlasts the limit is given to a person, with the
+    cordon that stays."""
+    monkeypatch.setitem(STATUS, ServerFault.INTERNAL, ("InternalError", DOWN))
+    scene.core.delete_namespaced_pod("p", "default", grace_period_seconds=0)
+    batch, path = client.BatchV1Api(scene.core.api_client), "/apis/batch/v1/namespaces/default/jobs/j"
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+    job = batch.create_namespaced_job("default", {"metadata": {"name": "j"}, "spec": {"template": template}})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": job.metadata.uid, "controller": True}
+    meta = {"name": "j-0", "labels": {"batch.kubernetes.io/job-name": "j"}, "ownerReferences": [owner]}
+    spec = {"nodeName": NODE.name, "containers": [{"name": "c", "image": "i"}]}
+    scene.core.create_namespaced_pod("default", {"metadata": meta, "spec": spec})
+    while not batch.read_namespaced_job("j", "default").spec.suspend:
+        scene.pass_time(10.0, 10.0)
+    for pod in scene.core.list_namespaced_pod("default").items:
+        scene.core.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
+    scene.server.faults.plan(ServerFault.INTERNAL, 10**6, lambda method, at: (method, at) == ("PATCH", path))
+    incident = scene.pass_time(outage_s, 120.0)
+    if outage_s > LifecycleSettings().act_timeout_s:
+        assert incident.history[-1].cause == Cause.OUTCOME_UNKNOWN
+        assert DOWN in incident.history[-1].note
+        assert incident.history[-1].note.endswith("the node stays cordoned")
+        return
+    assert (incident.state, incident.history[-1].cause) == (IncidentState.ACTING, Cause.UNDER_WAY)
+    assert DOWN in incident.history[-1].note
+    scene.server.faults.clear()
+    assert scene.pass_time(120.0).state is IncidentState.CONFIRMING
+    assert not batch.read_namespaced_job("j", "default").spec.suspend
 
 
 def test_a_remark_is_no_move() -> None:
