@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib.util
 import inspect
 import math
@@ -84,6 +85,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         rest, given, by_name = arguments[len(sample) :], *_parted(arguments[: len(sample)], named)
         return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given, by_name)
 
+    @functools.wraps(module.get_inputs)  # what is kept of a problem is known by its code: this file's, not ours
     def make_inputs(case: Case, draw: Draw) -> Inputs:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(draw.seed % (1 << 63))

@@ -13,6 +13,7 @@ import torch
 from kernels.judge import baselines
 from kernels.judge.baselines import Known, Shelf, Solo, far_slower, measure
 from kernels.judge.environment import Environment
+from kernels.kernelbench import load_task
 from kernels.problem import Case, Problem
 from kernels.problems import named
 
@@ -134,3 +135,26 @@ def test_eager_is_always_run() -> None:
     """Every verdict is held against it, however slow it is."""
     known = {"eager": Known(9.0, 0.0), "fast": Known(1.0, 0.0), "far": Known(1.7, 0.0), "near": Known(1.5, 0.0)}
     assert set(far_slower(known)) == {"far"}
+
+
+@pytest.mark.full
+def test_times_of_one_kernelbench_task_are_never_another_s(tmp_path: Path) -> None:
+    """Of two levels' files of one name, and of a file before and after an edit, none is left out by the other's."""
+    text = """import torch
+class Model(torch.nn.Module):
+    def forward(self, x): return torch.softmax(x, -1)
+def get_inputs(): return [torch.randn(8, 64)]
+def get_init_inputs(): return []
+"""
+    first, other = tmp_path / "level1" / "1_a.py", tmp_path / "level2" / "1_a.py"
+    for path in (first, other):
+        path.parent.mkdir()
+    first.write_text(text)
+    other.write_text(text.replace("torch.softmax(x, -1)", "torch.relu(x)"))
+    kept, known = shelf(tmp_path / "shelf"), {"compile": Known(5e-5, NOW)}
+    problem = load_task(first).problem
+    kept.write(problem, problem.cases[0], known)
+    assert kept.read(load_task(first).problem, problem.cases[0]) == known
+    assert kept.read(load_task(other).problem, problem.cases[0]) == {}
+    first.write_text(text + "# edited\n")
+    assert kept.read(load_task(first).problem, problem.cases[0]) == {}
