@@ -229,6 +229,20 @@ def test_what_a_compiler_says_of_exports_keeps_no_kernel_out_of_its_regions(
     assert kernels.STATE.fallbacks == {}
 
 
+def test_what_a_compiled_region_leaves_to_torch_is_counted_where_it_is_traced(job: Job) -> None:
+    """Its guards are asked once and never again: it had counted nothing, however much it left."""
+    kernels = job(held("gelu"), held("layernorm"))
+    model = nn.Sequential(nn.LayerNorm(N), nn.GELU())
+    quietly(kernels, model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model.double(), backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        compiled(SAME.to(torch.float64))
+    reason = "dtype, in a compiled region"
+    assert kernels.fallbacks() == {f"layernorm: {reason}": 1, f"gelu: {reason}": 1}
+    assert calls(kernels) == {}
+
+
 def test_one_file_s_kernels_at_a_time_and_the_other_is_told(job: Job) -> None:
     first, second = job(held("gelu"), held("layernorm")), job(held("gelu"), held("layernorm"))
     model, torchs = nn.Sequential(nn.LayerNorm(N)), F.gelu

@@ -89,6 +89,24 @@ def test_it_keeps_what_makes_the_step_faster(world: Any, gains: dict[str, float]
         assert seconds["gain"] == pytest.approx(1.0 / (1.0 - sum(gains[n] for n in kept & gains.keys())) - 1.0)
 
 
+def test_kernels_that_no_step_called_are_named_with_what_was_left_to_torch(world: Any) -> None:
+    """A set is kept whole: one in it that never ran looked like all others."""
+    runtime, one = world(gains={"rmsnorm": 0.1})
+    told: list[str] = []
+    one.state.log = told.append
+
+    def step() -> None:
+        for name in one.state.kernels:
+            if name != "gelu":
+                one.state.kernels[name].calls += 1
+        runtime.fell_back("gelu", "transform")
+        one.step()
+
+    runtime.canary(step, clock=one.clock)
+    (line,) = (line for line in told if "no step called" in line)
+    assert "no step called gelu; left to torch: gelu: transform (" in line
+
+
 def test_small_gains_that_no_single_reading_shows_are_kept_together(world: Any) -> None:
     """Three kernels of 1 % each under a noise of 0.5 %: leave-one-out readings contradict each other."""
     kept = 0

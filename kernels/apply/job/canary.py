@@ -48,6 +48,8 @@ def canary(
     5 % limit of its ratio to torch, divided among the sets tried, is above 1; else none does. "gain" is that ratio
     less 1, "gain_low" its limit.
 
+    Kernels that no step called are named in the log, with what the guards left to torch.
+
     settle_s: untimed steps before each reading. limit_s: fewer readings where all would take longer, but no fewer
     turns than give a limit. Compiled regions are compiled anew for each, one held at a time. Rank 0's choice
     counts.
@@ -98,7 +100,12 @@ def canary(
     whole = tuple(every)
     if not whole:
         return finish(())
+    before = {name: kernel.calls for name, kernel in every.items()}
     seconds["all"] = first = tried(whole)
+    idle = [name for name, kernel in every.items() if kernel.calls == before[name]]
+    if idle and math.isfinite(first):
+        why = ", ".join(f"{reason} ({count})" for reason, count in sorted(STATE.fallbacks.items()))
+        STATE.log(f"nightshift kernels: no step called {', '.join(idle)}; left to torch: {why or 'nothing'}")
     if any(kernel.traceable is not None for kernel in every.values()):
         STATE.open = True
         seconds["open"] = tried(whole)

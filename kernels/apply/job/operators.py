@@ -23,6 +23,7 @@ from kernels.apply.job.state import (
     PAIRS,
     PRODUCTS,
     STATE,
+    count_fallback,
     fell_back,
     in_use,
     slot,
@@ -145,7 +146,7 @@ def run_once(problem: str, inputs: Sequence[Any]) -> Any:
         try:
             return shadowed(kernel, spec, inputs, out)
         except torch.OutOfMemoryError:  # a check needs float64 copies; the job must not die of one
-            STATE.fallbacks["shadow: no memory"] = STATE.fallbacks.get("shadow: no memory", 0) + 1
+            count_fallback("shadow: no memory")
     return out
 
 

@@ -23,7 +23,7 @@ from kernels.apply.job.functions import swap_function
 from kernels.apply.job.guards import interpreted, outside
 from kernels.apply.job.operators import run_once
 from kernels.apply.job.problems import adamw_cast_reference, adamw_reference
-from kernels.apply.job.state import DTYPES, MANY, STATE, ByTensor, Kernel, Report, fell_back, in_use
+from kernels.apply.job.state import DTYPES, MANY, STATE, ByTensor, Kernel, Report, count_fallback, fell_back, in_use
 
 SMALLEST = 1 << 18
 """Elements: smaller parameters go to torch together, in one launch for all of them."""
@@ -339,7 +339,7 @@ def _checked(
         mine = [x.detach().clone() for x in row]
         exact = [x.detach().to(torch.double, copy=True) for x in row]
     except torch.OutOfMemoryError:
-        STATE.fallbacks["shadow: no memory"] = STATE.fallbacks.get("shadow: no memory", 0) + 1
+        count_fallback("shadow: no memory")
         by_torch()
         return
     by_torch()

@@ -111,7 +111,8 @@ class Kernel:
 class State:
     """kernels: by `slot`. stepping: an optimiser's steps mark the step boundaries.
 
-    fallbacks: reason → calls that torch computed. functions: torch's own, by "module.name", while swapped.
+    fallbacks: reason → calls that torch computed, and compiled regions traced that left one to it. functions:
+    torch's own, by "module.name", while swapped.
     open: compiled regions see through the operators and launch kernels themselves; opened: problem → name of the
     operator for that. watching: for this one step they do not, so that shadow checks can look.
     models: what `apply` was given, as long as the job holds it.
@@ -179,10 +180,23 @@ def disable(kernel: Kernel, why: str) -> None:
 
 
 def fell_back(problem: str, why: str) -> None:
-    """Counts a call that torch computes. Compiled regions decide once, when they are traced, and count nothing."""
-    if not torch.compiler.is_compiling():
-        key = f"{problem}: {why}"
-        STATE.fallbacks[key] = STATE.fallbacks.get(key, 0) + 1
+    """Counts a call that torch computes. A compiled region decides when it is traced, and is counted once."""
+    if torch.compiler.is_compiling():
+        _traced_away(problem, why)
+    else:
+        count_fallback(f"{problem}: {why}")
+
+
+def count_fallback(key: str) -> None:
+    """One more for a reason."""
+    STATE.fallbacks[key] = STATE.fallbacks.get(key, 0) + 1
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _traced_away(problem: str, why: str) -> int:
+    """Run by the tracer, and not by what it makes."""
+    count_fallback(f"{problem}: {why}, in a compiled region")
+    return 0
 
 
 def fallbacks() -> Mapping[str, int]:
