@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ TITLE = "org.opencontainers.image.title"
 REFERENCE = "org.opencontainers.image.ref.name"
 _PREFIX = "dev.nightshift.kernel."
 _STATE = f"{_PREFIX}state"
+_MOST_BYTES = 64 << 20
+"""Of a file that is read: an index takes some 300 bytes a kernel."""
 
 
 def write_layout(registry: Registry, folder: Path) -> int:
@@ -81,7 +84,7 @@ def read_layout(registry: Registry, folder: Path, by: str, at_s: float) -> list[
             entry = registry.demote(entry.certificate, by, f"demoted in {folder}", at_s)
         if entry.certificate not in known:
             taken.append(entry)
-    return taken
+    return list({entry.certificate: entry for entry in taken}.values())  # two tags may name one kernel
 
 
 def _manifest(entry: Entry, blobs: Path) -> dict[str, Any]:
@@ -133,10 +136,7 @@ def _checked(folder: Path, described: Mapping[str, Any]) -> bytes:
     if kind != "sha256" or len(digest) != 64 or not digest.isalnum():
         raise RegistryError(f"{folder}: {described.get('digest')!r} is no SHA-256 digest")
     path = folder / "blobs" / "sha256" / digest
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RegistryError(f"{path}: {error.strerror}") from error
+    content = _content(path)
     if sha256_hex(content) != digest or len(content) != described.get("size"):
         raise RegistryError(f"{path}: its content is not what its name says")
     return content
@@ -148,8 +148,16 @@ def _component(name: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    return _object(_content(path), str(path))
+
+
+def _content(path: Path) -> bytes:
+    """Of a plain file of a size that ours can have: a layout comes from elsewhere, and a pipe has no end."""
     try:
-        return _object(path.read_bytes(), str(path))
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            raise RegistryError(f"{path}: no plain file of at most {_MOST_BYTES >> 20} MiB")
+        return path.read_bytes()
     except OSError as error:
         raise RegistryError(f"{path}: {error.strerror}") from error
 
