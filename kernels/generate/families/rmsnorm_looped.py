@@ -2,6 +2,8 @@
 
 The first pass over a row asks L2 (and L1, which holds a row or several) to keep it, so the second finds it there
 and memory is read once. It is how torch.compile writes long rows; on some shapes it beats rows in registers.
+Strides are constants, and addresses have 32 bits where that is enough: each block begins by computing them, and is
+short.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ import triton.language as tl
 
 @triton.jit
 def rmsnorm_looped(
-    x, weight, out, m, eps, x_row, n: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr
+    x, weight, out, m, eps, x_row: tl.constexpr, n: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr
 ):
     line = tl.arange(0, CHUNK)[None, :]
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    if WIDE:
+        row = row.to(tl.int64)
     total = tl.zeros((ROWS, CHUNK), tl.float32)
     for start in range(0, n, CHUNK):
         column = start + line
@@ -54,7 +59,8 @@ def entry(x, weight, eps):
         chunk = min($chunk, triton.next_power_of_2(n))
         even = m % $rows == 0 and n % chunk == 0
         rmsnorm_looped[(triton.cdiv(m, $rows),)](
-            x, weight, out, m, eps, x.stride(0), n, ROWS=$rows, CHUNK=chunk, EVEN=even, num_warps=$warps
+            x, weight, out, m, eps, x.stride(0), n, WIDE=m * max(n, x.stride(0)) >= 2**31, ROWS=$rows,
+            CHUNK=chunk, EVEN=even, num_warps=$warps,
         )
     return out
 """

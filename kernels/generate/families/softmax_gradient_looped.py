@@ -16,10 +16,13 @@ import triton.language as tl
 
 @triton.jit
 def softmax_gradient(
-    gradient, y, out, m, g_row, y_row, n: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr
+    gradient, y, out, m, g_row: tl.constexpr, y_row: tl.constexpr, n: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr
 ):
     line = tl.arange(0, CHUNK)[None, :]
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    if WIDE:
+        row = row.to(tl.int64)
     total = tl.zeros((ROWS, CHUNK), tl.float32)
     for start in range(0, n, CHUNK):
         column = start + line
@@ -50,7 +53,8 @@ def entry(gradient, x):
         chunk = min($chunk, triton.next_power_of_2(n))
         even = m % $rows == 0 and n % chunk == 0
         softmax_gradient[(triton.cdiv(m, $rows),)](
-            gradient, x, out, m, gradient.stride(0), x.stride(0), n, ROWS=$rows, CHUNK=chunk, EVEN=even,
+            gradient, x, out, m, gradient.stride(0), x.stride(0), n,
+            WIDE=m * max(n, gradient.stride(0), x.stride(0)) >= 2**31, ROWS=$rows, CHUNK=chunk, EVEN=even,
             num_warps=$warps,
         )
     return out
