@@ -245,6 +245,8 @@ def judged_by_the_step(race: Race, mode: str, count: int, limit_s: float, result
             step = lambda job=job, turn=turn: job.step(next(turn))  # noqa: E731
             result["canary"] = kernels.canary(step, steps=count, turns=3, limit_s=limit_s)
             kept, launches, failed = tuple(sorted(kernels.STATE.kernels)), kernels.STATE.open, False
+            result["calls"] = {name: kernel.calls for name, kernel in sorted(kernels.STATE.kernels.items())}
+            result["fallbacks"] = dict(kernels.fallbacks())
         except Exception as error:  # noqa: BLE001
             result.setdefault("broken", {})[f"canary without {left_out}"] = f"{type(error).__name__}: {error}"[
                 :2000
