@@ -81,6 +81,14 @@ class Floors:
         found: Floats = (np.arange(self.bucket - self.count, self.bucket).astype(np.float64) + 0.5) * self.width_s
         return found
 
+    def set_back(self, table: Table, by_s: float) -> None:
+        """The clock was: the closed buckets, and the open one, are so much earlier by it."""
+        steps = round(by_s / self.width_s)
+        if self.bucket >= 0:
+            self.bucket -= steps
+            ring = table[f"{self.name}.ring"]
+            ring[:] = np.roll(ring, -steps, axis=1)
+
     def forget(self, table: Table, slots: NDArray[Any]) -> None:
         table[f"{self.name}.low"][slots] = np.inf
         table[f"{self.name}.ring"][slots] = np.nan

@@ -90,6 +90,8 @@ class LeakSignal:
 
     def pace(self, at_s: float) -> None:
         """Takes note of a look, and widens or narrows the buckets where the looks come at another pace."""
+        if self.looked_s and at_s < self.looked_s[-1] - self.contrast.width_s:
+            self._set_back(self.looked_s[-1] - at_s)
         if self.looked_s and not at_s > self.looked_s[-1]:
             return
         self.looked_s = [*self.looked_s[-GAPS:], at_s]
@@ -97,6 +99,14 @@ class LeakSignal:
             gap_s = float(np.median(np.diff(self.looked_s)))
             for floors in (self.contrast, self.patience):
                 floors.widen(self.table, gap_s)
+
+    def _set_back(self, by_s: float) -> None:
+        """The clock was: what was learnt is as old as it was. Or nothing is judged until it is as late again."""
+        self.looked_s = [at_s - by_s for at_s in self.looked_s]
+        for name in ("born_s", "life_s", "crest_s"):
+            self.table[name][:] -= by_s
+        for floors in (self.contrast, self.patience):
+            floors.set_back(self.table, by_s)
 
     def top(self, rows: Rows, values: Floats, new_epoch: NDArray[np.bool_], at_s: float) -> None:
         """Takes note of the levels [n] of a look. With its process ends what was learnt of its teeth."""
