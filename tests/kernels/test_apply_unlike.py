@@ -217,7 +217,7 @@ def test_an_exported_model_knows_nothing_of_this_file(job: Job) -> None:
 def test_what_a_compiler_says_of_exports_keeps_no_kernel_out_of_its_regions(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to torch 2.12 is_exporting() is true in every compiled region: all of them had been torch's, unsaid."""
+    """Up to torch 2.11 is_exporting() is true in every compiled region: all of them had been torch's, unsaid."""
     kernels = job(held("gelu"), held("layernorm"))
     model = nn.Sequential(nn.LayerNorm(N), nn.GELU())
     quietly(kernels, model)

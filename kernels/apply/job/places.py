@@ -157,7 +157,7 @@ def transformed() -> bool:
     looks like plain tensors, the third would write a kernel's output down as a constant, and the last an operator
     that is only known where this file is.
 
-    is_exporting() is no answer in a compiled region: up to torch 2.12 Dynamo has it say yes in every one (its
+    is_exporting() is no answer in a compiled region: up to torch 2.11 Dynamo has it say yes in every one (its
     `tracing_state_functions`). The flag behind it says what is so; torch 2.6 has none."""
     if torch.compiler.is_compiling():
         return bool(getattr(torch.compiler, "_is_exporting_flag", False))
