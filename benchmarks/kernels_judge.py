@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import itertools
 import json
 import math
@@ -30,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_close import BALLAST_BYTES
+from benchmarks.kernels_compile import load
 from kernels.candidate import Candidate, Domain
 from kernels.candidate_file import read_candidate
 from kernels.executor import Job, LocalExecutor
@@ -137,15 +137,15 @@ def race_itself(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[s
 def race_whole(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[str, Any]:
     """The whole race, as `kernels.judge.trial` sets it up, against the candidate's own source run from Python.
 
-    Each in a process of its own and on other memory: where buffers lie moves either side by up to one per cent, the
-    same way in every race on them.
+    Each in a process of its own and on other memory: where buffers lie in it counts too, for either side.
     """
     problem, made, rng = named("softmax"), plan_of(judge, case), random.Random(20261122)
     pace = replace(FULL, energy_s=0.0, check_every=5)
     count = slot_count(problem, case, judge.board.l2_bytes, pace) // 2 * 2
     found: list[Interval] = []
     rounds: list[int] = []
-    itself = function_of(own())
+    with tempfile.TemporaryDirectory() as folder:
+        itself = load(own(), folder)
     flush = judge.flush()
     start = time.time()
     while len(found) < wanted and time.time() - start < seconds:
@@ -161,19 +161,6 @@ def race_whole(judge: Judge, case: Case, wanted: int, seconds: float) -> dict[st
         rounds.append(comparison.pairs)
     spent = time.time() - start
     return {"case": str(case), "microseconds": comparison.candidate_s * 1e6, "took_s": spent, **told(found, rounds)}
-
-
-def function_of(candidate: Candidate) -> Callable[..., Any]:
-    """The candidate's entry, in this process; Triton reads its source from a file."""
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
-        file.write(candidate.source)
-    spec = importlib.util.spec_from_file_location("itself", file.name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made: Callable[..., Any] = getattr(module, candidate.entry)
-    return made
 
 
 def told(found: Sequence[Interval], rounds: Sequence[int]) -> dict[str, Any]:

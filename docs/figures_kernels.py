@@ -198,8 +198,7 @@ TABLES = (
             Row("two verdicts agree", "full", _pairs, "all"),
             Row("… later, of ten threads", "full_later", _pairs, "all"),
         ),
-        "The machine's time ended before more pairs of verdicts were made. Each whole race had other memory: on "
-        "the same buffers again and again the ratio is off by the same amount each time.",
+        "The machine's time ended before more pairs of verdicts were made. Each whole race had other memory.",
     ),
     Table(
         "Our kernels beside their peers (H200)",

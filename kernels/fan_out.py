@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -222,12 +221,15 @@ def _work_off(gpu: int, means: Means, line: Any) -> None:
             git=means.git,
         )
 
+        def failed(number: int, error: Exception) -> None:
+            say("done", number, (f"{type(error).__name__}: {error}"[:500], 0))
+
         def report(number: int, conclude: Callable[[], Done]) -> None:
             try:
                 done = conclude()
                 say("done", number, (done.why, done.trials))
             except Exception as error:  # noqa: BLE001  one search's fault must not cost the others
-                say("done", number, (f"{type(error).__name__}: {error}"[:500], 0))
+                failed(number, error)
 
         def next_one() -> Any:
             say("idle", -1, None)
@@ -242,13 +244,10 @@ def _work_off(gpu: int, means: Means, line: Any) -> None:
                     work = work_again(source, case, origin, means.peaks, means.seed, for_jobs)
                     conclude = run.explore(means.finish(replace(work, slug=slug)))
                 except Exception as error:  # noqa: BLE001  the same
-                    conclude = partial(_raise, error)
+                    failed(number, error)
+                    continue
                 wait(under_way)
                 under_way = [judged.submit(report, number, conclude)]
-
-
-def _raise(error: Exception) -> Done:
-    raise error
 
 
 def work_again(
