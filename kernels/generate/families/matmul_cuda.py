@@ -81,7 +81,8 @@ extern "C" __global__ void __cluster_dims__(DOWN * ACROSS, 1, 1) __launch_bounds
     const int row = ((first + within % high) * DOWN + low) * BM;
     const int column = (within / high * ACROSS + right) * BN;
     const int turns = (k + 63) / 64;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 256) {
+        asm volatile("prefetch.tensormap [%0]; prefetch.tensormap [%1];" :: "l"(&a), "l"(&b) : "memory");
         for (int s = 0; s < STAGES; ++s) { begin(full + 8 * s, 1); begin(empty + 8 * s, 2 * SHARING); }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -162,7 +163,7 @@ extern "C" __global__ void __cluster_dims__(DOWN * ACROSS, 1, 1) __launch_bounds
                                  :: "l"(&out), "r"(column + c * 64), "r"(row + top), "r"(room) : "memory");
             }
         }
-        asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
+        asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;" ::: "memory");
     }
     if (DOWN * ACROSS > 1) {  // a block's barriers are told of until its neighbours are done
         __syncwarp();

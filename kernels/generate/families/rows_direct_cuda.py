@@ -1,8 +1,8 @@
 """Softmax, its gradient, RMS and layer normalisation in CUDA C++: a block holds its rows in registers.
 
-Every 16-byte load is under way before the first value is used. Loads and stores say how long they want to stay in
-L2 (PTX ISA, `createpolicy`), and rows may be taken in either order; which is best is measured. `blocks` bounds how
-many blocks a multiprocessor runs at once: what is under way takes room in L2.
+Every 16-byte load, the weights' too, is under way before the first value is used. Loads and stores say how long
+they want to stay in L2 (PTX ISA, `createpolicy`), and rows may be taken in either order; which is best is measured.
+`blocks` bounds how many blocks a multiprocessor runs at once: what is under way takes room in L2.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows($parameters, T* __res
     const long long first = (long long)$group * ROWS;
     const long long start = first * VECTORS + threadIdx.x;
     uint4 held[ROWS][DEPTH];
+$weights
 $hold
+$pin
     float v[8];
 $statistics
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
-$weights
+$spread
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             if (first + r < m) {
@@ -174,8 +176,17 @@ _PARTS = {
         number="scalar:in3",
     ),
 }
-_WEIGHT = """        float {name}_[8];
-        unpack(reinterpret_cast<const uint4*>({name})[d * THREADS + threadIdx.x], {name}_);
+_SHARED = """    uint4 {name}s[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        asm volatile("ld.global.v4.u32 {{%0, %1, %2, %3}}, [%4];"
+                     : "=r"({name}s[d].x), "=r"({name}s[d].y), "=r"({name}s[d].z), "=r"({name}s[d].w)
+                     : "l"(reinterpret_cast<const uint4*>({name}) + d * THREADS + threadIdx.x) : "memory");
+"""
+_PIN = """    if (m < 0) asm volatile("trap;");  // never: but no load is moved past a branch, to where it is used
+"""
+_SPREAD = """        float {name}_[8];
+        unpack({name}s[d], {name}_);
 """
 
 
@@ -218,7 +229,9 @@ class RowsDirectCuda:
             "numbers": ", float eps" if part.number else "",
             "hold": part.hold,
             "statistics": part.statistics,
-            "weights": "".join(_WEIGHT.format(name=name) for name in part.weights),
+            "weights": "".join(_SHARED.format(name=name) for name in part.weights),
+            "pin": _PIN if part.weights else "",
+            "spread": "".join(_SPREAD.format(name=name) for name in part.weights),
             "result": part.result,
         }
         room = SHARED_BYTES // blocks - 2048 if blocks else 0  # unused: no more blocks than that find room
