@@ -78,11 +78,16 @@ def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:
 
 
 def pass_seconds(size_bytes: int, flush: torch.Tensor) -> tuple[float, float]:
-    """A copy that moves (reads and writes) that many bytes, and an addition in place, by the race's clock."""
+    """A copy that moves (reads and writes) that many bytes, and an addition in place, by the race's clock.
+
+    The shortest of three medians: another thread's Python can hold up the queueing of all of one's calls, which
+    makes a pass longer and our kernels look nearer to it, never shorter.
+    """
     source = torch.arange(max(1, size_bytes // 16), dtype=torch.int64, device="cuda")
     target = torch.empty_like(source)
     copied, changed = (lambda: target.copy_(source)), (lambda: source.add_(1))
-    return statistics.median(timed([copied] * 21, flush)), statistics.median(timed([changed] * 21, flush))
+    looks = [[statistics.median(timed([call] * 21, flush)) for call in (copied, changed)] for _ in range(3)]
+    return min(look[0] for look in looks), min(look[1] for look in looks)
 
 
 def judged(
