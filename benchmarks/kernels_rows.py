@@ -62,6 +62,7 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "rows": len(found),
         "anchor_rows": len(rows(list(ANCHORS))),
+        "anchor_runs": len({r["run"] for r in certified}),
         "certified": len(certified),
         "wrong": sum(r.get("status") in ("wrong", "cheat", "unstable") for r in found),
         "lowest_speedup_of_stencils_particles_cross_entropy_rotary": min(
@@ -76,6 +77,7 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
         "geometric_mean_over_best_peer": math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None,
         "slower_than_best_peer": losing(certified),
         "backward_rows": len(rows(["backward"])),
+        "backward_runs": len({r["run"] for r in backward}),
         "backward_certified": len(backward),
         "backward_slower_than_best_peer": losing(backward),
         "of_copy_from_256_mib": {f"{r['problem']} {r['case']}": round(r["of_copy"], 4) for r in large},

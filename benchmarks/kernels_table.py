@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller examination, for a first look")
     parser.add_argument("--threads", type=int, default=1, help="rows at a time, each GPU")
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--commit", default="", help="written into the record")
+    parser.add_argument("--commit", default="", help="written into every row that is judged")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--summarise", action="store_true", help="only write the summary of --out again; no GPU")
     parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU; writes --out")
@@ -239,8 +239,8 @@ def main() -> None:
         for _ in range(options.threads):
             todo.put(None)
     before = json.loads(options.out.read_text())["rows"] if options.merge and options.out.exists() else []
-    runs = 1 + (json.loads(options.out.read_text()).get("runs", 1) if before else 0)
-    record: dict[str, Any] = {"gpus": gpus, "runs": runs, "commit": options.commit, "rows": before}
+    number = 1 + max((r["run"] for r in before), default=0)
+    record: dict[str, Any] = {"gpus": gpus, "rows": before}
     ended = 0
     while ended < gpus and time.time() - began < options.seconds:
         try:
@@ -257,7 +257,7 @@ def main() -> None:
             record["environment"] = value
         else:
             same = [r for r in record["rows"] if (r["problem"], r["case"]) != (value["problem"], value["case"])]
-            record["rows"] = [*same, value]
+            record["rows"] = [*same, {**value, "run": number, "commit": options.commit}]
             record["summary"] = summary(record["rows"])
             record["took_s"] = round(time.time() - began, 1)
             options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -205,7 +205,7 @@ TABLES = (
         "kernels_table",
         "python -m benchmarks.kernels_table",
         (
-            Row("runs that the rows are of", "runs", count, "1"),
+            Row("runs that the table's rows are of", "summary/anchor_runs", count, "1"),
             Row("rows of the table that were judged and raced", "summary",
                 lambda x: f"{x['certified']} of {x['anchor_rows']}", "all"),
             Row("of those, wrong", "summary/wrong", count, "0"),
@@ -221,6 +221,7 @@ TABLES = (
                 lambda names: ", ".join(names) or "none", "none"),
             Row("gradients' rows that were judged and raced", "summary",
                 lambda x: f"{x.get('backward_certified', 0)} of {x.get('backward_rows', 0)}", "all"),
+            Row("runs that these are of", "summary/backward_runs", count),
             Row("slower than the best peer", "summary/backward_slower_than_best_peer",
                 lambda names: ", ".join(names) or "none", "none"),
         ),
