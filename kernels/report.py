@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.ledger import LedgerError, Line, read_run
+from kernels.ledger import LedgerError, Line, read_run, write_whole
 from kernels.optimise import FIT, tasks_of
 
 _MANY = 40
@@ -60,8 +60,8 @@ def write_report(run: Path) -> tuple[Path, Path]:
         (plots / name).write_bytes(data)
     blocks = _blocks(run, sections)
     markdown, page = run / "report.md", run / "report.html"
-    markdown.write_text("\n\n".join(_as_markdown(block) for block in blocks) + "\n", encoding="utf-8")
-    page.write_text(_page(blocks, images), encoding="utf-8")
+    write_whole(markdown, "\n\n".join(_as_markdown(block) for block in blocks) + "\n")
+    write_whole(page, _page(blocks, images))
     return markdown, page
 
 
