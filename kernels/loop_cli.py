@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,7 +106,7 @@ def optimize(
                 for name, why in missed.items():
                     typer.echo(f"  not {name}: {' '.join(why.split())}")
             for work in works:
-                if work.source.endswith(".py") and kernelbench is None:
+                if work.source.endswith(".py"):
                     keep_problem(Path(work.source), run, work.slug)
         except (ValueError, PeaksError) as error:
             raise Permanent(str(error)) from error
@@ -266,6 +266,7 @@ def replay(
     from kernels.generate.base import Task, seconds_of
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
+    from kernels.kernelbench import load_task
     from kernels.ledger import LedgerError, read_run
     from kernels.optimise import ON_CPU, OptimiseError, find_trial
     from kernels.problem import Case, ProblemError
@@ -277,15 +278,15 @@ def replay(
     where = where_of(device)
     try:
         folder, number = find_trial(run, trial)
-        asked, lines = read_run(folder)
+        _, lines = read_run(folder)
         line = next((line for line in lines if line.trial == number), None)
         if line is None:
             raise OptimiseError(f"{trial}: {folder} has {len(lines)} lines")
         written = problem_path(run, folder.name)
-        if written.exists():
+        if line.problem.startswith("kernelbench/"):
+            problem = replace(load_task(written, (line.case["dtype"],)).problem, name=line.problem)
+        elif written.exists():
             problem = load_problem(written)
-        elif line.problem.startswith("kernelbench/"):
-            raise OptimiseError(f"{trial}: {asked.get('origin')}: name the suite's folder to replay its trials")
         else:
             problem = named(line.problem)
         case = Case.of(line.case["dtype"], line.case["layout"], **line.case["params"])

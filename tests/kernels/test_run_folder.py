@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,20 @@ def test_a_run_of_a_model_goes_on_with_the_trace_that_it_began_with(
     again = RUNNER.invoke(app, [*command, "--most", "1"], catch_exceptions=False)
     assert again.exit_code == 0, again.output
     assert {path: path.read_bytes() for path in run.rglob("*.json*")} == before
+
+
+@pytest.mark.full
+def test_a_suites_trial_is_judged_again_from_the_runs_own_copy_of_its_task(tmp_path: Path) -> None:
+    suite, run = tmp_path / "suite", tmp_path / "run"
+    suite.mkdir()
+    text = (SUITE / "2_softmax.py").read_text()
+    (suite / "2_softmax.py").write_text(text)
+    command = ["optimize", "--kernelbench", str(suite), "--device", "cpu", "--run", str(run), "--trials", "1"]
+    done = RUNNER.invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    (suite / "2_softmax.py").write_text(text + "# changed\n")
+    with pytest.raises(Permanent, match="not what this run has searched so far"):
+        RUNNER.invoke(app, command, catch_exceptions=False)
+    shutil.rmtree(suite)
+    done = RUNNER.invoke(app, ["replay", "1", "--device", "cpu", "--run", str(run)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
