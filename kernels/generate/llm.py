@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from collectors.base import Temporary
 from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
-from kernels.generate.prompt import ReplyError, kernel_of, messages
+from kernels.generate.prompt import ReplyError, answer_of, kernel_of, messages
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class LanguageModel:
             try:
                 made = kernel_of(reply.text, task, reply.truncated)
             except ReplyError as error:
-                said = [*said, ("assistant", reply.text[:4000] or "(nothing)"), ("user", str(error))]
+                said = [*said, ("assistant", answer_of(reply.text)[:4000] or "(nothing)"), ("user", str(error))]
                 continue
             kind = "refines its last attempt" if mine else "first attempt"
             why = f"{self.name}: {kind}" if temperature < 0.5 else f"{self.name}: another version of it"

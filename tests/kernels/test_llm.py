@@ -126,10 +126,13 @@ def test_contrasts_pair_fast_with_slow_and_never_use_what_failed() -> None:
         (f"{BEGIN}\nimport torch\ndef entry(", "cut off"),
         (f"{END}\n{GOOD}\n{BEGIN}", "No file stands between"),
         (marked(f"{BEGIN}\n{GOOD}"), "markers themselves"),
-        ("```python\ndef entry(x): pass\n```\n```python\ndef entry(x): return x\n```", "No file stands between"),
+        ("```python\ndef entry(x): pass\n```\n```python\ndef entry(x): return x\n```", "2 blocks define entry"),
+        (marked(GOOD) * 2, "or there are several"),
+        (marked("  "), "No file stands between"),
+        (f"<think>\n{marked(GOOD)}", "No file stands between"),
         ("x" * 70_000, "at most"),
         (marked("# nightshift candidate\n# problem: softmax\n# kind: divine\n" + GOOD), "malformed"),
-        (marked(GOOD + "\ud800"), "malformed"),
+        (marked(GOOD + "\ud800\n"), "malformed"),
     ],
 )
 def test_a_reply_without_one_whole_kernel_is_refused_in_words(reply: str, told: str) -> None:
@@ -138,7 +141,22 @@ def test_a_reply_without_one_whole_kernel_is_refused_in_words(reply: str, told: 
         kernel_of(reply, TASK, truncated="def entry(" in reply)
 
 
-@pytest.mark.parametrize("reply", [marked(GOOD), marked(f"```python\n{GOOD}```\n"), f"So:\n```python\n{GOOD}```"])
+DRAFT = marked("def entry(x): draft") + "```python\ndef entry(x): draft\n```\n"
+ANSWERS = [
+    marked(GOOD),
+    marked(f"```python\n{GOOD}```\n"),
+    f"So:\n```python\n{GOOD}```",
+    f"```Python3\n{GOOD}```".replace("\n", "\r\n"),
+    f"```python\n{marked(GOOD)}```",
+    f"Between `{BEGIN}` and `{END}` stands the file.\n{marked(GOOD)}",
+    f"<think>{DRAFT}</think>\n{marked(GOOD)}",
+    f"{DRAFT}</think>\n```python\n{GOOD}```",  # its template had opened the tag
+    f"<|channel|>analysis<|message|>{DRAFT}<|end|><|start|>assistant<|channel|>final<|message|>{marked(GOOD)}",
+    "<think>" + "x" * 100_000 + f"</think>{marked(GOOD)}",
+]
+
+
+@pytest.mark.parametrize("reply", ANSWERS, ids=range(len(ANSWERS)))
 def test_a_kernel_is_found_between_markers_or_in_the_only_block_and_answers_for_the_timed_case(reply: str) -> None:
     """Without a header of its own it is offered for exactly the case that was asked for."""
     made = kernel_of(reply, TASK)
