@@ -277,8 +277,8 @@ class Search:
             at_s=self.clock(),
             seed=self.seed,
             commit=self.provenance.commit,
-            gpu=self.provenance.gpu,
-            container=self.provenance.container,
+            gpu=str(verdict.environment.get("gpu") or self.provenance.gpu),  # another machine's judge says its own
+            container=str(verdict.environment.get("container") or self.provenance.container),
             generator=proposal.generator,
             problem=self.task.problem.name,
             case=self.task.case.to_json(),
