@@ -33,7 +33,8 @@ def refusal(
     kind = kind or DTYPES.get(record["dtype"])
     if any(t.is_floating_point() and t.dtype != kind for t in tensors):
         return "dtype"
-    if not all(lies(record, t) for t in tensors):
+    lying = [lies(record, t) for t in tensors]  # torch 2.10 does not trace a generator that calls, in a gradient
+    if not all(lying):
         return "stride"
     for name, size in record["sizes"].items():
         here = sizes.get(name, -1)
