@@ -214,6 +214,33 @@ def test_an_exported_model_knows_nothing_of_this_file(job: Job) -> None:
         assert torch.allclose(exported.module()(SAME), model(SAME), atol=1e-6)
 
 
+class Formula(nn.Module):
+    """An RMSNorm written out: what it gives lies as what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(N) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+@pytest.mark.parametrize(("problem", "module"), [("gelu", nn.GELU()), ("rmsnorm", Formula())])
+def test_what_is_computed_of_turned_tensors_lies_as_torch_s(job: Job, problem: str, module: nn.Module) -> None:
+    """Whose rows are no rows in memory: a kernel was given a copy, and a view of what came of it was an error."""
+    kernels = job(held(problem))
+    x = torch.randn(N, 3, 2).permute(2, 1, 0)
+    wanted = module(x)
+    quietly(kernels, module)
+    made = module(x)
+    assert torch.equal(made, wanted)
+    assert made.stride() == wanted.stride() != x.contiguous().stride()
+    assert made.permute(2, 1, 0).view(-1).shape == (6 * N,)
+    assert kernels.STATE.fallbacks == {f"{problem}: stride": 1}
+    module(x.contiguous())
+    assert calls(kernels) == {problem: 1}
+
+
 def test_what_a_compiler_says_of_exports_keeps_no_kernel_out_of_its_regions(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,16 @@ def outside(record: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     return "size" if any(size > largest.get(name, size) for name, size in sizes.items()) else ""
 
 
+def as_rows(problem: str, *tensors: torch.Tensor) -> list[torch.Tensor] | None:
+    """Tensors as rows; None, and counted, where they do not lie so: what torch computes of others lies as they do,
+    and a kernel's result of a copy would not."""
+    if all(x.is_contiguous() for x in tensors):
+        return [x.reshape(-1, x.shape[-1]) for x in tensors]
+    if in_use(problem) is not None:
+        fell_back(problem, "stride")
+    return None
+
+
 def widened(x: torch.Tensor) -> bool:
     """Whether autocast has norms, softmax and losses of these 16 bits computed, and given, in float32."""
     return x.dtype in (torch.float16, torch.bfloat16) and autocast(x)

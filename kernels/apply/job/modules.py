@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kernels.apply.job.blocks import swap_block
-from kernels.apply.job.guards import guarded, refusal
+from kernels.apply.job.guards import as_rows, guarded, refusal
 from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
 from kernels.apply.job.places import (
@@ -142,9 +142,9 @@ def _norm_forward(
 ) -> Callable[..., Any]:
     def forward(self: nn.Module, x: torch.Tensor) -> Any:
         weights = [getattr(self, name) for name in names]
-        if x.dim() >= 2 and all(isinstance(w, torch.Tensor) and w.shape == x.shape[-1:] for w in weights):
-            rows = x.reshape(-1, x.shape[-1])
-            out = None
+        fits = x.dim() >= 2 and all(isinstance(w, torch.Tensor) and w.shape == x.shape[-1:] for w in weights)
+        if fits and (lying := as_rows(problem, x)) is not None:
+            (rows,), out = lying, None
             if problem == "rmsnorm" and (in_use(problem) is None or _in_a_graph()):
                 out = normed(lambda given: original(self, given), rows, weights[0], eps)
             if out is None:
