@@ -241,6 +241,15 @@ def test_what_is_computed_of_turned_tensors_lies_as_torch_s(job: Job, problem: s
     assert calls(kernels) == {problem: 1}
 
 
+def test_a_second_report_says_what_the_first_said(job: Job) -> None:
+    """Of a block's two kernels it had named one."""
+    kernels = job(held("swiglu"), held("fused_mlp"), held("layernorm"))
+    model = nn.Sequential(nn.LayerNorm(N), Mlp())
+    first, second = quietly(kernels, model), quietly(kernels, model)
+    assert len(first.applied) == 3
+    assert str(second) == str(first)
+
+
 def test_what_a_compiler_says_of_exports_keeps_no_kernel_out_of_its_regions(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

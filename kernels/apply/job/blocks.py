@@ -56,7 +56,7 @@ def swap_block(name: str, module: nn.Module, report: Report) -> None:
         own = (self.training and not trained) or watched(self, names)
         return original(self, x) if own else forward(self, x)
 
-    put(module, used[0], unless_seen)
+    put(module, used, unless_seen)
 
 
 def _beside(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:

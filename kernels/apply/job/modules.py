@@ -16,7 +16,7 @@ from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
 from kernels.apply.job.places import (
     Settings,
-    problem_of,
+    problems_of,
     put,
     replaced,
     settings,
@@ -45,9 +45,10 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
     """Gives one module a forward that asks the guards first; the module's class and parameters stay."""
     if isinstance(module, torch.jit.ScriptModule):
         return
-    known = problem_of(module)
-    if known:
-        report.applied.append((name, known, STATE.kernels[known].certificate if known in STATE.kernels else ""))
+    if known := problems_of(module):
+        for each in known:
+            held = STATE.kernels.get(each)
+            report.applied.append((name, each, held.certificate if held is not None else ""))
         return
     if next(module.children(), None) is not None:
         swap_block(name, module, report)
@@ -70,7 +71,7 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
     if replaced(module):
         report.skipped.append((name, f"{problem}: its forward was replaced"))
         return
-    put(module, problem, forward, kept)
+    put(module, (problem,), forward, kept)
     report.applied.append((name, problem, STATE.kernels[problem].certificate))
 
 
