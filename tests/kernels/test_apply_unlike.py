@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tests.kernels.applied_records import record
 from tests.kernels.held import SAME, WIDE, D, Job, Mlp, N, X, calls, held, quietly
 
 
@@ -204,9 +205,17 @@ def test_modes_and_tracers_see_operators_and_sparse_weights_are_torchs(job: Job)
     assert torch.allclose(F.linear(ragged, weight).values(), X @ weight.t(), atol=1e-5)
 
 
+class Losing(nn.Module):
+    """A loss of logits that are cast, as a compiled region has it folded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x[:, :48].bfloat16().float(), torch.arange(6))
+
+
 def test_an_exported_model_knows_nothing_of_this_file(job: Job) -> None:
-    kernels = job(held("gelu"), held("layernorm"))
-    model = nn.Sequential(nn.LayerNorm(N), nn.GELU())
+    loss = record("cross_entropy_cast", "entry = None", m=6, v=48)
+    kernels = job(held("gelu"), held("layernorm"), {**loss, "dtype": "bfloat16"})
+    model = nn.Sequential(nn.LayerNorm(N), nn.GELU(), Losing())
     quietly(kernels, model)
     for strict in (False, True):
         exported = torch.export.export(model, (SAME,), strict=strict)

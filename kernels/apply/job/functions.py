@@ -15,7 +15,7 @@ from kernels.apply.job.folds import FoldCasts
 from kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import plain, problem_of, shaped
+from kernels.apply.job.places import plain, problem_of, shaped, transformed
 from kernels.apply.job.products import linear_of
 from kernels.apply.job.rotary import TurnHalves, TurnPairs
 from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PAIRS, PRODUCTS, STATE, Report, in_use
@@ -129,7 +129,7 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
             kept, known = target != ignore_index, (target >= 0) & (target < input.shape[1])
             filled = torch.where(known, target, 0)
             losses = guarded("cross_entropy", (input, filled), ())
-            if losses is None and torch.compiler.is_compiling():
+            if losses is None and torch.compiler.is_compiling() and not transformed():
                 losses = _cast_loss(input, filled)
             if losses is not None:
                 losses = torch.where(kept, torch.where(known, losses, math.nan), 0.0)
