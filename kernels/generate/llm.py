@@ -150,13 +150,12 @@ def _replies(account: Path) -> list[int]:
     return found
 
 
-def connect(
-    model: str, base_url: str | None = None, key_variable: str = "OPENAI_API_KEY", reply_tokens: int = 8_000
-) -> Chat:
+def connect(model: str, base_url: str | None = None, key_variable: str = "", reply_tokens: int = 8_000) -> Chat:
     """A LangChain chat model as a `Chat`. `model` may name its provider, as in ``openai:gpt-…``.
 
-    The key is read from the environment variable and goes nowhere else. Raises GeneratorError where LangChain is
-    not installed or the model cannot be made.
+    The key is read from the environment variable and goes nowhere else: from OPENAI_API_KEY for a server at
+    `base_url`, else from the provider's own. Raises GeneratorError where LangChain is not installed or the model
+    cannot be made.
     """
     try:
         from langchain.chat_models import init_chat_model
@@ -165,11 +164,8 @@ def connect(
     options: dict[str, Any] = {"max_retries": 2, "timeout": 120.0, "max_tokens": reply_tokens}
     if base_url is not None:
         options |= {"base_url": base_url, "model_provider": "openai"}
-    key = os.environ.get(key_variable) or (
-        "none" if base_url is not None else None
-    )  # one's own server may ask none
-    if key is not None:
-        options["api_key"] = key
+    if base_url is not None or key_variable:  # else LangChain takes the provider's: no other's key goes there
+        options["api_key"] = os.environ.get(key_variable or "OPENAI_API_KEY") or "none"  # one's own may ask none
     try:
         chat: Any = init_chat_model(model, **options)
     except Exception as error:  # each provider raises its own classes for a missing key or a wrong name

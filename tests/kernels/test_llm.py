@@ -248,6 +248,29 @@ def test_a_served_model_is_asked_through_langchain_and_its_errors_are_told_apart
         connect("scripted", url)([("user", "task")], 0.2)
 
 
+@pytest.mark.parametrize(
+    ("model", "url", "variable", "key"),
+    [
+        ("anthropic:claude", None, "", None),
+        ("openai:gpt", None, "", None),
+        ("openai:gpt", None, "MINE", "sk-mine"),
+        ("qwen", "http://localhost:1/v1", "", "sk-openai"),
+        ("qwen", "http://localhost:1/v1", "NOT_SET", "none"),
+    ],
+)
+def test_no_provider_is_sent_another_s_key(
+    monkeypatch: pytest.MonkeyPatch, model: str, url: str | None, variable: str, key: str | None
+) -> None:
+    """LangChain reads each provider's own variable where it is given none."""
+    langchain = pytest.importorskip("langchain.chat_models")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    monkeypatch.setenv("MINE", "sk-mine")
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(langchain, "init_chat_model", lambda _, **options: given.append(options))
+    connect(model, url, variable)
+    assert given[0].get("api_key") == key
+
+
 def test_a_served_model_cannot_stretch_its_allowance_nor_say_what_cannot_be_sent_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
