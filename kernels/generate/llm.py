@@ -21,6 +21,9 @@ from collectors.base import Temporary
 from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
 from kernels.generate.prompt import ReplyError, answer_of, kernel_of, messages
 
+_ENDED = ("finish_reason", "stop_reason", "done_reason")
+"""Why a reply ended, as OpenAI, Anthropic and Ollama call it."""
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -182,10 +185,10 @@ def connect(model: str, base_url: str | None = None, key_variable: str = "", rep
         usage = answer.usage_metadata or {}
         text = answer.content if isinstance(answer.content, str) else str(answer.text)
         text = text.encode(errors="replace").decode()  # half a surrogate pair could not be sent back or kept
-        reason = str(answer.response_metadata.get("finish_reason", ""))
+        reasons = [str(answer.response_metadata.get(name, "")) for name in _ENDED]
         tokens = int(usage.get("total_tokens") or 0)
         if tokens <= 0:  # not told, or nonsense that would stretch the allowance
             tokens = (len(text) + sum(len(t) for _, t in said)) // 4
-        return Reply(text, tokens, reason in ("length", "max_tokens"))
+        return Reply(text, tokens, not {"length", "max_tokens"}.isdisjoint(reasons))
 
     return ask

@@ -271,6 +271,23 @@ def test_no_provider_is_sent_another_s_key(
     assert given[0].get("api_key") == key
 
 
+@pytest.mark.parametrize(
+    ("name", "word"), [("finish_reason", "length"), ("stop_reason", "max_tokens"), ("done_reason", "length")]
+)
+def test_a_reply_that_was_cut_off_is_known_by_each_provider_s_word(
+    monkeypatch: pytest.MonkeyPatch, name: str, word: str
+) -> None:
+    langchain = pytest.importorskip("langchain.chat_models")
+    messages_of = pytest.importorskip("langchain_core.messages")
+
+    class Short:
+        def invoke(self, said: object, temperature: float) -> object:
+            return messages_of.AIMessage("def", response_metadata={name: word})
+
+    monkeypatch.setattr(langchain, "init_chat_model", lambda *_, **__: Short())
+    assert connect("any:model")([("user", "x")], 0.2).truncated
+
+
 def test_a_served_model_cannot_stretch_its_allowance_nor_say_what_cannot_be_sent_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
