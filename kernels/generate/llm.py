@@ -174,11 +174,17 @@ def connect(model: str, base_url: str | None = None, key_variable: str = "", rep
     except Exception as error:  # each provider raises its own classes for a missing key or a wrong name
         raise GeneratorError(f"llm: {model}: {type(error).__name__}: {str(error)[:200]}") from error
 
+    takes = {"temperature"}  # a reasoning model may take none, and say so of the first request
+
     def ask(said: Sequence[tuple[str, str]], temperature: float) -> Reply:
+        heat = dict.fromkeys(takes, temperature)
         try:
-            answer = chat.invoke(list(said), temperature=temperature)
+            answer = chat.invoke(list(said), **heat)
         except Exception as error:  # providers raise their own classes; their status says whether to try again
             status = getattr(error, "status_code", None)
+            if status in (400, 422) and heat and "temperature" in str(error).lower():
+                takes.clear()
+                return ask(said, temperature)
             if status in (400, 401, 403, 404, 422):
                 raise GeneratorError(f"llm: {model} refused the request ({status})") from error
             raise Temporary(f"llm: {model}: {type(error).__name__}") from error

@@ -248,6 +248,19 @@ def test_a_served_model_is_asked_through_langchain_and_its_errors_are_told_apart
         connect("scripted", url)([("user", "task")], 0.2)
 
 
+def test_a_model_that_takes_no_temperature_is_asked_without_one() -> None:
+    """Reasoning models refuse it, and were left out of their search; any other refusal is final."""
+    refusal = Answer("Unsupported value: 'temperature' does not support 0.2 with this model.", status=400)
+    with served([refusal, Answer(marked(GOOD))]) as (url, script):
+        chat = connect("scripted", url)
+        for temperature in (0.2, 0.9):
+            assert kernel_of(chat([("user", "task")], temperature).text, TASK).source == GOOD
+        assert [request.get("temperature") for request in script.requests] == [0.2, None, None]
+    with served([refusal]) as (url, script), pytest.raises(GeneratorError, match="400"):
+        connect("scripted", url)([("user", "task")], 0.2)
+    assert len(script.requests) == 2
+
+
 @pytest.mark.parametrize(
     ("model", "url", "variable", "key"),
     [
