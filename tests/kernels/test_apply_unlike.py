@@ -353,3 +353,22 @@ def test_what_does_not_load_on_one_rank_is_used_on_none(job: Job, monkeypatch: p
         "on rank 1: does not load: OSError: No space left on device",
         "does not load: ValueError: the source is not the one that was certified",
     ]
+
+
+def test_of_two_models_of_a_process_both_use_the_kernels_until_one_gives_them_back(job: Job) -> None:
+    """Functions are swapped for all; the other model computes as before, by torch, and is given back by itself."""
+    kernels = job(held("layernorm"))
+    one, other = nn.LayerNorm(N), nn.LayerNorm(N)
+    wanted = other(SAME)
+    for model in (one, other):
+        quietly(kernels, model)
+        model(SAME)
+    assert calls(kernels) == {"layernorm": 2}
+    assert kernels.unapply(one) == 1
+    assert torch.equal(other(SAME), wanted)
+    assert kernels.fallbacks() == {}
+    quietly(kernels, one)
+    other(SAME)
+    assert calls(kernels) == {"layernorm": 1}
+    assert [kernels.unapply(model) for model in (other, one)] == [1, 1]
+    assert not any("forward" in vars(model) for model in (one, other))
