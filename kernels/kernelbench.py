@@ -145,7 +145,9 @@ def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str
 
 def names_of(folder: Path) -> list[str]:
     """The tasks' paths below a folder. Raises ProblemError where there is none."""
-    paths = [p for p in sorted(folder.rglob("*.py")) if not p.name.startswith("_")]
+    if not folder.is_dir():
+        raise ProblemError(f"{folder}: no folder of tasks")
+    paths = [p for p in sorted(folder.rglob("*.py")) if p.is_file() and not p.name.startswith("_")]
     if not paths:
         raise ProblemError(f"{folder}: holds no .py files")
     return [str(path.relative_to(folder)) for path in paths]

@@ -13,7 +13,7 @@ from kernels import interface
 from kernels.judge.inputs import CPU
 from kernels.judge.judge import Judge
 from kernels.judge.verdict import Reason, Status, Verdict
-from kernels.kernelbench import arguments_of, candidate_of, load_task
+from kernels.kernelbench import arguments_of, candidate_of, load_task, names_of
 from kernels.problem import ProblemError
 
 TASK = """
@@ -220,3 +220,16 @@ def test_wherever_a_file_sets_it_the_judge_computes_as_before(tmp_path: Path, pl
     assert settings() == before
     task.problem.inputs(task.problem.cases[0], "normal", 1, "cpu")
     assert settings() == before
+
+
+def test_a_suite_is_a_folder_and_its_tasks_are_files(tmp_path: Path) -> None:
+    """A task's file, or nothing, was called a folder without tasks, a folder of a task's name a broken task."""
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(ProblemError, match=r"holds no \.py files"):
+        names_of(tmp_path)
+    task = tmp_path / "task.py"
+    task.write_text(_task("", "x", "x.softmax(-1)", "[torch.rand(4, 8)]"))
+    assert names_of(tmp_path) == ["task.py"]
+    for path in (task, tmp_path / "none"):
+        with pytest.raises(ProblemError, match=f"{path.name}: no folder of tasks"):
+            names_of(path)
