@@ -285,6 +285,9 @@ FUNCTIONS: list[tuple[str, Any, tuple[torch.Tensor, ...]]] = [
     ("gelu", F.gelu, (torch.randn(2, 3, 8),)),
     ("reduce_sum", lambda x: x.sum(-1), (torch.randn(4, 8),)),
     ("max", lambda x: x.amax(-1), (torch.randn(4, 8),)),
+    ("reduce_sum", lambda x: x.sum(-1, keepdim=True), (torch.randn(2, 4, 8),)),
+    ("max", lambda x: x.amax(-1, keepdim=True), (torch.randn(4, 8),)),
+    ("linear_bias", F.linear, (torch.randn(2, 4, 8), torch.randn(6, 8), torch.randn(6))),
     (
         "linear_gelu",
         lambda x, w, b: F.gelu(F.linear(x, w, b)),
