@@ -203,8 +203,8 @@ def _verdict_words(section: Section, line: Line) -> str:
 
 
 def _link(section: Section, line: Line | None) -> str:
-    """To the line of the ledger: an editor or a forge opens it by number."""
-    return f"tasks/{section.slug}/ledger.jsonl#L{line.trial}" if line is not None else ""
+    """To the line of the ledger: an editor or a forge opens it by number. To all of them where none says it."""
+    return f"tasks/{section.slug}/ledger.jsonl" + (f"#L{line.trial}" if line is not None else "")
 
 
 def _time(seconds: float) -> str:
