@@ -11,7 +11,7 @@ import html
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ Block = tuple[str, Any]
 
 def _blocks(run: Path, sections: Sequence[Section]) -> list[Block]:
     blocks: list[Block] = [("h1", f"Kernel search {run.name}")]
-    blocks += _profile_blocks(run)
+    blocks += _told_by(run / "profile.json", _profile_told)
+    blocks += _told_by(run / "coverage.json", _coverage_told)
     blocks.append(("h2", "Outcome"))
     if not sections:
         blocks.append(("p", "Nothing was searched."))
@@ -93,14 +94,24 @@ def _blocks(run: Path, sections: Sequence[Section]) -> list[Block]:
     return blocks
 
 
-def _profile_blocks(run: Path) -> list[Block]:
-    path = run / "profile.json"
+def _told_by(path: Path, told: Callable[[dict[str, Any]], list[Block]]) -> list[Block]:
+    """What one of a run's files says; nothing where it is not there."""
     if not path.exists():
         return []
     try:
-        return _profile_told(json.loads(path.read_text()))
+        return told(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise LedgerError(f"{path}: no profile of a search ({type(error).__name__}: {error})") from error
+        raise LedgerError(f"{path}: no {path.stem} of a search ({type(error).__name__}: {error})") from error
+
+
+def _coverage_told(found: dict[str, Any]) -> list[Block]:
+    """Of a suite: what no family of ours computes, and so was not searched."""
+    missed = found["missed"]
+    count = len(found["covered"]) + len(missed)
+    text = f"{len(found['covered'])} of {count} tasks are what a family of ours computes; they were searched."
+    rows = [[(name, "coverage.json"), (why, "coverage.json")] for name, why in missed.items()]
+    table: list[Block] = [("table", (["not searched", "why"], rows))] if rows else []
+    return [("h2", "Coverage of the suite"), ("p", text), *table]
 
 
 def _profile_told(found: dict[str, Any]) -> list[Block]:

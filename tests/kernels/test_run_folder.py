@@ -172,9 +172,13 @@ def test_a_suites_trial_is_judged_again_from_the_runs_own_copy_of_its_task(tmp_p
     suite.mkdir()
     text = (SUITE / "2_softmax.py").read_text()
     (suite / "2_softmax.py").write_text(text)
+    (suite / "broken|.py").write_text("class Model(:\n")
     command = ["optimize", "--kernelbench", str(suite), "--device", "cpu", "--run", str(run), "--trials", "1"]
     done = RUNNER.invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    told = (run / "report.md").read_text()
+    assert "1 of 2 tasks are what a family of ours computes" in told
+    assert "| [broken\\|.py](coverage.json) | [" in told
     (suite / "2_softmax.py").write_text(text + "# changed\n")
     with pytest.raises(Permanent, match="not what this run has searched so far"):
         RUNNER.invoke(app, command, catch_exceptions=False)
