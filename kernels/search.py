@@ -206,7 +206,7 @@ class Search:
                     self._idle[author.name] = f"{author.name}: {error}"
                 continue
             self._busy.pop(author.name, None)
-            new = [p for p in proposals if p.candidate.sha256 not in seen]
+            new = list({p.candidate.sha256: p for p in proposals if p.candidate.sha256 not in seen}.values())
             if not new:
                 self._idle[author.name] = f"{author.name}: nothing left to try"
             seen |= {p.candidate.sha256 for p in new}

@@ -276,6 +276,21 @@ def test_an_author_that_is_busy_for_a_while_is_asked_again(tmp_path: Path) -> No
     assert "429" not in result.stopped
 
 
+def test_one_candidate_proposed_twice_at_once_is_judged_once(tmp_path: Path) -> None:
+    """Versions that a model is asked for at once are often the same."""
+
+    class Echo(Counting):
+        def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+            made = super().propose(task, history, max(1, count // 2))
+            return [*made, *made]
+
+    told = Told()
+    with Ledger(tmp_path) as ledger:
+        search = Search(TASK, [Echo(6)], told, ledger, NOWHERE, Budget(trials=6, batch=4), Ladder((None,)))
+        assert search.run(certify=False).trials == 6
+    assert len(told.asked) == len(set(told.asked)) == 6
+
+
 def test_a_machine_fault_is_nobodys_failure(tmp_path: Path) -> None:
     """A crash of the machine is written as such, and the candidate is not called refused."""
     with Ledger(tmp_path) as ledger:
