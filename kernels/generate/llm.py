@@ -114,6 +114,7 @@ class LanguageModel:
     ) -> Proposal | None:
         """One kernel, asked for again when a reply holds none; None when the budget or the patience ends."""
         said = messages(task, history, mine, self.allowance.exemplars)
+        judged = {outcome.proposal.candidate.sha256 for outcome in history}
         used = 0
         for _ in range(1 + self.allowance.repairs):
             if self._over():
@@ -125,6 +126,8 @@ class LanguageModel:
             used += reply.tokens
             try:
                 made = kernel_of(reply.text, task, reply.truncated)
+                if made.sha256 in judged:
+                    raise ReplyError("That file was judged already, to the letter: write another.")
             except ReplyError as error:
                 said = [*said, ("assistant", answer_of(reply.text)[:4000] or "(nothing)"), ("user", str(error))]
                 continue

@@ -208,6 +208,20 @@ def test_a_reply_without_a_kernel_is_asked_about_again_within_the_budget() -> No
     assert author.spent().calls == 4
 
 
+def test_a_model_that_repeats_itself_is_told_so_instead_of_left_out() -> None:
+    """A search takes an author that has nothing new for one that is done."""
+    before = Outcome(Proposal(kernel_of(marked(GOOD), TASK), "llm"), Status.slower, "why", "", 1e-5, trial=1)
+    chat = Replies(Reply(marked(GOOD), 10), Reply(marked(GOOD + "# better\n"), 10))
+    author = LanguageModel(chat)
+    (made,) = author.propose(TASK, [before], 1)
+    assert made.candidate.source == GOOD + "# better\n"
+    assert made.tokens == 20
+    assert "judged already" in chat.asked[1][0][-1][1]
+    stubborn = LanguageModel(Replies(Reply(marked(GOOD), 10)), allowance=Allowance(repairs=2))
+    assert list(stubborn.propose(TASK, [before], 1)) == []
+    assert stubborn.spent() == Spent(30, 3)
+
+
 def test_what_an_earlier_process_spent_counts_after_a_restart() -> None:
     """The ledger's tokens are part of the budget."""
     old = Outcome(Proposal(outcome(GOOD, 1e-5).proposal.candidate, "llm", tokens=400), Status.slower, "", "", 1e-5)
