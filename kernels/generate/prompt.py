@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -73,13 +74,13 @@ def contrasts(history: Sequence[Outcome], count: int) -> list[Contrast]:
                 continue
             a, b = fast.proposal.candidate.source, slow.proposal.candidate.source
             alike = difflib.SequenceMatcher(None, a[:4000], b[:4000], autojunk=True).quick_ratio()
-            pairs.append((math.log(ratio) * alike, Contrast(fast, slow, ratio, _why(fast, slow))))
+            pairs.append((math.log(ratio) * alike, fast, slow, ratio))
     chosen: list[Contrast] = []
     used: set[int] = set()
-    for _, pair in sorted(pairs, key=lambda p: -p[0]):
-        if id(pair.slow) not in used and len(chosen) < count:
-            used.add(id(pair.slow))
-            chosen.append(pair)
+    for _, fast, slow, ratio in sorted(pairs, key=lambda p: -p[0]):
+        if id(slow) not in used and len(chosen) < count:
+            used.add(id(slow))
+            chosen.append(Contrast(fast, slow, ratio, _why(fast, slow)))  # only of these: it takes its time
     return chosen
 
 
@@ -87,9 +88,10 @@ def _why(fast: Outcome, slow: Outcome) -> str:
     a, b = slow.proposal.config, fast.proposal.config
     if a and set(a) == set(b):
         return f"changed {differences(a, b)}"
-    lines = difflib.ndiff(slow.proposal.candidate.source.splitlines(), fast.proposal.candidate.source.splitlines())
-    changed = [line for line in lines if line[:1] in "+-" and line[2:].strip() and not line[2:].startswith("#")]
-    return "changed these lines:\n" + "\n".join(changed[:12])
+    old, new = (outcome.proposal.candidate.source.splitlines() for outcome in (slow, fast))
+    lines = itertools.islice(difflib.unified_diff(old, new, n=0, lineterm=""), 2, None)  # behind the files' names
+    changed = [line for line in lines if line[:1] in "+-" and line[1:].strip() and not line[1:].startswith("#")]
+    return "changed these lines:\n" + "\n".join(f"{line[0]} {line[1:]}" for line in changed[:12])
 
 
 def task_text(task: Task) -> str:

@@ -15,9 +15,10 @@ import pytest
 from collectors.base import Temporary
 from kernels.candidate import Candidate
 from kernels.executor import LocalExecutor
+from kernels.generate import prompt
 from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
 from kernels.generate.llm import Allowance, LanguageModel, Reply, connect
-from kernels.generate.prompt import BEGIN, END, RULES, ReplyError, contrasts, feedback, kernel_of, messages
+from kernels.generate.prompt import BEGIN, END, RULES, ReplyError, _why, contrasts, feedback, kernel_of, messages
 from kernels.judge.contest import Pace
 from kernels.judge.inputs import INTERPRETER
 from kernels.judge.judge import Judge, Request
@@ -116,6 +117,24 @@ def test_contrasts_pair_fast_with_slow_and_never_use_what_failed() -> None:
     found = contrasts(history, 3)
     assert [(c.fast.seconds, c.slow.seconds) for c in found] == [(1e-5, 3e-5)]
     assert "GB/s" in feedback(TASK, history[0])
+
+
+def test_what_differs_is_looked_for_in_the_pairs_that_are_shown_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 attempts there are 276 pairs: asking all of them took seconds before each request."""
+    asked: list[str] = []
+
+    def why(fast: Outcome, slow: Outcome) -> str:
+        asked.append(_why(fast, slow))
+        return asked[-1]
+
+    monkeypatch.setattr(prompt, "_why", why)
+    many = [outcome(GOOD.replace("BLOCK", f"B{n}"), 1e-5 * 1.1**n, trial=n + 1) for n in range(24)]
+    assert [pair.why for pair in contrasts(many, 2)] == asked
+    assert len(asked) == 2
+    assert asked[0].startswith("changed these lines:\n- def ")
+    assert "\n+ def " in asked[0]
+    assert "---" not in asked[0]
+    assert "@@" not in asked[0]
 
 
 @pytest.mark.parametrize(
