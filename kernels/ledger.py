@@ -300,14 +300,12 @@ def _row(line: Line) -> str:
     return "\t".join(" ".join(str(cells[name]).split()) for name in _COLUMNS) + "\n"
 
 
-def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Writes a file whole or not at all; it is on the disk when this returns."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(
-            partial, "w", encoding="utf-8", errors="replace", opener=lambda name, flags: os.open(name, flags, mode)
-        ) as file:
-            file.write(text)
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content if isinstance(content, bytes) else content.encode(errors="replace"))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -85,8 +85,8 @@ def keep_problem(source: Path, run: Path, slug: str) -> None:
     path = problem_path(run, slug)
     if path == source:
         return
-    text = source.read_text(encoding="utf-8")
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    text = source.read_bytes()
+    if path.exists() and path.read_bytes() != text:
         raise ProblemError(f"{source}: not what this run has searched so far ({path}); take another --run")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)

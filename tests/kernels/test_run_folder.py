@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from collectors.base import Permanent
 from kernels import model_trace
 from kernels.cli import app
+from kernels.profile.problem_file import keep_problem, problem_path
 from kernels.run_folder import held, keep_question, peaks_of, question, signer_of
 
 SUITE = Path(__file__).parent / "kernelbench"
@@ -103,6 +104,15 @@ def test_a_model_is_another_question_once_its_file_has_changed(tmp_path: Path) -
     assert question("model", f"{file}:Net") != first
     with pytest.raises(Permanent, match=r"none\.py: No such file"):
         question("model", f"{tmp_path / 'none.py'}:Net")
+
+
+def test_a_task_s_file_is_kept_byte_for_byte(tmp_path: Path) -> None:
+    """Whatever encoding it names, and however its lines end."""
+    source = tmp_path / "task.py"
+    for text in (b"# coding: latin-1\r\nNAME = '\xe9'\r\n", b"\xef\xbb\xbfNAME = 1\n"):
+        source.write_bytes(text)
+        keep_problem(source, tmp_path / "run", f"task-{len(text)}")
+        assert problem_path(tmp_path / "run", f"task-{len(text)}").read_bytes() == text
 
 
 @pytest.mark.parametrize("step", ["signer_of", "peaks_of", "keep_question"])
