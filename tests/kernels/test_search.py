@@ -27,7 +27,7 @@ from kernels.generate.template import Template, candidate
 from kernels.judge.contest import Pace
 from kernels.judge.inputs import INTERPRETER
 from kernels.judge.judge import Judge, Request
-from kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Status, Verdict
+from kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
 from kernels.ledger import Ledger, LedgerError, Provenance, read_run
 from kernels.problem import Case
 from kernels.problems import named
@@ -276,42 +276,11 @@ def test_an_author_that_is_busy_for_a_while_is_asked_again(tmp_path: Path) -> No
     assert "429" not in result.stopped
 
 
-def test_one_candidate_proposed_twice_at_once_is_judged_once(tmp_path: Path) -> None:
-    """Versions that a model is asked for at once are often the same."""
-
-    class Echo(Counting):
-        def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
-            made = super().propose(task, history, max(1, count // 2))
-            return [*made, *made]
-
-    told = Told()
-    with Ledger(tmp_path) as ledger:
-        search = Search(TASK, [Echo(6)], told, ledger, NOWHERE, Budget(trials=6, batch=4), Ladder((None,)))
-        assert search.run(certify=False).trials == 6
-    assert len(told.asked) == len(set(told.asked)) == 6
-
-
 def test_a_machine_fault_is_nobodys_failure(tmp_path: Path) -> None:
     """A crash of the machine is written as such, and the candidate is not called refused."""
     with Ledger(tmp_path) as ledger:
         Search(TASK, [Counting(3)], Told(reason=Reason.device_lost), ledger, NOWHERE).run()
     assert {line.decision for line in read_run(tmp_path)[1]} == {"crash"}
-
-
-def test_a_line_names_the_gpu_that_judged_it(tmp_path: Path) -> None:
-    """On a cluster that is another machine's than the search's own; of a verdict that nobody gave, the search's."""
-
-    class Elsewhere(Told):
-        def verdict(self, job: Job) -> Verdict:
-            found = super().verdict(job)
-            far = found.status is not Status.wrong
-            return replace(found, environment={"gpu": "a far GPU", "container": "sha256:1"} if far else {})
-
-    with Ledger(tmp_path) as ledger:
-        Search(TASK, [Counting(8)], Elsewhere(), ledger, NOWHERE).run(certify=False)
-    _, lines = read_run(tmp_path)
-    assert {(line.gpu, line.container) for line in lines if line.status != "wrong"} == {("a far GPU", "sha256:1")}
-    assert {(line.gpu, line.container) for line in lines if line.status == "wrong"} == {("none", "none")}
 
 
 def test_another_tasks_ledger_is_refused(tmp_path: Path) -> None:
