@@ -95,6 +95,7 @@ def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | Non
     from kernels.profile.hotspots import profile as read_profile
     from kernels.profile.roofline import probe
     from kernels.report import write_report
+    from kernels.run_folder import write_json
     from kernels.search import Budget, Ladder
 
     on_gpu = not given.tiny
@@ -103,7 +104,7 @@ def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | Non
     works, decisions = loop.from_profile(
         found, run, peaks, given.most, 0.002, problems=frozenset(SPECS), untrained=UNTRAINED
     )
-    loop_cli._write(run / "profile.json", loop_cli._profile_json(found, decisions))
+    write_json(run / "profile.json", loop_cli._profile_json(found, decisions))
     print(as_text(found), flush=True)
     if not on_gpu:
         works = [loop_cli._tiny(work) for work in works][:2]

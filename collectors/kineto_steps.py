@@ -61,7 +61,7 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
     last = int((events.begin_ns + events.dur_ns).max())
     if not ends:
         return (Step(0, begin, last),)
-    bounds = sorted(max(ends.values(), key=max))
+    bounds = sorted(set(max(ends.values(), key=max)))  # what is written twice ended once
     return tuple(Step(n, start, end) for n, (start, end) in enumerate(zip([begin, *bounds], bounds, strict=False)))
 
 

@@ -71,8 +71,8 @@ def _guesses(arguments: Arguments) -> Iterator[Binding]:
         flat = f"a[{x}].reshape(-1, {n})"
         if not lines:
             yield Binding("softmax", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
-            yield Binding("reduce_sum", f"entry({flat}).reshape(a[{x}].shape[:-1])", rows, (x,))
-            yield Binding("max", f"entry({flat}).reshape(a[{x}].shape[:-1])", rows, (x,))
+            for name, one in itertools.product(("reduce_sum", "max"), ("", ", 1")):  # with the dimension kept, too
+                yield Binding(name, f"entry({flat}).reshape(*a[{x}].shape[:-1]{one})", rows, (x,))
             yield Binding("gelu", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
             yield Binding("copy", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
             if len(shape[x]) == 2:
@@ -121,7 +121,7 @@ def _pairs(
             call = (
                 f"entry(a[{x}].reshape(-1, {n}), a[{y}], a[{lines[0]}]).reshape(*a[{x}].shape[:-1], {shape[y][0]})"
             )
-            for name in ("linear_gelu", "linear_gelu_tanh", "linear_relu"):
+            for name in ("linear_bias", "linear_gelu", "linear_gelu_tanh", "linear_relu"):
                 yield Binding(name, call, sizes, (x, y, lines[0]))
         if len(shape[y]) == 2 and not lines:
             m, k = math.prod(shape[x][:-1]), n

@@ -18,14 +18,13 @@ same; its contestant leaves them alone.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import importlib.util
 import inspect
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +33,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernels.as_it_was import as_it_was
 from kernels.candidate import Candidate, Language
 from kernels.draw import Draw, mix
 from kernels.judge.verdict import Status, Verdict
@@ -57,6 +57,7 @@ class Task:
     state: tuple[str, ...]
 
 
+@as_it_was()
 def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
     """The task of a file. Raises ProblemError that names the file and what it lacks."""
     with as_it_was():
@@ -66,12 +67,11 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
             raise ProblemError(f"{path}: defines no {name}")
     try:
         init, init_named = arguments_of(module.Model, module.get_init_inputs())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model: torch.nn.Module = module.Model(*init, **init_named).eval()
-            first, by_name = arguments_of(model, module.get_inputs())
-            sample, named = (*first, *by_name.values()), tuple(by_name)
-            made, counted, writes = _looked_at(module, model, sample, named)
+        torch.manual_seed(0)
+        model: torch.nn.Module = module.Model(*init, **init_named).eval()
+        first, by_name = arguments_of(model, module.get_inputs())
+        sample, named = (*first, *by_name.values()), tuple(by_name)
+        made, counted, writes = _looked_at(module, model, sample, named)
     except (Exception, SystemExit) as error:
         told = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {error}"
         raise ProblemError(f"{path}: Model or its inputs fail: {told}") from error
@@ -87,7 +87,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
 
     @functools.wraps(module.get_inputs)  # what is kept of a problem is known by its code: this file's, not ours
     def make_inputs(case: Case, draw: Draw) -> Inputs:
-        with torch.random.fork_rng(devices=[]):
+        with as_it_was():
             torch.manual_seed(draw.seed % (1 << 63))
             fresh = _drawn(module, model, named)
         inputs = (*(_vary(x, draw) for x in fresh), *(_weights(x, draw) for x in state.values()))
@@ -106,29 +106,6 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
     )
     return Task(problem, init, init_named, len(sample), named, names)
-
-
-@contextlib.contextmanager
-def as_it_was() -> Iterator[None]:
-    """Takes back what a user's file sets for the whole process: neither another file's task may depend on it, nor
-    where relative paths lead."""
-    folder, dtype = os.getcwd(), torch.get_default_dtype()
-    device = torch.get_default_device()
-    strict, warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    precision, learns = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        os.chdir(folder)
-        torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device.type == "cpu" else device)
-        torch.use_deterministic_algorithms(strict, warn_only=warns)
-        torch.set_float32_matmul_precision(precision)
-        torch.set_grad_enabled(learns)
 
 
 def arguments_of(what: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -168,7 +145,9 @@ def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str
 
 def names_of(folder: Path) -> list[str]:
     """The tasks' paths below a folder. Raises ProblemError where there is none."""
-    paths = [p for p in sorted(folder.rglob("*.py")) if not p.name.startswith("_")]
+    if not folder.is_dir():
+        raise ProblemError(f"{folder}: no folder of tasks")
+    paths = [p for p in sorted(folder.rglob("*.py")) if p.is_file() and not p.name.startswith("_")]
     if not paths:
         raise ProblemError(f"{folder}: holds no .py files")
     return [str(path.relative_to(folder)) for path in paths]

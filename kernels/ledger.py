@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import IO, Any, Literal, get_args
 
 from collectors.base import Permanent
 from kernels.candidate import Candidate, CandidateError
@@ -157,14 +157,10 @@ class Ledger:
         """
         self.folder = folder
         (folder / "candidates").mkdir(parents=True, exist_ok=True)
-        self._file = (folder / "ledger.jsonl").open("a+b")
+        self._file = _locked(folder / "ledger.jsonl", folder)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise LedgerError(f"{folder}: another search has this run open") from error
-        try:
-            self._asked(run)
+            if run is not None and not asked_the_same(folder / "run.json", run):
+                write_whole(folder / "run.json", json.dumps(run, indent=1) + "\n")
             self.lines = list(_read(folder / "ledger.jsonl", cut=True))
             self._table()
         except (LedgerError, OSError):
@@ -194,19 +190,38 @@ class Ledger:
         with (self.folder / "results.tsv").open("a", encoding="utf-8", errors="replace") as table:
             table.write(_row(line))
 
-    def _asked(self, run: Mapping[str, Any] | None) -> None:
-        path = self.folder / "run.json"
-        if path.exists():
-            before = _asked_of(path)
-            if run is not None and before != json.loads(json.dumps(run)):
-                changed = sorted(k for k in {*before, *run} if before.get(k) != run.get(k))
-                raise LedgerError(f"{path}: this run was asked something else ({', '.join(changed)})")
-        elif run is not None:
-            write_whole(path, json.dumps(run, indent=1) + "\n")
-
     def _table(self) -> None:
         text = "\t".join(_COLUMNS) + "\n" + "".join(_row(line) for line in self.lines)
         write_whole(self.folder / "results.tsv", text)
+
+
+def asked_the_same(path: Path, asked: Mapping[str, Any]) -> bool:
+    """Whether a folder was asked this before; False where it was asked nothing. Raises LedgerError."""
+    if not path.exists():
+        return False
+    before = _asked_of(path)
+    if before != json.loads(json.dumps(asked)):
+        changed = sorted(k for k in {*before, *asked} if before.get(k) != asked.get(k))
+        raise LedgerError(f"{path}: this run was asked something else ({', '.join(changed)})")
+    return True
+
+
+def _locked(path: Path, folder: Path) -> IO[bytes]:
+    """A file that nobody else has open so; the lock ends with the process. Raises LedgerError."""
+    file = path.open("a+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise LedgerError(f"{folder}: another search has this run open") from error
+    return file
+
+
+@contextlib.contextmanager
+def locked(path: Path, folder: Path) -> Iterator[None]:
+    """Holds a file's lock. Raises LedgerError where another process does."""
+    with _locked(path, folder):
+        yield
 
 
 @contextlib.contextmanager
@@ -285,11 +300,14 @@ def _row(line: Line) -> str:
     return "\t".join(" ".join(str(cells[name]).split()) for name in _COLUMNS) + "\n"
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Writes a file whole or not at all; it is on the disk when this returns."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content if isinstance(content, bytes) else content.encode(errors="replace"))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,67 +61,68 @@ def optimize(
     from kernels.fan_out import Means, as_it_is, search_all
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
-    from kernels.ledger import LedgerError, Provenance, on_disk
-    from kernels.model_trace import trace_model
+    from kernels.ledger import Provenance
+    from kernels.model_trace import MODEL_TRACE, trace_model
     from kernels.profile.hotspots import left_out
     from kernels.profile.problem_file import keep_problem
-    from kernels.profile.roofline import Peaks, PeaksError, probe
+    from kernels.profile.roofline import PeaksError, probe
     from kernels.report import write_report
+    from kernels.run_folder import held, keep_question, peaks_of, question, signer_of, write_json
     from kernels.search import Budget, Ladder
     from kernels.suite import from_suite
 
-    where, asked = where_of(device), _case(case)
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Permanent(f"--run {run}: {error.strerror}") from error
-    signer = _signer(key, run)
-    try:
-        known = _peaks(run, peaks, where, Peaks, probe)
-        if trace is not None or model:
-            path = trace if trace is not None else trace_model(model, run, where)
-            found, works, decisions = loop.from_trace(path, run, known, most, min_gain, seed)
-            if where == "cuda" and not found.on_gpu:
-                raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
-            if known is None:
-                known = found.peaks
-            _write(run / "profile.json", _profile_json(found, decisions))
-            for line in left_out(found):
-                typer.echo(line)
-            for hotspot, why in decisions[:12]:
-                typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
-            if where == "cpu":
-                works = [_tiny(work) for work in works]
-        elif problem:
-            works = loop.from_problem(problem, known, asked, seed, for_jobs, backward)
-            if where == "cpu" and not case:
-                works = [_tiny(work) for work in works[:1]]
-        else:
-            assert kernelbench is not None
-            works, missed = from_suite(kernelbench)
-            _write(run / "coverage.json", {"covered": [work.slug for work in works], "missed": missed})
-            typer.echo(f"{len(works)} of {len(works) + len(missed)} tasks are what a family of ours computes")
-            for name, why in missed.items():
-                typer.echo(f"  not {name}: {' '.join(why.split())}")
-    except (ValueError, PeaksError) as error:
-        raise Permanent(str(error)) from error
-    except OSError as error:
-        raise Permanent(f"{error.filename or path}: {error.strerror}") from error
-    if not works:
-        typer.echo("nothing to search: no operation would gain enough, or none is known")
-        write_report(run)
-        raise typer.Exit(1)
-    try:
-        for work in works:
-            if work.source.endswith(".py") and kernelbench is None:
-                keep_problem(Path(work.source), run, work.slug)
-    except (ValueError, OSError) as error:
-        raise Permanent(str(error)) from error
-    finish = partial(_with_model, run=run, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is
-    budget, ladder = Budget(trials=trials, wall_s=minutes * 60.0), Ladder() if where == "cuda" else loop.ON_CPU
-    count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" else 1
-    count = 1 if ray or stream else count
-    with on_disk(run):
+    where, one = where_of(device), _case(case)
+    kinds = {"trace": trace, "model": model, "problem": problem, "kernelbench": kernelbench}
+    kind, what = next((name, str(given)) for name, given in kinds.items() if given)
+    asked = question(kind, what, case=case, device=where)
+    with held(run, asked) as again:
+        signer = signer_of(key, run)
+        try:
+            known = peaks_of(run, peaks, where, probe)
+            if trace is not None or model:
+                path = trace if trace is not None else run / MODEL_TRACE
+                if model and not (again and path.exists()):  # taken up again, a run searches what it began with
+                    trace_model(model, run, where)
+                found, works, decisions = loop.from_trace(path, run, known, most, min_gain, seed)
+                if where == "cuda" and not found.on_gpu:
+                    raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
+                if known is None:
+                    known = found.peaks
+                write_json(run / "profile.json", _profile_json(found, decisions))
+                for line in left_out(found):
+                    typer.echo(line)
+                for hotspot, why in decisions[:12]:
+                    typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
+                if where == "cpu":
+                    works = [_tiny(work) for work in works]
+            elif problem:
+                works = loop.from_problem(problem, known, one, seed, for_jobs, backward)
+                if where == "cpu" and not case:
+                    works = [_tiny(work) for work in works[:1]]
+            else:
+                works, missed = from_suite(Path(what))
+                write_json(run / "coverage.json", {"covered": [work.slug for work in works], "missed": missed})
+                typer.echo(f"{len(works)} of {len(works) + len(missed)} tasks are what a family of ours computes")
+                for name, why in missed.items():
+                    typer.echo(f"  not {name}: {' '.join(why.split())}")
+            for work in works:
+                if work.source.endswith(".py"):
+                    keep_problem(Path(work.source), run, work.slug)
+        except (ValueError, PeaksError) as error:
+            raise Permanent(str(error)) from error
+        except OSError as error:
+            if error.filename is None:
+                raise  # a disk that is full
+            raise Permanent(f"{error.filename}: {error.strerror}") from error
+        if not works:
+            typer.echo("nothing to search: no operation would gain enough, or none is known")
+            write_report(run)
+            raise typer.Exit(1)
+        keep_question(run, asked)
+        finish = partial(_with_model, run=run, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is
+        budget, ladder = Budget(trials=trials, wall_s=minutes * 60.0), Ladder() if where == "cuda" else loop.ON_CPU
+        count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" else 1
+        count = 1 if ray or stream else count
         if count > 1:
             means = Means(
                 run, signer.to_bytes(), _commit(), budget, ladder, known, seed, git, gpus=tuple(range(count)),
@@ -139,10 +139,7 @@ def optimize(
                     run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git,
                     stream=typer.echo if stream else (lambda _line: None),
                 )  # fmt: skip
-                try:
-                    done = loop_run.search([finish(work) for work in works])
-                except LedgerError as error:
-                    raise Permanent(str(error)) from error
+                done = loop_run.search([finish(work) for work in works])
         trusted = {signer.key_id: signer.public}
         certified = [item for item in done if item.certified is not None]
         records = []
@@ -155,10 +152,7 @@ def optimize(
         usable = [r for r in records if r["status"] == "faster" or (where == "cpu" and r["status"] == "correct")]
         usable = [r for r in usable if not str(r["problem"]).startswith("kernelbench/")]
         write_bundle(run / FILE, usable)
-        try:
-            markdown, page = write_report(run)
-        except LedgerError as error:  # another search's
-            raise Permanent(str(error)) from error
+        markdown, page = write_report(run)
         typer.echo(f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}; {markdown}, {page}")
     if stream:
         typer.echo(told.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
@@ -216,11 +210,15 @@ def profile(
 
 def probe_peaks(output: Annotated[Path, typer.Argument(help="File to write")], device: Device = "auto") -> None:
     """Measures this GPU's copy bandwidth and arithmetic rates, for rooflines."""
+    from kernels.ledger import on_disk
     from kernels.profile.roofline import probe
+    from kernels.run_folder import write_json
 
     where = where_of(device)
     found = probe(where) if where == "cuda" else probe(where, 1 << 26, 512, 3)
-    _write(output, found.to_json())
+    with on_disk(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_json(output, found.to_json())
     rates = ", ".join(f"{k} {v / 1e12:.1f} TFLOP/s" for k, v in found.flops_per_s.items())
     typer.echo(f"{found.bytes_per_s / 1e12:.2f} TB/s; {rates}")
 
@@ -268,6 +266,7 @@ def replay(
     from kernels.generate.base import Task, seconds_of
     from kernels.judge.baselines import shelf_folder
     from kernels.judge.judge import Judge
+    from kernels.kernelbench import load_task
     from kernels.ledger import LedgerError, read_run
     from kernels.optimise import ON_CPU, OptimiseError, find_trial
     from kernels.problem import Case, ProblemError
@@ -279,15 +278,15 @@ def replay(
     where = where_of(device)
     try:
         folder, number = find_trial(run, trial)
-        asked, lines = read_run(folder)
+        _, lines = read_run(folder)
         line = next((line for line in lines if line.trial == number), None)
         if line is None:
             raise OptimiseError(f"{trial}: {folder} has {len(lines)} lines")
         written = problem_path(run, folder.name)
-        if written.exists():
+        if line.problem.startswith("kernelbench/"):
+            problem = replace(load_task(written, (line.case["dtype"],)).problem, name=line.problem)
+        elif written.exists():
             problem = load_problem(written)
-        elif line.problem.startswith("kernelbench/"):
-            raise OptimiseError(f"{trial}: {asked.get('origin')}: name the suite's folder to replay its trials")
         else:
             problem = named(line.problem)
         case = Case.of(line.case["dtype"], line.case["layout"], **line.case["params"])
@@ -316,18 +315,6 @@ def where_of(word: str) -> str:
     if where == "cuda" and not torch.cuda.is_available():
         raise Permanent("--device cuda: torch sees no GPU here")
     return where
-
-
-def _peaks(run: Path, given: Path | None, where: str, kind: Any, probe: Any) -> Any:
-    """The given peaks, this run's own, or a probe of this GPU; None on a CPU, whose peaks would mean nothing."""
-    path = given if given is not None else run / "peaks.json"
-    if path.exists() or given is not None:
-        return kind.read(path)
-    if where != "cuda":
-        return None
-    found = probe(where)
-    _write(path, found.to_json())
-    return found
 
 
 def _case(text: str) -> Any:
@@ -359,26 +346,6 @@ def _tiny(work: Any) -> Any:
     return replace(work, task=task, generators=authors)
 
 
-def _signer(key: Path | None, run: Path) -> Any:
-    from collectors.seal import SealError, Signer
-
-    path = key if key is not None else run / "signer.key"
-    if key is None and not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(Signer.generate().to_bytes().hex() + "\n")
-    try:
-        signer = Signer.from_bytes(bytes.fromhex(path.read_text().strip()))
-    except (OSError, ValueError, SealError) as error:
-        raise Permanent(f"{path}: not a private key ({error})") from error
-    if key is None:
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-        public = signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
-        (run / "signer.pub").write_text(public + "\n")
-    return signer
-
-
 def _commit() -> str:
     from kernels.cli import _commit as commit
 
@@ -391,8 +358,3 @@ def _profile_json(found: Any, decisions: list[Any]) -> dict[str, Any]:
               for h in found.hotspots]  # fmt: skip
     plain = {k: v for k, v in asdict(found).items() if k not in ("hotspots", "peaks")}
     return {**plain, "peaks": found.peaks.to_json(), "hotspots": listed}
-
-
-def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n")

@@ -12,8 +12,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels.kernelbench import arguments_of, as_it_was
+from kernels.as_it_was import as_it_was
+from kernels.kernelbench import arguments_of
 from kernels.optimise import OptimiseError, slug_of
+
+MODEL_TRACE = "model_trace.json"
 
 
 @as_it_was()
@@ -47,9 +50,10 @@ def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
         raise
     except (Exception, SystemExit) as error:
         raise OptimiseError(f"{spec}: a training step fails: {type(error).__name__}: {error}") from error
-    target = folder / "model_trace.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    session.export_chrome_trace(str(target))
+    folder.mkdir(parents=True, exist_ok=True)
+    partial, target = folder / f".{MODEL_TRACE}", folder / MODEL_TRACE
+    session.export_chrome_trace(str(partial))
+    partial.replace(target)
     return target
 
 

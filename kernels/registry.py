@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from kernels.apply.bundle import kernel_record
 from kernels.envelope import CertificateError, certificate_sha256, read
+from kernels.ledger import write_whole
 
 
 class RegistryError(ValueError):
@@ -115,7 +116,7 @@ class Registry:
         with self._alone():
             if not _history(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                _replace(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
+                write_whole(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
                 self._append(sha256, Move(State.proposed, by, why, at_s))
                 told = self._told().get(sha256, {})
                 if told.get("at_s", _UNKNOWN_S) != _UNKNOWN_S:  # its folder was removed since; a demotion is final
@@ -312,7 +313,7 @@ class Registry:
                 gone.setdefault(name, {"certificate": name, "why": f"damaged: {error}"[:300], "at_s": _UNKNOWN_S})
             else:
                 gone.pop(name, None)
-        _replace(self.folder / "demoted.json", json.dumps(list(gone.values()), indent=1) + "\n")
+        write_whole(self.folder / "demoted.json", json.dumps(list(gone.values()), indent=1) + "\n")
 
 
 @contextlib.contextmanager
@@ -352,12 +353,3 @@ def _move(value: Mapping[str, Any]) -> Move:
     return Move(
         State(value["state"]), str(value["by"]), str(value["why"]), float(value["at_s"]), value["plan_sha256"]
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -11,12 +11,12 @@ import html
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.ledger import LedgerError, Line, read_run
+from kernels.ledger import LedgerError, Line, read_run, write_whole
 from kernels.optimise import FIT, tasks_of
 
 _MANY = 40
@@ -60,8 +60,8 @@ def write_report(run: Path) -> tuple[Path, Path]:
         (plots / name).write_bytes(data)
     blocks = _blocks(run, sections)
     markdown, page = run / "report.md", run / "report.html"
-    markdown.write_text("\n\n".join(_as_markdown(block) for block in blocks) + "\n", encoding="utf-8")
-    page.write_text(_page(blocks, images), encoding="utf-8")
+    write_whole(markdown, "\n\n".join(_as_markdown(block) for block in blocks) + "\n")
+    write_whole(page, _page(blocks, images))
     return markdown, page
 
 
@@ -79,7 +79,8 @@ Block = tuple[str, Any]
 
 def _blocks(run: Path, sections: Sequence[Section]) -> list[Block]:
     blocks: list[Block] = [("h1", f"Kernel search {run.name}")]
-    blocks += _profile_blocks(run)
+    blocks += _told_by(run / "profile.json", _profile_told)
+    blocks += _told_by(run / "coverage.json", _coverage_told)
     blocks.append(("h2", "Outcome"))
     if not sections:
         blocks.append(("p", "Nothing was searched."))
@@ -93,14 +94,24 @@ def _blocks(run: Path, sections: Sequence[Section]) -> list[Block]:
     return blocks
 
 
-def _profile_blocks(run: Path) -> list[Block]:
-    path = run / "profile.json"
+def _told_by(path: Path, told: Callable[[dict[str, Any]], list[Block]]) -> list[Block]:
+    """What one of a run's files says; nothing where it is not there."""
     if not path.exists():
         return []
     try:
-        return _profile_told(json.loads(path.read_text()))
+        return told(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise LedgerError(f"{path}: no profile of a search ({type(error).__name__}: {error})") from error
+        raise LedgerError(f"{path}: no {path.stem} of a search ({type(error).__name__}: {error})") from error
+
+
+def _coverage_told(found: dict[str, Any]) -> list[Block]:
+    """Of a suite: what no family of ours computes, and so was not searched."""
+    missed = found["missed"]
+    count = len(found["covered"]) + len(missed)
+    text = f"{len(found['covered'])} of {count} tasks are what a family of ours computes; they were searched."
+    rows = [[(name, "coverage.json"), (why, "coverage.json")] for name, why in missed.items()]
+    table: list[Block] = [("table", (["not searched", "why"], rows))] if rows else []
+    return [("h2", "Coverage of the suite"), ("p", text), *table]
 
 
 def _profile_told(found: dict[str, Any]) -> list[Block]:
@@ -203,8 +214,8 @@ def _verdict_words(section: Section, line: Line) -> str:
 
 
 def _link(section: Section, line: Line | None) -> str:
-    """To the line of the ledger: an editor or a forge opens it by number."""
-    return f"tasks/{section.slug}/ledger.jsonl#L{line.trial}" if line is not None else ""
+    """To the line of the ledger: an editor or a forge opens it by number. To all of them where none says it."""
+    return f"tasks/{section.slug}/ledger.jsonl" + (f"#L{line.trial}" if line is not None else "")
 
 
 def _time(seconds: float) -> str:

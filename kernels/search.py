@@ -206,7 +206,7 @@ class Search:
                     self._idle[author.name] = f"{author.name}: {error}"
                 continue
             self._busy.pop(author.name, None)
-            new = [p for p in proposals if p.candidate.sha256 not in seen]
+            new = list({p.candidate.sha256: p for p in proposals if p.candidate.sha256 not in seen}.values())
             if not new:
                 self._idle[author.name] = f"{author.name}: nothing left to try"
             seen |= {p.candidate.sha256 for p in new}
@@ -277,8 +277,8 @@ class Search:
             at_s=self.clock(),
             seed=self.seed,
             commit=self.provenance.commit,
-            gpu=self.provenance.gpu,
-            container=self.provenance.container,
+            gpu=str(verdict.environment.get("gpu") or self.provenance.gpu),  # another machine's judge says its own
+            container=str(verdict.environment.get("container") or self.provenance.container),
             generator=proposal.generator,
             problem=self.task.problem.name,
             case=self.task.case.to_json(),

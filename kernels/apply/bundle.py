@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from kernels.apply.job import PARTS
 from kernels.candidate import Candidate
 from kernels.envelope import CertificateError, certificate_sha256, read
+from kernels.ledger import write_whole
 
 FILE = "nightshift_kernels.py"
 _PLACE = "KERNELS: list[dict[str, Any]] = []\n"
@@ -131,6 +132,4 @@ def _names(node: ast.stmt) -> list[str]:
 
 def write_bundle(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(bundle(records), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, bundle(records))

@@ -19,7 +19,10 @@ from typing import Any, Protocol
 
 from collectors.base import Temporary
 from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
-from kernels.generate.prompt import ReplyError, kernel_of, messages
+from kernels.generate.prompt import ReplyError, answer_of, kernel_of, messages
+
+_ENDED = ("finish_reason", "stop_reason", "done_reason")
+"""Why a reply ended, as OpenAI, Anthropic and Ollama call it."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class LanguageModel:
     ) -> Proposal | None:
         """One kernel, asked for again when a reply holds none; None when the budget or the patience ends."""
         said = messages(task, history, mine, self.allowance.exemplars)
+        judged = {outcome.proposal.candidate.sha256 for outcome in history}
         used = 0
         for _ in range(1 + self.allowance.repairs):
             if self._over():
@@ -122,8 +126,10 @@ class LanguageModel:
             used += reply.tokens
             try:
                 made = kernel_of(reply.text, task, reply.truncated)
+                if made.sha256 in judged:
+                    raise ReplyError("That file was judged already, to the letter: write another.")
             except ReplyError as error:
-                said = [*said, ("assistant", reply.text[:4000] or "(nothing)"), ("user", str(error))]
+                said = [*said, ("assistant", answer_of(reply.text)[:4000] or "(nothing)"), ("user", str(error))]
                 continue
             kind = "refines its last attempt" if mine else "first attempt"
             why = f"{self.name}: {kind}" if temperature < 0.5 else f"{self.name}: another version of it"
@@ -150,13 +156,12 @@ def _replies(account: Path) -> list[int]:
     return found
 
 
-def connect(
-    model: str, base_url: str | None = None, key_variable: str = "OPENAI_API_KEY", reply_tokens: int = 8_000
-) -> Chat:
+def connect(model: str, base_url: str | None = None, key_variable: str = "", reply_tokens: int = 8_000) -> Chat:
     """A LangChain chat model as a `Chat`. `model` may name its provider, as in ``openai:gpt-…``.
 
-    The key is read from the environment variable and goes nowhere else. Raises GeneratorError where LangChain is
-    not installed or the model cannot be made.
+    The key is read from the environment variable and goes nowhere else: from OPENAI_API_KEY for a server at
+    `base_url`, else from the provider's own. Raises GeneratorError where LangChain is not installed or the model
+    cannot be made.
     """
     try:
         from langchain.chat_models import init_chat_model
@@ -165,31 +170,34 @@ def connect(
     options: dict[str, Any] = {"max_retries": 2, "timeout": 120.0, "max_tokens": reply_tokens}
     if base_url is not None:
         options |= {"base_url": base_url, "model_provider": "openai"}
-    key = os.environ.get(key_variable) or (
-        "none" if base_url is not None else None
-    )  # one's own server may ask none
-    if key is not None:
-        options["api_key"] = key
+    if base_url is not None or key_variable:  # else LangChain takes the provider's: no other's key goes there
+        options["api_key"] = os.environ.get(key_variable or "OPENAI_API_KEY") or "none"  # one's own may ask none
     try:
         chat: Any = init_chat_model(model, **options)
     except Exception as error:  # each provider raises its own classes for a missing key or a wrong name
         raise GeneratorError(f"llm: {model}: {type(error).__name__}: {str(error)[:200]}") from error
 
+    takes = {"temperature"}  # a reasoning model may take none, and say so of the first request
+
     def ask(said: Sequence[tuple[str, str]], temperature: float) -> Reply:
+        heat = dict.fromkeys(takes, temperature)
         try:
-            answer = chat.invoke(list(said), temperature=temperature)
+            answer = chat.invoke(list(said), **heat)
         except Exception as error:  # providers raise their own classes; their status says whether to try again
             status = getattr(error, "status_code", None)
+            if status in (400, 422) and heat and "temperature" in str(error).lower():
+                takes.clear()
+                return ask(said, temperature)
             if status in (400, 401, 403, 404, 422):
                 raise GeneratorError(f"llm: {model} refused the request ({status})") from error
             raise Temporary(f"llm: {model}: {type(error).__name__}") from error
         usage = answer.usage_metadata or {}
         text = answer.content if isinstance(answer.content, str) else str(answer.text)
         text = text.encode(errors="replace").decode()  # half a surrogate pair could not be sent back or kept
-        reason = str(answer.response_metadata.get("finish_reason", ""))
+        reasons = [str(answer.response_metadata.get(name, "")) for name in _ENDED]
         tokens = int(usage.get("total_tokens") or 0)
         if tokens <= 0:  # not told, or nonsense that would stretch the allowance
             tokens = (len(text) + sum(len(t) for _, t in said)) // 4
-        return Reply(text, tokens, reason in ("length", "max_tokens"))
+        return Reply(text, tokens, not {"length", "max_tokens"}.isdisjoint(reasons))
 
     return ask

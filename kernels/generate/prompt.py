@@ -3,13 +3,15 @@
 The prompt holds the task (the reference's own source, shapes, the roofline), the rules that the judge applies, a
 few contrastive pairs (two correct kernels that look alike, the faster and the slower, with what differs: CUDA-L1,
 arXiv 2507.14111) and what the judge said about the latest attempt. Code is taken from between two markers, or from
-the one fenced block of a reply; anything else is no kernel. Nothing that a model says is believed: it is judged.
+the one fenced block of a reply; anything else is no kernel, and what a reasoning model thought before its answer is
+not read. Nothing that a model says is believed: it is judged.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -24,7 +26,10 @@ from kernels.generate.base import Outcome, Task
 from kernels.generate.space import differences
 
 BEGIN, END = "### BEGIN KERNEL", "### END KERNEL"
-_FENCE = re.compile(r"```(?:python|py|triton)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
+_MARK = re.compile(r"#{2,} *(BEGIN) KERNEL[#*` \t]*$|^[*` \t]*#{2,} *(END) KERNEL", re.MULTILINE | re.IGNORECASE)
+_THINKS = re.compile(r"\s*(?:<(?:think|thinking|reasoning)>|\[THINK\])")
+_THOUGHT = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]|<\|channel\|>final<\|message\|>")
 _MAX_CHARS = 60_000
 _SHOWN_CHARS = 6_000
 
@@ -69,13 +74,13 @@ def contrasts(history: Sequence[Outcome], count: int) -> list[Contrast]:
                 continue
             a, b = fast.proposal.candidate.source, slow.proposal.candidate.source
             alike = difflib.SequenceMatcher(None, a[:4000], b[:4000], autojunk=True).quick_ratio()
-            pairs.append((math.log(ratio) * alike, Contrast(fast, slow, ratio, _why(fast, slow))))
+            pairs.append((math.log(ratio) * alike, fast, slow, ratio))
     chosen: list[Contrast] = []
     used: set[int] = set()
-    for _, pair in sorted(pairs, key=lambda p: -p[0]):
-        if id(pair.slow) not in used and len(chosen) < count:
-            used.add(id(pair.slow))
-            chosen.append(pair)
+    for _, fast, slow, ratio in sorted(pairs, key=lambda p: -p[0]):
+        if id(slow) not in used and len(chosen) < count:
+            used.add(id(slow))
+            chosen.append(Contrast(fast, slow, ratio, _why(fast, slow)))  # only of these: it takes its time
     return chosen
 
 
@@ -83,9 +88,10 @@ def _why(fast: Outcome, slow: Outcome) -> str:
     a, b = slow.proposal.config, fast.proposal.config
     if a and set(a) == set(b):
         return f"changed {differences(a, b)}"
-    lines = difflib.ndiff(slow.proposal.candidate.source.splitlines(), fast.proposal.candidate.source.splitlines())
-    changed = [line for line in lines if line[:1] in "+-" and line[2:].strip() and not line[2:].startswith("#")]
-    return "changed these lines:\n" + "\n".join(changed[:12])
+    old, new = (outcome.proposal.candidate.source.splitlines() for outcome in (slow, fast))
+    lines = itertools.islice(difflib.unified_diff(old, new, n=0, lineterm=""), 2, None)  # behind the files' names
+    changed = [line for line in lines if line[:1] in "+-" and line[1:].strip() and not line[1:].startswith("#")]
+    return "changed these lines:\n" + "\n".join(f"{line[0]} {line[1:]}" for line in changed[:12])
 
 
 def task_text(task: Task) -> str:
@@ -155,14 +161,13 @@ def kernel_of(reply: str, task: Task, truncated: bool = False) -> Candidate:
 
     Without a header of its own it answers for the timed case alone.
     """
-    if len(reply) > _MAX_CHARS:
-        raise ReplyError(f"The reply has {len(reply)} characters; at most {_MAX_CHARS} are read.")
-    code = _between(reply)
-    if code is None:
+    answer = answer_of(reply)
+    if len(answer) > _MAX_CHARS:
+        raise ReplyError(f"The reply has {len(answer)} characters; at most {_MAX_CHARS} are read.")
+    code = _between(answer)
+    if not code.strip():
         why = "It was cut off before its end: be shorter." if truncated else "Nothing else is read."
         raise ReplyError(f"No file stands between {BEGIN!r} and {END!r}. {why}")
-    if BEGIN in code or END in code:
-        raise ReplyError("The file holds the markers themselves.")
     try:
         if code.startswith(f"# {FIRST_LINE}"):
             return parse_candidate(code, "reply").candidate
@@ -181,14 +186,25 @@ def kernel_of(reply: str, task: Task, truncated: bool = False) -> Candidate:
         raise ReplyError(f"The declaration is malformed: {error}") from error
 
 
-def _between(reply: str) -> str | None:
-    start = reply.find(BEGIN)
-    if start >= 0:
-        end = reply.rfind(END)
-        if end <= start:
-            return None
-        code = reply[start + len(BEGIN) : end].strip()
-        fenced = _FENCE.fullmatch(code)
-        return (fenced.group(1) if fenced else code).strip() + "\n"
-    blocks = [block for block in _FENCE.findall(reply) if "def entry" in block]
-    return blocks[0].strip() + "\n" if len(blocks) == 1 else None
+def answer_of(reply: str) -> str:
+    """A reply without what a reasoning model thought before it; empty where it was still thinking."""
+    thought = max((mark.end() for mark in _THOUGHT.finditer(reply)), default=0)
+    answer = reply[thought:].replace("\r\n", "\n")
+    return "" if _THINKS.match(answer) else answer
+
+
+def _between(answer: str) -> str:
+    """The file between the lines that mark it, else the only block that has an entry; empty where there is none."""
+    marks = list(_MARK.finditer(answer))
+    if len(marks) > 2:
+        raise ReplyError("The file holds the markers themselves, or there are several: send one.")
+    if marks:
+        if len(marks) < 2 or not marks[0][1] or not marks[1][2]:
+            return ""
+        code = answer[marks[0].end() : marks[1].start()]
+        fenced = _FENCE.findall(code)
+        return (fenced[0] if len(fenced) == 1 else code).strip() + "\n"
+    blocks = [block for block in _FENCE.findall(answer) if "def entry" in block]
+    if len(blocks) > 1:
+        raise ReplyError(f"{len(blocks)} blocks define entry: send one file.")
+    return blocks[0].strip() + "\n" if blocks else ""

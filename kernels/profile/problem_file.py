@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collectors.seal import sha256_hex
+from kernels.ledger import write_whole
 from kernels.problem import DTYPES, Case, Problem, ProblemError
 from kernels.problems import BY_NAME
 from kernels.profile.hotspots import Hotspot, timed_sizes
@@ -67,7 +68,7 @@ def write_problem(hotspots: Sequence[Hotspot], path: Path, source: str = "") -> 
     head, future, rest = text.partition("from __future__ import annotations\n")
     body = head + future + "\nimport dataclasses\n" + rest + "\n".join(lines) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(body, encoding="utf-8")
+    write_whole(path, body)
     return load_problem(path)
 
 
@@ -81,11 +82,14 @@ def keep_problem(source: Path, run: Path, slug: str) -> None:
 
     Raises ProblemError where another one lies there: what was searched so far was another problem.
     """
-    path, text = problem_path(run, slug), source.read_bytes()
+    path = problem_path(run, slug)
+    if path == source:
+        return
+    text = source.read_bytes()
     if path.exists() and path.read_bytes() != text:
         raise ProblemError(f"{source}: not what this run has searched so far ({path}); take another --run")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text)
+    write_whole(path, text)
 
 
 def load_problem(path: Path) -> Problem:

@@ -212,3 +212,17 @@ def test_parameters_that_lie_further_apart_than_a_table_was_asked_to_count_are_l
     assert held_.entry.__globals__["SEEN"] == [8000, 8000]
     assert held_.calls == 1
     assert all(torch.allclose(weight, torch.full_like(weight, 0.5)) for weight in weights)
+
+
+def test_a_parameter_without_elements_is_stepped_with_the_others(job: Job) -> None:
+    """It lies nowhere: the others were counted from there, or the step ended in an error."""
+    kernels = job(held("adamw_many", dtype="bfloat16", mutates=[0, 2, 3, 4]))
+    weights = [nn.Parameter(torch.ones(size)) for size in (40, 0)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW(weights, lr=0.5, weight_decay=0.0)
+    quietly(kernels, nn.Identity(), optimizer=optimizer)
+    optimizer.step()
+    assert kernels.STATE.kernels["adamw_many"].entry.__globals__["SEEN"] == [40]
+    assert all(torch.allclose(weight, torch.full_like(weight, 0.5)) for weight in weights)
+    assert [int(optimizer.state[weight]["step"]) for weight in weights] == [1, 1]

@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tests.kernels.applied_records import record
 from tests.kernels.held import SAME, WIDE, D, Job, Mlp, N, X, calls, held, quietly
 
 
@@ -204,14 +205,58 @@ def test_modes_and_tracers_see_operators_and_sparse_weights_are_torchs(job: Job)
     assert torch.allclose(F.linear(ragged, weight).values(), X @ weight.t(), atol=1e-5)
 
 
+class Losing(nn.Module):
+    """A loss of logits that are cast, as a compiled region has it folded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x[:, :48].bfloat16().float(), torch.arange(6))
+
+
 def test_an_exported_model_knows_nothing_of_this_file(job: Job) -> None:
-    kernels = job(held("gelu"), held("layernorm"))
-    model = nn.Sequential(nn.LayerNorm(N), nn.GELU())
+    loss = record("cross_entropy_cast", "entry = None", m=6, v=48)
+    kernels = job(held("gelu"), held("layernorm"), {**loss, "dtype": "bfloat16"})
+    model = nn.Sequential(nn.LayerNorm(N), nn.GELU(), Losing())
     quietly(kernels, model)
     for strict in (False, True):
         exported = torch.export.export(model, (SAME,), strict=strict)
         assert not any("nightshift" in str(node.target) for node in exported.graph.nodes)
         assert torch.allclose(exported.module()(SAME), model(SAME), atol=1e-6)
+
+
+class Formula(nn.Module):
+    """An RMSNorm written out: what it gives lies as what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(N) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+@pytest.mark.parametrize(("problem", "module"), [("gelu", nn.GELU()), ("rmsnorm", Formula())])
+def test_what_is_computed_of_turned_tensors_lies_as_torch_s(job: Job, problem: str, module: nn.Module) -> None:
+    """Whose rows are no rows in memory: a kernel was given a copy, and a view of what came of it was an error."""
+    kernels = job(held(problem))
+    x = torch.randn(N, 3, 2).permute(2, 1, 0)
+    wanted = module(x)
+    quietly(kernels, module)
+    made = module(x)
+    assert torch.equal(made, wanted)
+    assert made.stride() == wanted.stride() != x.contiguous().stride()
+    assert made.permute(2, 1, 0).view(-1).shape == (6 * N,)
+    assert kernels.STATE.fallbacks == {f"{problem}: stride": 1}
+    module(x.contiguous())
+    assert calls(kernels) == {problem: 1}
+
+
+def test_a_second_report_says_what_the_first_said(job: Job) -> None:
+    """Of a block's two kernels it had named one."""
+    kernels = job(held("swiglu"), held("fused_mlp"), held("layernorm"))
+    model = nn.Sequential(nn.LayerNorm(N), Mlp())
+    first, second = quietly(kernels, model), quietly(kernels, model)
+    assert len(first.applied) == 3
+    assert str(second) == str(first)
 
 
 def test_what_a_compiler_says_of_exports_keeps_no_kernel_out_of_its_regions(
@@ -308,3 +353,22 @@ def test_what_does_not_load_on_one_rank_is_used_on_none(job: Job, monkeypatch: p
         "on rank 1: does not load: OSError: No space left on device",
         "does not load: ValueError: the source is not the one that was certified",
     ]
+
+
+def test_of_two_models_of_a_process_both_use_the_kernels_until_one_gives_them_back(job: Job) -> None:
+    """Functions are swapped for all; the other model computes as before, by torch, and is given back by itself."""
+    kernels = job(held("layernorm"))
+    one, other = nn.LayerNorm(N), nn.LayerNorm(N)
+    wanted = other(SAME)
+    for model in (one, other):
+        quietly(kernels, model)
+        model(SAME)
+    assert calls(kernels) == {"layernorm": 2}
+    assert kernels.unapply(one) == 1
+    assert torch.equal(other(SAME), wanted)
+    assert kernels.fallbacks() == {}
+    quietly(kernels, one)
+    other(SAME)
+    assert calls(kernels) == {"layernorm": 1}
+    assert [kernels.unapply(model) for model in (other, one)] == [1, 1]
+    assert not any("forward" in vars(model) for model in (one, other))

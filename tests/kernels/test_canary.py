@@ -30,6 +30,7 @@ class World:
     drift: float = 0.0
     seed: int = 0
     breaks: str = ""
+    idle: tuple[str, ...] = ()
     now: float = 0.0
     _key: Any = None
     _level: float = 1.0
@@ -42,6 +43,8 @@ class World:
         used = tuple(self.state.kernels)
         if self.breaks in used:
             raise RuntimeError("does not compile")
+        for name, kernel in self.state.kernels.items():
+            kernel.calls += name not in self.idle
         if used != self._key:  # one reading: what a recompilation and the machine's mood bring
             self._key, self._level = used, math.exp(self._dice.gauss(0.0, self.noise))
             self.held.append(used)
@@ -89,22 +92,37 @@ def test_it_keeps_what_makes_the_step_faster(world: Any, gains: dict[str, float]
         assert seconds["gain"] == pytest.approx(1.0 / (1.0 - sum(gains[n] for n in kept & gains.keys())) - 1.0)
 
 
-def test_kernels_that_no_step_called_are_named_with_what_was_left_to_torch(world: Any) -> None:
-    """A set is kept whole: one in it that never ran looked like all others."""
-    runtime, one = world(gains={"rmsnorm": 0.1})
+def test_kernels_that_no_step_called_are_named_with_what_was_left_to_torch_and_not_kept(world: Any) -> None:
+    """A set is kept whole: one in it that never ran looked like all others. A gradient's goes with its kernel."""
+    runtime, one = world(gains={"rmsnorm": 0.1, "cross_entropy": 0.1}, idle=("gelu", "rmsnorm_backward"))
     told: list[str] = []
     one.state.log = told.append
+    step = one.step
 
-    def step() -> None:
-        for name in one.state.kernels:
-            if name != "gelu":
-                one.state.kernels[name].calls += 1
+    def counted() -> None:
         runtime.fell_back("gelu", "transform")
-        one.step()
+        step()
 
-    runtime.canary(step, clock=one.clock)
+    runtime.canary(counted, clock=one.clock)
     (line,) = (line for line in told if "no step called" in line)
-    assert "no step called gelu; left to torch: gelu: transform (" in line
+    assert "no step called rmsnorm_backward, gelu; left to torch: gelu: transform (" in line
+    assert told[-1].endswith("keeps rmsnorm, rmsnorm_backward, cross_entropy of " + ", ".join(NAMES))
+    assert not any("gelu" in held for held in one.held[1:])  # and no reading is spent on it
+
+
+def test_a_kernel_that_another_rank_calls_is_no_idle_one(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, one = world(gains={"rmsnorm": 0.1, "gelu": 0.1}, idle=("gelu",))
+    monkeypatch.setattr(runtime, "of_all_ranks", lambda mine: [mine, {"gelu"}])
+    runtime.canary(one.step, clock=one.clock)
+    assert "gelu" in one.state.kernels
+
+
+def test_where_a_step_calls_none_none_is_kept(world: Any) -> None:
+    """Not even one that chance would have."""
+    runtime, one = world(gains=dict.fromkeys(NAMES, 0.1), idle=NAMES)
+    seconds = runtime.canary(one.step, clock=one.clock)
+    assert not one.state.kernels
+    assert set(seconds) == {"all"}
 
 
 def test_small_gains_that_no_single_reading_shows_are_kept_together(world: Any) -> None:

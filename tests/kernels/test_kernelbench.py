@@ -82,7 +82,7 @@ def test_a_broken_task_is_told_by_file(text: str, word: str, tmp_path: Path) -> 
     with pytest.raises(ProblemError, match=r"bad\.py") as caught:
         load_suite(tmp_path)
     assert word in str(caught.value)
-    with pytest.raises(ProblemError, match=r"no \.py"):
+    with pytest.raises(ProblemError, match="nothing: no folder of tasks"):
         load_suite(tmp_path / "nothing")
 
 

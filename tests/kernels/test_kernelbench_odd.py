@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from kernels import interface
 from kernels.judge.inputs import CPU
 from kernels.judge.judge import Judge
 from kernels.judge.verdict import Reason, Status, Verdict
-from kernels.kernelbench import arguments_of, candidate_of, load_task
+from kernels.kernelbench import arguments_of, candidate_of, load_task, names_of
 from kernels.problem import ProblemError
 
 TASK = """
@@ -185,3 +186,50 @@ def test_what_one_file_sets_for_the_process_is_taken_back(tmp_path: Path, monkey
     assert torch.rand(1).device.type == "cpu"
     assert torch.is_grad_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+NEWER = "torch.backends.cuda.matmul.fp32_precision = 'tf32'"
+OLDER = "torch.set_float32_matmul_precision('medium')"
+
+
+@pytest.mark.parametrize("precision", [OLDER, NEWER, "torch.backends.fp32_precision = 'tf32'"])
+@pytest.mark.parametrize("place", ["module", "Model", "get_inputs"])
+def test_wherever_a_file_sets_it_the_judge_computes_as_before(tmp_path: Path, place: str, precision: str) -> None:
+    """A default dtype that `get_inputs` set held for every later draw, and for the oracle; a precision that was set
+    in torch's newer way ended the command, for the older way cannot be read then."""
+    sets = (
+        "import random; torch.set_default_dtype(torch.bfloat16); torch.set_num_threads(3); torch.manual_seed(3); "
+        f"random.seed(3); torch.backends.cudnn.deterministic = True; {precision}"
+    )
+    at = {name: sets if name == place else "pass" for name in ("module", "Model", "get_inputs")}
+    (tmp_path / "a.py").write_text(
+        f"import torch\n{at['module']}\n\nclass Model(torch.nn.Module):\n    def __init__(self):\n"
+        f"        super().__init__()\n        {at['Model']}\n\n    def forward(self, x):\n"
+        f"        return x.softmax(-1)\n\ndef get_inputs():\n    {at['get_inputs']}\n"
+        "    return [torch.rand(4, 8)]\n\ndef get_init_inputs():\n    return []\n"
+    )
+
+    def settings() -> tuple[object, ...]:
+        return (
+            torch.get_default_dtype(), torch.get_num_threads(), torch.initial_seed(), random.getstate(),
+            torch.backends.cudnn.deterministic, torch.get_float32_matmul_precision(), torch.backends.fp32_precision,
+        )  # fmt: skip
+
+    before = settings()
+    task = load_task(tmp_path / "a.py")
+    assert settings() == before
+    task.problem.inputs(task.problem.cases[0], "normal", 1, "cpu")
+    assert settings() == before
+
+
+def test_a_suite_is_a_folder_and_its_tasks_are_files(tmp_path: Path) -> None:
+    """A task's file, or nothing, was called a folder without tasks, a folder of a task's name a broken task."""
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(ProblemError, match=r"holds no \.py files"):
+        names_of(tmp_path)
+    task = tmp_path / "task.py"
+    task.write_text(_task("", "x", "x.softmax(-1)", "[torch.rand(4, 8)]"))
+    assert names_of(tmp_path) == ["task.py"]
+    for path in (task, tmp_path / "none"):
+        with pytest.raises(ProblemError, match=f"{path.name}: no folder of tasks"):
+            names_of(path)

@@ -15,9 +15,10 @@ import pytest
 from collectors.base import Temporary
 from kernels.candidate import Candidate
 from kernels.executor import LocalExecutor
-from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
+from kernels.generate import prompt
+from kernels.generate.base import Outcome, Proposal, Spent, Task
 from kernels.generate.llm import Allowance, LanguageModel, Reply, connect
-from kernels.generate.prompt import BEGIN, END, RULES, ReplyError, contrasts, feedback, kernel_of, messages
+from kernels.generate.prompt import BEGIN, END, RULES, ReplyError, _why, contrasts, feedback, kernel_of, messages
 from kernels.judge.contest import Pace
 from kernels.judge.inputs import INTERPRETER
 from kernels.judge.judge import Judge, Request
@@ -118,6 +119,24 @@ def test_contrasts_pair_fast_with_slow_and_never_use_what_failed() -> None:
     assert "GB/s" in feedback(TASK, history[0])
 
 
+def test_what_differs_is_looked_for_in_the_pairs_that_are_shown_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 attempts there are 276 pairs: asking all of them took seconds before each request."""
+    asked: list[str] = []
+
+    def why(fast: Outcome, slow: Outcome) -> str:
+        asked.append(_why(fast, slow))
+        return asked[-1]
+
+    monkeypatch.setattr(prompt, "_why", why)
+    many = [outcome(GOOD.replace("BLOCK", f"B{n}"), 1e-5 * 1.1**n, trial=n + 1) for n in range(24)]
+    assert [pair.why for pair in contrasts(many, 2)] == asked
+    assert len(asked) == 2
+    assert asked[0].startswith("changed these lines:\n- def ")
+    assert "\n+ def " in asked[0]
+    assert "---" not in asked[0]
+    assert "@@" not in asked[0]
+
+
 @pytest.mark.parametrize(
     ("reply", "told"),
     [
@@ -126,10 +145,13 @@ def test_contrasts_pair_fast_with_slow_and_never_use_what_failed() -> None:
         (f"{BEGIN}\nimport torch\ndef entry(", "cut off"),
         (f"{END}\n{GOOD}\n{BEGIN}", "No file stands between"),
         (marked(f"{BEGIN}\n{GOOD}"), "markers themselves"),
-        ("```python\ndef entry(x): pass\n```\n```python\ndef entry(x): return x\n```", "No file stands between"),
+        ("```python\ndef entry(x): pass\n```\n```python\ndef entry(x): return x\n```", "2 blocks define entry"),
+        (marked(GOOD) * 2, "or there are several"),
+        (marked("  "), "No file stands between"),
+        (f"<think>\n{marked(GOOD)}", "No file stands between"),
         ("x" * 70_000, "at most"),
         (marked("# nightshift candidate\n# problem: softmax\n# kind: divine\n" + GOOD), "malformed"),
-        (marked(GOOD + "\ud800"), "malformed"),
+        (marked(GOOD + "\ud800\n"), "malformed"),
     ],
 )
 def test_a_reply_without_one_whole_kernel_is_refused_in_words(reply: str, told: str) -> None:
@@ -138,7 +160,22 @@ def test_a_reply_without_one_whole_kernel_is_refused_in_words(reply: str, told: 
         kernel_of(reply, TASK, truncated="def entry(" in reply)
 
 
-@pytest.mark.parametrize("reply", [marked(GOOD), marked(f"```python\n{GOOD}```\n"), f"So:\n```python\n{GOOD}```"])
+DRAFT = marked("def entry(x): draft") + "```python\ndef entry(x): draft\n```\n"
+ANSWERS = [
+    marked(GOOD),
+    marked(f"```python\n{GOOD}```\n"),
+    f"So:\n```python\n{GOOD}```",
+    f"```Python3\n{GOOD}```".replace("\n", "\r\n"),
+    f"```python\n{marked(GOOD)}```",
+    f"Between `{BEGIN}` and `{END}` stands the file.\n{marked(GOOD)}",
+    f"<think>{DRAFT}</think>\n{marked(GOOD)}",
+    f"{DRAFT}</think>\n```python\n{GOOD}```",  # its template had opened the tag
+    f"<|channel|>analysis<|message|>{DRAFT}<|end|><|start|>assistant<|channel|>final<|message|>{marked(GOOD)}",
+    "<think>" + "x" * 100_000 + f"</think>{marked(GOOD)}",
+]
+
+
+@pytest.mark.parametrize("reply", ANSWERS, ids=range(len(ANSWERS)))
 def test_a_kernel_is_found_between_markers_or_in_the_only_block_and_answers_for_the_timed_case(reply: str) -> None:
     """Without a header of its own it is offered for exactly the case that was asked for."""
     made = kernel_of(reply, TASK)
@@ -190,6 +227,20 @@ def test_a_reply_without_a_kernel_is_asked_about_again_within_the_budget() -> No
     assert author.spent().calls == 4
 
 
+def test_a_model_that_repeats_itself_is_told_so_instead_of_left_out() -> None:
+    """A search takes an author that has nothing new for one that is done."""
+    before = Outcome(Proposal(kernel_of(marked(GOOD), TASK), "llm"), Status.slower, "why", "", 1e-5, trial=1)
+    chat = Replies(Reply(marked(GOOD), 10), Reply(marked(GOOD + "# better\n"), 10))
+    author = LanguageModel(chat)
+    (made,) = author.propose(TASK, [before], 1)
+    assert made.candidate.source == GOOD + "# better\n"
+    assert made.tokens == 20
+    assert "judged already" in chat.asked[1][0][-1][1]
+    stubborn = LanguageModel(Replies(Reply(marked(GOOD), 10)), allowance=Allowance(repairs=2))
+    assert list(stubborn.propose(TASK, [before], 1)) == []
+    assert stubborn.spent() == Spent(30, 3)
+
+
 def test_what_an_earlier_process_spent_counts_after_a_restart() -> None:
     """The ledger's tokens are part of the budget."""
     old = Outcome(Proposal(outcome(GOOD, 1e-5).proposal.candidate, "llm", tokens=400), Status.slower, "", "", 1e-5)
@@ -212,39 +263,6 @@ def test_replies_without_a_kernel_count_after_a_restart_too(tmp_path: Path) -> N
     assert last.spent().tokens == 150
     assert list(last.propose(TASK, [], 1)) == []
     assert not chat.asked
-
-
-def test_a_served_model_is_asked_through_langchain_and_its_errors_are_told_apart() -> None:
-    """Tokens come from the API; a refusal is final, an overload is not."""
-    with served([Answer(marked(GOOD)), Answer("short", finish="length")]) as (url, script):
-        chat = connect("scripted", url, key_variable="NIGHTSHIFT_TEST_KEY")
-        reply = chat([("system", "rules"), ("user", "task")], 0.2)
-        assert (reply.tokens, reply.truncated) == (150, False)
-        assert kernel_of(reply.text, TASK).source == GOOD
-        assert chat([("user", "more")], 0.9).truncated
-        assert script.requests[0]["messages"][0] == {"role": "system", "content": "rules"}
-        assert [r["temperature"] for r in script.requests] == [0.2, 0.9]
-    with served([Answer("no such model", status=404)]) as (url, _), pytest.raises(GeneratorError, match="404"):
-        connect("scripted", url)([("user", "task")], 0.2)
-    with served([Answer("later", status=500)]) as (url, _), pytest.raises(Temporary):
-        connect("scripted", url)([("user", "task")], 0.2)
-
-
-def test_a_served_model_cannot_stretch_its_allowance_nor_say_what_cannot_be_sent_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A negative usage gave tokens back; half a surrogate pair ended the author with the next request."""
-    langchain = pytest.importorskip("langchain.chat_models")
-    messages_of = pytest.importorskip("langchain_core.messages")
-    usage = {"input_tokens": -5, "output_tokens": -5, "total_tokens": -10}
-
-    class Odd:
-        def invoke(self, said: object, temperature: float) -> object:
-            return messages_of.AIMessage("\ud800" * 40, usage_metadata=usage)
-
-    monkeypatch.setattr(langchain, "init_chat_model", lambda *_, **__: Odd())
-    reply = connect("openai:odd")([("user", "x" * 40)], 0.2)
-    assert (reply.text, reply.tokens) == ("?" * 40, 20)
 
 
 def test_the_whole_loop_with_a_scripted_model_keeps_the_honest_kernel_and_refuses_the_hostile(

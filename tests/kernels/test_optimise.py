@@ -20,6 +20,7 @@ from kernels.bind import bind, call
 from kernels.candidate import Candidate
 from kernels.cli import app
 from kernels.envelope import read
+from kernels.judge.verdict import Reason
 from kernels.kernelbench import load_task
 from kernels.ledger import Ledger, Line, read_run
 from kernels.model_trace import trace_model
@@ -31,8 +32,10 @@ from kernels.profile.pattern import BIASED
 from kernels.profile.products import backward_of
 from kernels.profile.roofline import Peaks
 from kernels.report import write_report
+from kernels.search import Budget, Search
 from kernels.suite import SuiteAuthor, binding_of
 from kernels.told import WORD, hear
+from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
 RUNNER = CliRunner()
@@ -114,6 +117,20 @@ def test_who_follows_a_search_by_what_it_prints_has_its_whole_ledger(finished: P
 
 def _trusted(run: Path) -> dict[str, Any]:
     return dict(trusted_keys([run / "signer.pub"]))
+
+
+@pytest.mark.parametrize("trials", [0, 3])
+def test_what_came_to_nothing_links_to_the_ledger_that_shows_it(tmp_path: Path, trials: int) -> None:
+    """A search that was killed before its first verdict, and one in which all were refused: no line has a best."""
+    with Ledger(tmp_path / "tasks" / "x", {"task": "softmax", "origin": "a test"}) as ledger:
+        search = Search(TASK, [Counting()], Told(reason=Reason.rmse), ledger, NOWHERE, Budget(trials, batch=1))
+        assert search.run(certify=False).best is None
+    markdown, page = write_report(tmp_path)
+    (row,) = (line for line in markdown.read_text().splitlines() if line.startswith("| [x]"))
+    cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+    assert [cell for cell in cells if not re.fullmatch(r"\[.+\]\(tasks/x/.+\)", cell)] == []
+    assert "[none asked for](tasks/x/ledger.jsonl)" in cells
+    assert 'href="tasks/x/ledger.jsonl"' in page.read_text()
 
 
 def test_hostile_text_in_a_ledger_cannot_break_the_report(tmp_path: Path) -> None:
@@ -285,6 +302,9 @@ FUNCTIONS: list[tuple[str, Any, tuple[torch.Tensor, ...]]] = [
     ("gelu", F.gelu, (torch.randn(2, 3, 8),)),
     ("reduce_sum", lambda x: x.sum(-1), (torch.randn(4, 8),)),
     ("max", lambda x: x.amax(-1), (torch.randn(4, 8),)),
+    ("reduce_sum", lambda x: x.sum(-1, keepdim=True), (torch.randn(2, 4, 8),)),
+    ("max", lambda x: x.amax(-1, keepdim=True), (torch.randn(4, 8),)),
+    ("linear_bias", F.linear, (torch.randn(2, 4, 8), torch.randn(6, 8), torch.randn(6))),
     (
         "linear_gelu",
         lambda x, w, b: F.gelu(F.linear(x, w, b)),

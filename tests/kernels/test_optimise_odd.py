@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from collectors.base import Permanent
 from collectors.seal import Signer
 from kernels.cli import app
 from kernels.executor import Job
-from kernels.judge.verdict import Verdict
+from kernels.generate.base import Outcome, Proposal, Task
+from kernels.judge.verdict import Status, Verdict
 from kernels.ledger import Ledger, LedgerError, read_run
 from kernels.model_trace import trace_model
 from kernels.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
@@ -25,7 +26,7 @@ from kernels.problems import named
 from kernels.profile.hotspots import profile
 from kernels.profile.problem_file import load_problem, problem_path, write_problem
 from kernels.profile.roofline import Peaks
-from kernels.search import PAUSE_S, Budget, Search
+from kernels.search import PAUSE_S, Budget, Ladder, Search
 from kernels.suite import from_suite
 from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
@@ -287,3 +288,34 @@ def test_a_line_that_is_json_and_no_line_is_named(tmp_path: Path) -> None:
         (tmp_path / "ledger.jsonl").write_text(text + "\n")
         with pytest.raises(LedgerError, match=r"ledger.jsonl:1: "):
             read_run(tmp_path)
+
+
+def test_one_candidate_proposed_twice_at_once_is_judged_once(tmp_path: Path) -> None:
+    """Versions that a model is asked for at once are often the same."""
+
+    class Echo(Counting):
+        def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
+            made = super().propose(task, history, max(1, count // 2))
+            return [*made, *made]
+
+    told = Told()
+    with Ledger(tmp_path) as ledger:
+        search = Search(TASK, [Echo(6)], told, ledger, NOWHERE, Budget(trials=6, batch=4), Ladder((None,)))
+        assert search.run(certify=False).trials == 6
+    assert len(told.asked) == len(set(told.asked)) == 6
+
+
+def test_a_line_names_the_gpu_that_judged_it(tmp_path: Path) -> None:
+    """On a cluster that is another machine's than the search's own; of a verdict that nobody gave, the search's."""
+
+    class Elsewhere(Told):
+        def verdict(self, job: Job) -> Verdict:
+            found = super().verdict(job)
+            far = found.status is not Status.wrong
+            return replace(found, environment={"gpu": "a far GPU", "container": "sha256:1"} if far else {})
+
+    with Ledger(tmp_path) as ledger:
+        Search(TASK, [Counting(8)], Elsewhere(), ledger, NOWHERE).run(certify=False)
+    _, lines = read_run(tmp_path)
+    assert {(line.gpu, line.container) for line in lines if line.status != "wrong"} == {("a far GPU", "sha256:1")}
+    assert {(line.gpu, line.container) for line in lines if line.status == "wrong"} == {("none", "none")}

@@ -190,6 +190,15 @@ def test_a_step_that_is_marked_twice_or_reaches_into_the_next_is_counted_once(tm
         assert found.hotspots[0].share == pytest.approx(0.4)
 
 
+def test_an_optimiser_s_step_that_is_written_twice_ends_one_step(tmp_path: Path) -> None:
+    """A trace that was put together of two copies had twice as many steps, of half the time."""
+    ends = [{**step(begin=begin), "name": "Optimizer.step#AdamW.step", "dur": 20.0} for begin in (80.0, 180.0)]
+    work = [norm(1, 0.0, 10.0, 40.0), norm(2, 105.0, 110.0, 40.0)]
+    once, twice = read(tmp_path, *ends, *work), read(tmp_path, *ends, *ends, *work)
+    assert once.steps == twice.steps == 2
+    assert once.step_s == twice.step_s == pytest.approx(100e-6)
+
+
 def test_strides_that_are_none_and_events_that_are_none_are_told_or_passed_over(tmp_path: Path) -> None:
     events = norm(1, 5.0, 10.0, 40.0)
     given = {

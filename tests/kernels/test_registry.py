@@ -106,7 +106,9 @@ def test_a_demotion_that_broke_off_before_the_jobs_were_told_is_told_at_the_next
     assert registry.collect_mismatches(1.5) == []
     assert not (tmp_path / "demoted.json").exists()
     with monkeypatch.context() as patch:
-        patch.setattr("kernels.registry._replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        patch.setattr(
+            "kernels.registry.write_whole", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+        )
         with pytest.raises(RegistryError, match="No space left"):
             registry.demote(sha256, "cy", "odd losses", 2.0)
     assert registry.collect_mismatches(3.0) == []

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kernels.apply.job.guards import guarded
+from kernels.apply.job.guards import as_rows, guarded
 from kernels.apply.job.operators import operator_of
 from kernels.apply.job.places import Settings, as_set, autocast, put, replaced, settings, shaped, unseen, watched
 from kernels.apply.job.problems import BENT, SPECS
@@ -56,7 +56,7 @@ def swap_block(name: str, module: nn.Module, report: Report) -> None:
         own = (self.training and not trained) or watched(self, names)
         return original(self, x) if own else forward(self, x)
 
-    put(module, used[0], unless_seen)
+    put(module, used, unless_seen)
 
 
 def _beside(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
@@ -138,7 +138,8 @@ def _bent_forward(problem: str, names: tuple[str, ...]) -> Callable[..., Any]:
         up, down = (getattr(self, name) for name in names)
         out = None
         if problem in STATE.kernels and up.bias is not None and _free(x, up):
-            out = guarded(problem, (x.reshape(-1, x.shape[-1]), up.weight, up.bias), ())
+            rows = as_rows(problem, x)
+            out = None if rows is None else guarded(problem, (*rows, up.weight, up.bias), ())
         return down(act(up(x)) if out is None else shaped(out, *x.shape[:-1], out.shape[-1]))
 
     return forward
@@ -155,7 +156,8 @@ def _gated_forward(problem: str, names: tuple[str, ...]) -> Callable[..., Any]:
         a, b = gate(x), up(x)
         out = None
         if a.dim() >= 2 and a.dtype == b.dtype and a.shape == b.shape:
-            out = guarded(problem, (a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])), ())
+            rows = as_rows(problem, a, b)
+            out = None if rows is None else guarded(problem, rows, ())
         return down(reference(a, b) if out is None else shaped(out, *a.shape))
 
     return forward
@@ -165,7 +167,8 @@ def _whole(x: torch.Tensor, *layers: Any) -> Any:
     """The block by one operator, where no layer has a bias."""
     if WHOLE not in STATE.kernels or not _free(x, *layers) or any(layer.bias is not None for layer in layers):
         return None
-    out = guarded(WHOLE, (x.reshape(-1, x.shape[-1]), *(layer.weight for layer in layers)), ())
+    rows = as_rows(WHOLE, x)
+    out = None if rows is None else guarded(WHOLE, (*rows, *(layer.weight for layer in layers)), ())
     return None if out is None else shaped(out, *x.shape)
 
 

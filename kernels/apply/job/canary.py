@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kernels.apply.job.operators import open_all
-from kernels.apply.job.start import as_rank_0
+from kernels.apply.job.start import as_rank_0, of_all_ranks
 from kernels.apply.job.state import STATE
 
 STUDENT = (
@@ -48,14 +48,14 @@ def canary(
     5 % limit of its ratio to torch, divided among the sets tried, is above 1; else none does. "gain" is that ratio
     less 1, "gain_low" its limit.
 
-    Kernels that no step called are named in the log, with what the guards left to torch.
+    Kernels that no step called, on no rank, are not kept: they are named in the log, with what the guards left to
+    torch.
 
     settle_s: untimed steps before each reading. limit_s: fewer readings where all would take longer, but no fewer
     turns than give a limit. Compiled regions are compiled anew for each, one held at a time. Rank 0's choice
     counts.
     """
-    every = dict(STATE.kernels)
-    groups = sorted({_group(name) for name in every})
+    given = every = dict(STATE.kernels)
     began = clock()
     spent: list[float] = []
     seconds: dict[str, float] = {}
@@ -93,19 +93,24 @@ def canary(
 
     def finish(kept: Sequence[str]) -> dict[str, float]:
         _use({name: every[name] for name in kept})
-        STATE.log(f"nightshift kernels: canary keeps {', '.join(kept) or 'none'} of {', '.join(every) or 'none'}")
+        STATE.log(f"nightshift kernels: canary keeps {', '.join(kept) or 'none'} of {', '.join(given) or 'none'}")
         return seconds
 
     STATE.open = False
-    whole = tuple(every)
-    if not whole:
+    if not every:
         return finish(())
     before = {name: kernel.calls for name, kernel in every.items()}
-    seconds["all"] = first = tried(whole)
-    idle = [name for name, kernel in every.items() if kernel.calls == before[name]]
-    if idle and math.isfinite(first):
+    seconds["all"] = first = tried(tuple(every))
+    called = {name for name, kernel in every.items() if kernel.calls > before[name]}
+    if math.isfinite(first) and called != every.keys():
         why = ", ".join(f"{reason} ({count})" for reason, count in sorted(STATE.fallbacks.items()))
-        STATE.log(f"nightshift kernels: no step called {', '.join(idle)}; left to torch: {why or 'nothing'}")
+        idle = ", ".join(name for name in every if name not in called)
+        STATE.log(f"nightshift kernels: no step called {idle}; left to torch: {why or 'nothing'}")
+    used = of_all_ranks({_group(name) for name in (called if math.isfinite(first) else every)})
+    every = {name: kernel for name, kernel in given.items() if _group(name) in set().union(*used)}
+    if not every:
+        return finish(())
+    whole, groups = tuple(every), sorted({_group(name) for name in every})
     if any(kernel.traceable is not None for kernel in every.values()):
         STATE.open = True
         seconds["open"] = tried(whole)

@@ -95,7 +95,7 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
             torch._dynamo.mark_static_address(narrow, guard=False)  # CUDA graphs read it where it lies
             COPIES[weight] = Copy(weakref.ref(weight), narrow)
         copy = mine[id(weight)] = COPIES.get(weight)
-        put(module, COPIED, _linear(weight, copy))
+        put(module, (COPIED,), _linear(weight, copy))
         report.applied.append((name, kernel.problem, kernel.certificate))
     if not mine:
         report.skipped.append(("16-bit copies of weights", "no nn.Linear has a large float32 weight"))
@@ -103,7 +103,7 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
     fence()  # before any tracing
     STATE.wide_products = _wide_products(next(model.parameters()).device)
     MODELS.append(list(mine.values()))
-    put_whole(model, COPIED, _gated(type(model).forward, len(MODELS) - 1))
+    put_whole(model, (COPIED,), _gated(type(model).forward, len(MODELS) - 1))
     if len(MODELS) == 1:
         STATE.copied_steps = 0
         STATE.hooks += [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]

@@ -12,10 +12,10 @@ import torch
 
 from kernels.apply.job.attention import ATTENTION, attention_of, name_attention
 from kernels.apply.job.folds import FoldCasts
-from kernels.apply.job.guards import guarded, refusal, widened
+from kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from kernels.apply.job.norms import FoldNorms
 from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import plain, problem_of, shaped
+from kernels.apply.job.places import plain, problem_of, shaped, transformed
 from kernels.apply.job.products import linear_of
 from kernels.apply.job.rotary import TurnHalves, TurnPairs
 from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PAIRS, PRODUCTS, STATE, Report, in_use
@@ -96,9 +96,10 @@ def _tensors(*given: Any) -> bool:
     return all(isinstance(x, torch.Tensor) for x in given) and plain(*given)
 
 
-def _as_rows(x: Any) -> torch.Tensor | None:
+def _as_rows(problem: str, x: Any) -> torch.Tensor | None:
     """A tensor as rows, None where there are none."""
-    return x.reshape(-1, x.shape[-1]) if _tensors(x) and x.dim() >= 2 and x.numel() else None
+    rows = as_rows(problem, x) if _tensors(x) and x.dim() >= 2 and x.numel() else None
+    return None if rows is None else rows[0]
 
 
 def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +129,7 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
             kept, known = target != ignore_index, (target >= 0) & (target < input.shape[1])
             filled = torch.where(known, target, 0)
             losses = guarded("cross_entropy", (input, filled), ())
-            if losses is None and torch.compiler.is_compiling():
+            if losses is None and torch.compiler.is_compiling() and not transformed():
                 losses = _cast_loss(input, filled)
             if losses is not None:
                 losses = torch.where(kept, torch.where(known, losses, math.nan), 0.0)
@@ -184,7 +185,7 @@ def unfold_casts() -> None:
 
 def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
     def gelu(input: torch.Tensor, approximate: str = "none") -> Any:
-        rows = _as_rows(input) if approximate == "none" else None
+        rows = _as_rows("gelu", input) if approximate == "none" else None
         if rows is not None:
             out = guarded("gelu", (rows,), ())
             if out is not None:
@@ -196,8 +197,10 @@ def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
     def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
-        rows = _as_rows(input) if dtype is None and dim is not None else None
-        if rows is not None and dim in (-1, input.dim() - 1):
+        rows = None
+        if dtype is None and dim is not None and dim in (-1, input.dim() - 1):
+            rows = _as_rows("softmax", input)
+        if rows is not None:
             out = guarded("softmax", (rows,), ())
             if out is not None:
                 return shaped(out, *input.shape)

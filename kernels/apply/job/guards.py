@@ -33,7 +33,8 @@ def refusal(
     kind = kind or DTYPES.get(record["dtype"])
     if any(t.is_floating_point() and t.dtype != kind for t in tensors):
         return "dtype"
-    if not all(lies(record, t) for t in tensors):
+    lying = [lies(record, t) for t in tensors]  # torch 2.10 does not trace a generator that calls, in a gradient
+    if not all(lying):
         return "stride"
     for name, size in record["sizes"].items():
         here = sizes.get(name, -1)
@@ -54,6 +55,16 @@ def outside(record: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
             return "shape"
     largest = record.get("largest", {})
     return "size" if any(size > largest.get(name, size) for name, size in sizes.items()) else ""
+
+
+def as_rows(problem: str, *tensors: torch.Tensor) -> list[torch.Tensor] | None:
+    """Tensors as rows; None, and counted, where they do not lie so: what torch computes of others lies as they do,
+    and a kernel's result of a copy would not."""
+    if all(x.is_contiguous() for x in tensors):
+        return [x.reshape(-1, x.shape[-1]) for x in tensors]
+    if in_use(problem) is not None:
+        fell_back(problem, "stride")
+    return None
 
 
 def widened(x: torch.Tensor) -> bool:

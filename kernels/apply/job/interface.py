@@ -129,7 +129,8 @@ def _load(record: Mapping[str, Any], loaded: dict[str, Kernel]) -> str:
 
 
 def unapply(model: nn.Module) -> int:
-    """Takes everything back; the number of places that were."""
+    """Takes everything back; the number of places that were. Functions and kernels are the process's: places in
+    other models compute by torch from then on."""
     count = 0
     for module in model.modules():
         count += take_back(module)

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from kernels.apply.job.blocks import swap_block
-from kernels.apply.job.guards import guarded, refusal
+from kernels.apply.job.guards import as_rows, guarded, refusal
 from kernels.apply.job.norms import marked, normed
 from kernels.apply.job.operators import invoke, operator_of
 from kernels.apply.job.places import (
     Settings,
-    problem_of,
+    problems_of,
     put,
     replaced,
     settings,
@@ -45,9 +45,10 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
     """Gives one module a forward that asks the guards first; the module's class and parameters stay."""
     if isinstance(module, torch.jit.ScriptModule):
         return
-    known = problem_of(module)
-    if known:
-        report.applied.append((name, known, STATE.kernels[known].certificate if known in STATE.kernels else ""))
+    if known := problems_of(module):
+        for each in known:
+            held = STATE.kernels.get(each)
+            report.applied.append((name, each, held.certificate if held is not None else ""))
         return
     if next(module.children(), None) is not None:
         swap_block(name, module, report)
@@ -70,7 +71,7 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
     if replaced(module):
         report.skipped.append((name, f"{problem}: its forward was replaced"))
         return
-    put(module, problem, forward, kept)
+    put(module, (problem,), forward, kept)
     report.applied.append((name, problem, STATE.kernels[problem].certificate))
 
 
@@ -142,9 +143,9 @@ def _norm_forward(
 ) -> Callable[..., Any]:
     def forward(self: nn.Module, x: torch.Tensor) -> Any:
         weights = [getattr(self, name) for name in names]
-        if x.dim() >= 2 and all(isinstance(w, torch.Tensor) and w.shape == x.shape[-1:] for w in weights):
-            rows = x.reshape(-1, x.shape[-1])
-            out = None
+        fits = x.dim() >= 2 and all(isinstance(w, torch.Tensor) and w.shape == x.shape[-1:] for w in weights)
+        if fits and (lying := as_rows(problem, x)) is not None:
+            (rows,), out = lying, None
             if problem == "rmsnorm" and (in_use(problem) is None or _in_a_graph()):
                 out = normed(lambda given: original(self, given), rows, weights[0], eps)
             if out is None:

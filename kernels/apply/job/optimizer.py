@@ -152,16 +152,21 @@ def _unbounded(kernel: Kernel) -> str:
 
 
 def _lies_well(row: Row, device: int) -> bool:
-    """Whether one launch for all may take a parameter: its table counts in steps of eight elements."""
+    """Whether one launch for all may take a parameter: its table counts in steps of eight elements, and where one
+    without any begins is nowhere."""
     size = row[0].numel()
-    return (device >= 0 or interpreted()) and all(
-        type(x) in (torch.Tensor, torch.nn.Parameter)
-        and x.dtype is torch.float32
-        and x.get_device() == device
-        and x.is_contiguous()
-        and x.numel() == size
-        and x.data_ptr() % 32 == 0
-        for x in row
+    return (
+        size > 0
+        and (device >= 0 or interpreted())
+        and all(
+            type(x) in (torch.Tensor, torch.nn.Parameter)
+            and x.dtype is torch.float32
+            and x.get_device() == device
+            and x.is_contiguous()
+            and x.numel() == size
+            and x.data_ptr() % 32 == 0
+            for x in row
+        )
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -35,7 +35,7 @@ def as_set(module: nn.Module, kept: Settings) -> bool:
     return all(getattr(module, name, None) == value for name, value in kept)
 
 
-def put(module: nn.Module, problem: str, forward: Callable[..., Any], kept: Settings = ()) -> None:
+def put(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any], kept: Settings = ()) -> None:
     """Gives the instance a forward of one tensor; called in any other way, or with other settings than those that
     are `kept`, or another forward of its class than now, the module's own class computes.
 
@@ -51,23 +51,28 @@ def put(module: nn.Module, problem: str, forward: Callable[..., Any], kept: Sett
             if isinstance(x, torch.Tensor) and plain(x):
                 if type(self).forward is original and as_set(self, kept):
                     return forward(self, x)
-                fell_back(problem, "changed")
+                fell_back(problems[0], "changed")
         return type(self).forward(self, *given, **named)
 
-    put_whole(module, problem, guarded_forward)
+    put_whole(module, problems, guarded_forward)
 
 
-def put_whole(module: nn.Module, problem: str, forward: Callable[..., Any]) -> None:
+def put_whole(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any]) -> None:
     """The same with a forward that takes whatever the class's takes."""
     forward.__name__ = "forward"
-    forward.nightshift, forward.owner = problem, STATE  # type: ignore[attr-defined]
+    forward.nightshift, forward.owner = tuple(problems), STATE  # type: ignore[attr-defined]
     module.forward = MethodType(forward, module)
 
 
-def problem_of(module: nn.Module) -> str:
+def problems_of(module: nn.Module) -> tuple[str, ...]:
     """What this file replaced a module's forward for, also of a copy of it; empty where it did not."""
     function = getattr(module.__dict__.get("forward"), "__func__", None)
-    return str(getattr(function, "nightshift", "")) if getattr(function, "owner", None) is STATE else ""
+    return tuple(getattr(function, "nightshift", ())) if getattr(function, "owner", None) is STATE else ()
+
+
+def problem_of(module: nn.Module) -> str:
+    """The first of these, or empty."""
+    return next(iter(problems_of(module)), "")
 
 
 def replaced(module: nn.Module) -> bool:

@@ -61,11 +61,7 @@ def objections(only: Sequence[str] = (), load: Callable[[Mapping[str, Any]], str
         else other or unfit(k) or load(k)
         for k in KERNELS
     ]
-    if not ranked:
-        return mine
-    every: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(every, (kernels_sha256(), mine))
-    return agreed(every, torch.distributed.get_rank())
+    return agreed(of_all_ranks((kernels_sha256(), mine)), torch.distributed.get_rank()) if ranked else mine
 
 
 def owned_by_another() -> str:
@@ -89,6 +85,15 @@ def agreed(every: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:
         other = next((f"on rank {number}: {why}" for number, why in enumerate(column) if why), "")
         found.append(here or other)
     return found
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """What each rank has for this, in their order."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [value]
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, value)
+    return every
 
 
 def as_rank_0(value: Any) -> Any:
