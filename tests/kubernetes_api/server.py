@@ -27,7 +27,7 @@ from tests.certificates import self_signed
 
 from . import openapi
 from .api import Api, Options, timestamp
-from .errors import ApiError
+from .errors import ApiError, NoSuchPath
 from .faults import Faults
 from .handler import Handler, token_of
 from .query import delete_options, is_true
@@ -152,7 +152,7 @@ class ApiServer:
         group = (found["group"] or "") if found else ""
         version = (found["core"] or found["version"]) if found else ""
         if found is None or (found["plural"] is None and not found["namespace"]):
-            raise ApiError("NotFound", "the server could not find the requested resource")
+            raise NoSuchPath
         namespace, plural, name, sub = (
             found["namespace"] or "",
             found["plural"],
@@ -163,7 +163,7 @@ class ApiServer:
             namespace, plural, name, sub = "", "namespaces", namespace, plural or ""
         resource = self.api.resources.get((group, plural))
         if resource is None or resource.version != version:
-            raise ApiError("NotFound", "the server could not find the requested resource")
+            raise NoSuchPath
         return Route(resource, namespace, name, sub)
 
     def authorise(self, user: User, method: str, route: Route, query: dict[str, str]) -> None:
@@ -250,7 +250,7 @@ class ApiServer:
         verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
         found = [r for r in self.api.resources.values() if (r.group, r.version) == (group, version)]
         if not found:
-            raise ApiError("NotFound", "the server could not find the requested resource")
+            raise NoSuchPath
         listed = []
         for r in found:
             entry = {"name": r.plural, "singularName": r.kind.lower(), "namespaced": r.namespaced, "kind": r.kind}
