@@ -224,12 +224,8 @@ def _workload_path(workload: Object) -> str:
 
 def own_job(kube: KubeClient, pod: Object) -> FoundJob | None:
     """The batch/v1 Job that made a pod, whatever stands above it; None where no Job did."""
-    namespace = pod["metadata"]["namespace"]
-    owner = next((r for r in pod["metadata"].get("ownerReferences") or [] if r.get("controller")), None)
-    if owner is None or owner["kind"] != KINDS[0].kind:
-        return None
-    item = kube.find(f"/{KINDS[0].api}/namespaces/{namespace}/{KINDS[0].plural}/{owner['name']}")
-    return None if item is None else FoundJob(KINDS[0], namespace, owner["name"], item)
+    owner = _controller(pod)
+    return None if owner is None or _kind_of(owner) is not KINDS[0] else _referred(kube, pod, owner)
 
 
 def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
@@ -244,13 +240,29 @@ def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
     found: FoundJob | None = None
     current = pod
     for _ in range(4):
-        owner = next((r for r in current["metadata"].get("ownerReferences") or [] if r.get("controller")), None)
-        kind = next((k for k in KINDS if owner and owner["kind"] == k.kind), None)
-        if owner is None or kind is None:
+        owner = _controller(current)
+        above = None if owner is None else _referred(kube, current, owner)
+        if above is None:
             return found
-        item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{owner['name']}")
-        if item is None:
-            return found
-        found = FoundJob(kind, namespace, owner["name"], item)
-        current = item
+        found, current = above, above.object
     return found
+
+
+def _controller(obj: Object) -> Object | None:
+    return next((r for r in obj["metadata"].get("ownerReferences") or [] if r.get("controller")), None)
+
+
+def _kind_of(owner: Object) -> JobKind | None:
+    """By group, too: Volcano's jobs are called Job as well."""
+    group = str(owner.get("apiVersion", "")).partition("/")[0]
+    return next((k for k in KINDS if (k.kind, k.api.split("/")[1]) == (owner.get("kind"), group)), None)
+
+
+def _referred(kube: KubeClient, obj: Object, owner: Object) -> FoundJob | None:
+    """The very job that a reference means: one that was submitted anew under its name is another one, however long
+    the last pod of the first takes to end."""
+    kind, namespace = _kind_of(owner), obj["metadata"]["namespace"]
+    item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{owner['name']}") if kind else None
+    if kind is None or item is None or item["metadata"].get("uid") != owner.get("uid"):
+        return None
+    return FoundJob(kind, namespace, str(owner["name"]), item)

@@ -274,3 +274,42 @@ def test_a_rayjob_above_a_raycluster_is_stopped_whole_and_only_where_that_is_all
         drainer.execute(action)
     cluster.remove_pod("head")
     assert finished(lambda: drainer.execute(action)).status is S.DONE
+
+
+def test_a_job_submitted_anew_is_not_stopped_for_the_last_pod_of_the_one_before(cluster: Cluster) -> None:
+    """Its pod ends slowly on a node that is drained; the job that has its name now runs elsewhere."""
+    node = cluster.node()
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": "train",
+        "uid": "of-the-one-before",
+        "controller": True,
+    }
+    cluster.pod("train-old", node, ownerReferences=[owner], finalizers=["example.com/log"])
+    cluster.core.delete_namespaced_pod("train-old", cluster.namespace, grace_period_seconds=0)
+    job(cluster, "train", [cluster.node(), cluster.node()])
+    action, drainer = drain(node), actuator(cluster)
+    with pytest.raises(Temporary, match=r"train-old is terminating, held by example\.com/log"):
+        drainer.execute(action)
+    assert client.BatchV1Api(cluster.api).read_namespaced_job("train", cluster.namespace).spec.suspend is False
+    cluster.core.patch_namespaced_pod("train-old", cluster.namespace, {"metadata": {"finalizers": None}})
+    assert finished(lambda: drainer.execute(action)).status is S.DONE
+
+
+def test_a_job_of_another_group_is_not_taken_for_the_clusters_own_of_its_name(cluster: Cluster) -> None:
+    """Volcano's are called Job, too, and make a pod again under its name."""
+    cluster.define("batch.volcano.sh", "v1alpha1", "Job")
+    body = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "train"}, "spec": {}}
+    place = ("batch.volcano.sh", "v1alpha1", cluster.namespace, "jobs")
+    made: Any = client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(*place, body)
+    owner = {"apiVersion": body["apiVersion"], "kind": "Job", "name": "train", "uid": made["metadata"]["uid"]}
+    cluster.pod("train-worker-0", cluster.node(), ownerReferences=[{**owner, "controller": True}])
+    a_job(cluster, "train", cluster.node(), backoffLimit=0)
+    pod = cluster.api.sanitize_for_serialization(
+        cluster.core.read_namespaced_pod("train-worker-0", cluster.namespace)
+    )
+    assert owner_job(KubeClient(cluster.api), pod) is None
+    action = act(ActionKind.RESTART_POD, SubjectKind.POD, f"{cluster.namespace}/train-worker-0")
+    outcome = actuator(cluster).execute(action)
+    assert (outcome.status, "does not name its uid" in outcome.detail) == (S.REFUSED, True)
