@@ -107,8 +107,8 @@ class Workloads:
             self.marks.patch(
                 job.path, job.object, action, resume, phase="started" if workload is None else "starting"
             )
-        except Permanent as error:
-            raise Permanent(f"job {name} is stopped and may not be started again: {error}") from error
+        except Permanent as error:  # a role or a webhook may be mended; what we stopped is not given up meanwhile
+            raise UnderWay(f"job {name} is stopped and may not be started again: {error}", 10 * POLL_S) from error
         return None if workload is None else f"job {name} starts again"
 
     def _start_workload(self, job: kube_jobs.FoundJob, workload: Object | None, action: Action) -> None:
