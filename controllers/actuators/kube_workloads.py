@@ -94,6 +94,9 @@ class Workloads:
             return None
         if workload is not None and kube_jobs.is_active(workload):
             kube_jobs.set_active(self._kube, workload, False, self._manager)
+        if phase == "stopping" and workload is None and not job.suspended:
+            self.marks.patch(job.path, job.object, action, {}, phase="started")
+            raise Permanent(f"job {name} was started again by somebody else while it stopped; that stands")
         left = kube_jobs.live_pods(self._kube, job)
         if phase != "stopping" or left:
             return f"job {name} is stopping: {len(left)} pods left{kube_nodes.overdue(left, self._now_s())}"
