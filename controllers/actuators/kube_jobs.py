@@ -187,15 +187,14 @@ def _ignores_evictions(rule: Object) -> bool:
 
 
 def workload(kube: KubeClient, job: FoundJob) -> Object | None:
-    """Kueue's Workload of the job, if Kueue manages it: then Kueue owns the suspend field."""
-    if "kueue.x-k8s.io/queue-name" not in (job.object["metadata"].get("labels") or {}):
-        return None
+    """Kueue's Workload of the job, if Kueue manages it: then Kueue owns the suspend field. A label on the job does
+    not tell: it may stand there without Kueue, and `manageJobsWithoutQueueName` has no need of it."""
     uid = job.object["metadata"]["uid"]
     for version in _KUEUE:
         try:
             items = kube.list(f"/apis/kueue.x-k8s.io/{version}/namespaces/{job.namespace}/workloads")
         except NotFound:
-            continue  # a label without Kueue, or another version of it
+            continue  # no Kueue, or another version of it
         for item in items:
             if any(r.get("uid") == uid for r in item["metadata"].get("ownerReferences") or []):
                 return {**item, "apiVersion": f"kueue.x-k8s.io/{version}"}

@@ -240,10 +240,14 @@ def test_a_job_that_somebody_suspended_is_not_started(cluster: Cluster, actuator
         actuator.execute(plan(ActionKind.RESTART_JOB, target, SubjectKind.JOB))
 
 
-def test_a_job_under_kueue_is_stopped_through_its_workload(cluster: Cluster, actuator: KubernetesActuator) -> None:
+@pytest.mark.parametrize("labels", [{"kueue.x-k8s.io/queue-name": "q"}, {}], ids=["queue named", "none named"])
+def test_a_job_under_kueue_is_stopped_through_its_workload(
+    cluster: Cluster, actuator: KubernetesActuator, labels: dict[str, str]
+) -> None:
+    """Without a label, too, where Kueue manages every job: it would start one again that is suspended past it."""
     cluster.define("kueue.x-k8s.io", "v1beta1", "Workload")
     target = job(cluster, "queued", [cluster.node()])
-    queue = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}
+    queue = {"metadata": {"labels": labels}}
     found = client.BatchV1Api(cluster.api).patch_namespaced_job("queued", cluster.namespace, queue)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "queued", "uid": found.metadata.uid}
     place = ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads")
