@@ -62,8 +62,10 @@ class LeakSettings(BaseModel):
 class LeakSignal:
     """One memory signal of one kind of subject: its state by subject and what it calls itself."""
 
-    def __init__(self, kind: SubjectKind, fault: Fault, metric: str, settings: LeakSettings) -> None:
-        self.kind, self.fault, self.metric = kind, fault, metric
+    def __init__(self, kind: SubjectKind, settings: LeakSettings) -> None:
+        of_host = kind is SubjectKind.CONTAINER
+        self.kind, self.fault = kind, Fault.HOST_MEMORY_LEAK if of_host else Fault.GPU_MEMORY_LEAK
+        self.metric = "container_memory_anonymous_bytes" if of_host else "gpu_memory_used_bytes"
         self.looked_s: list[float] = []
         self.observed = np.zeros(0, dtype=bool)
         """[slots] whose level was read in the last frame."""
@@ -146,7 +148,7 @@ def slots_of(rows: Rows, count: int) -> NDArray[np.int64]:
 
 def level_and_limit(kind: SubjectKind, frame: Frame) -> tuple[Floats, Floats]:
     """[n] bytes in use and [n] bytes at most; NaN where unknown or unlimited."""
-    if kind is SubjectKind.GPU:
+    if kind is not SubjectKind.CONTAINER:
         values = _bytes(frame.column("gpu_memory_used_bytes"))
         return values, values + _bytes(frame.column("gpu_memory_free_bytes"))
     anonymous = _bytes(frame.column("container_memory_anonymous_bytes"))

@@ -1,4 +1,4 @@
-"""Memory that leaks, on GPUs and in containers: a floor that climbs, steadily, where the others' does not.
+"""Memory that leaks, on GPUs, in MIG instances and in containers: a floor that climbs, where the others' does not.
 
 Two tests on the floor after collection (`detectors.floors`):
 
@@ -43,7 +43,7 @@ UNLIMITED_HEADROOM_BYTES = 16 * GIB
 
 
 class MemoryLeak:
-    """GPU_MEMORY_LEAK on GPUs, HOST_MEMORY_LEAK on containers."""
+    """GPU_MEMORY_LEAK on GPUs and MIG instances, HOST_MEMORY_LEAK on containers."""
 
     plugin: ClassVar[str] = "memory_leak"
     LOOSE: ClassVar[float] = 0.2
@@ -55,12 +55,8 @@ class MemoryLeak:
         self._signals = self._fresh()
 
     def _fresh(self) -> tuple[LeakSignal, ...]:
-        return (
-            LeakSignal(SubjectKind.GPU, Fault.GPU_MEMORY_LEAK, "gpu_memory_used_bytes", self.settings),
-            LeakSignal(
-                SubjectKind.CONTAINER, Fault.HOST_MEMORY_LEAK, "container_memory_anonymous_bytes", self.settings
-            ),
-        )
+        kinds = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER)
+        return tuple(LeakSignal(kind, self.settings) for kind in kinds)
 
     @property
     def name(self) -> str:
@@ -77,7 +73,8 @@ class MemoryLeak:
     @property
     def stated(self) -> StatedRate:
         source = "benchmarks/detect_leak.py: healthy pod memory"
-        return stated(self.plugin, 10.0, source, self.settings.strength, also=(SubjectKind.CONTAINER,))
+        also = (SubjectKind.MIG, SubjectKind.CONTAINER)
+        return stated(self.plugin, 10.0, source, self.settings.strength, also=also)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         findings: list[Finding] = []
@@ -244,7 +241,7 @@ class MemoryLeak:
         rank = rank_of(subject, inventory, at_s)
         told |= {"rank": rank.name} if rank else {}
         seen = np.isfinite(window)
-        place = "GPU memory" if signal.kind is SubjectKind.GPU else "Anonymous memory"
+        place = "GPU memory" if signal.fault is Fault.GPU_MEMORY_LEAK else "Anonymous memory"
         summary = f"{place} climbs {3600 * slope / GIB:+.2f} GiB/h for {climb.lasted_s[row] / 60:.0f} min"
         if "peer_growth_bytes" in facts:
             pace = float(facts["peer_growth_bytes"]) / max(float(climb.lasted_s[row]), 1.0)
@@ -310,7 +307,7 @@ class MemoryLeak:
         """What each open episode of this signal says in this tick: still firing, dropped, stopped or unseen."""
         findings: list[Finding] = []
         for fault, subject in tuple(self._episodes):
-            if fault is not signal.fault:
+            if fault is not signal.fault or subject.kind is not signal.kind:
                 continue
             slot, row = signal.table.slot(subject), None if frame is None else frame.index.rows.get(subject)
             if slot is None:
@@ -386,7 +383,9 @@ class MemoryLeak:
         signals, episodes = self._fresh(), Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         episodes.load(meta["episodes"])
         for signal in signals:
-            saved = meta["signals"][signal.kind.value]
+            saved = meta["signals"].get(signal.kind.value)
+            if saved is None and signal.kind is SubjectKind.MIG:
+                continue  # of before its instances were judged
             prefix = f"{signal.kind.value}/"
             columns = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
             if version == 1:
