@@ -91,6 +91,17 @@ STAIRS = Stairs()
 
 
 @dataclass(frozen=True, slots=True)
+class Saw:
+    """Memory that fills and is freed, again and again: so many falls, each of a share of all that it spans."""
+
+    teeth: int = 3
+    fall: float = 0.15
+
+
+SAW = Saw()
+
+
+@dataclass(frozen=True, slots=True)
 class Climbs:
     """The first window of each row that looks like a leak; arrays [n], bytes, buckets and bytes per bucket."""
 
@@ -102,6 +113,8 @@ class Climbs:
     slope_high: Floats
     shape: NDArray[np.int64]
     """Index into SHAPES; len(SHAPES) is `near`, one more is `stairs`."""
+    end: Floats
+    """The floor at the end of it."""
     strength: Floats
     """How much of the headroom the climb took, as odds over the odds that its shape asks for; 0 where none fits."""
 
@@ -123,6 +136,7 @@ def climbs(
         np.full(n, np.nan),
         np.full(n, np.nan),
         np.full(n, -1, dtype=np.int64),
+        np.full(n, np.nan),
         np.zeros(n),
     )
     highest = np.fmax.accumulate(window, axis=1)
@@ -135,19 +149,15 @@ def climbs(
         rows = np.flatnonzero(
             observed[:, -1] & (age >= length) & (observed[:, -length:].mean(axis=1) >= min(0.8, 3.0 / length + 0.5))
         )
-        if len(rows):
-            before = highest[rows, -length - 1] if length < count else np.full(len(rows), np.nan)
-            _look(
-                result,
-                rows,
-                floor_now[rows, -length:],
-                before,
-                limit[rows],
-                age[rows],
-                width_s,
-                horizon_s,
-                strength,
-            )
+        for floor in (
+            floor_now[rows, -length:],
+            _to_last_trough(window[rows, -length:], floor_now[rows, -length:]),
+        ):
+            left = np.flatnonzero(np.isfinite(floor[:, -1]) & ~result.found[rows])
+            at = rows[left]
+            if len(at):
+                before = highest[at, -length - 1] if length < count else np.full(len(at), np.nan)
+                _look(result, at, floor[left], before, limit[at], age[at], width_s, horizon_s, strength)
     return result
 
 
@@ -197,12 +207,28 @@ def _look(
     at = rows[fits]
     result.found[at], result.buckets[at], result.shape[at] = True, length, shape[fits]
     result.strength[at] = strength[fits]
-    result.growth[at] = growth[fits]
-    result.slope[at] = growth[fits] / length
+    result.growth[at], result.end[at] = growth[fits], end[fits]
+    rises = np.diff(floor[fits], axis=1) > 0
+    until = rises.shape[1] - np.argmax(rises[:, ::-1], axis=1)  # what stands on the last stair is not known yet
+    result.slope[at] = growth[fits] / np.where(shape[fits] == len(SHAPES) + 1, until, length)
     pace = 6 * sixths[fits] * (growth[fits] / length)[:, None]
     spread = pace.std(axis=1, ddof=1) / np.sqrt(6) * 2.015  # t quantile, 5 degrees of freedom, one-sided 95 %
     result.slope_low[at] = np.maximum(result.slope[at] - spread, 0.0)
     result.slope_high[at] = result.slope[at] + spread
+
+
+def _to_last_trough(window: Floats, floor: Floats) -> Floats:
+    """The floors of a saw up to what its last tooth came down to, since the tooth that stands on it rises like a
+    leak until it comes down in its turn. NaN where it is no saw."""
+    with np.errstate(invalid="ignore"):
+        falls = -np.diff(window, axis=1)
+        spread = np.fmax.reduce(window, axis=1) - np.fmin.reduce(window, axis=1)
+        big = falls >= SAW.fall * spread[:, None]
+    last = (big.shape[1] - np.argmax(big[:, ::-1], axis=1)).clip(0, floor.shape[1] - 1)
+    trough = np.take_along_axis(floor, last[:, None], axis=1)
+    saw = big.sum(axis=1) >= SAW.teeth
+    found: Floats = np.where(saw[:, None], np.minimum(floor, trough), np.nan)
+    return found
 
 
 def _stronger(shape: NDArray[np.int64], strength: Floats, number: int, of_it: Floats) -> None:

@@ -96,41 +96,26 @@ class MemoryLeak:
         new_epoch = (table["epoch"][rows] != frame.epoch) & (table["epoch"][rows] != -1)
         table["epoch"][rows] = frame.epoch
         level = table["level"][rows]
+        ended = signal.ended(rows, values) | new_epoch
         with np.errstate(invalid="ignore"):
             dropped = (values < 0.7 * level - self.settings.min_growth_bytes) | new_epoch
             restarted = (dropped & (values < 1.1 * table["lowest"][rows])) | new_epoch
         if dropped.any():
-            self._start_anew(signal, slots_of(rows, len(values)), dropped, restarted, at_s)
+            slots = slots_of(rows, len(values))
+            signal.start_anew(slots[dropped], slots[restarted], slots[ended], at_s)
         for since in ("born_s", "life_s"):
             known_since = table[since][rows]
             table[since][rows] = np.where(np.isnan(known_since) & known, at_s, known_since)
         table["level"][rows] = np.where(known, values, level)
         table["limit"][rows] = np.where(np.isfinite(limit), limit, table["limit"][rows])
-        signal.top(rows, values, new_epoch, at_s)
-        settled = at_s - table["life_s"][rows] >= self.settings.settle_s
+        signal.top(rows, values, ended, at_s)
+        settled = dropped | (at_s - table["life_s"][rows] >= self.settings.settle_s)
         table["lowest"][rows] = np.where(settled, np.fmin(table["lowest"][rows], values), table["lowest"][rows])
         judged = np.where(at_s - table["born_s"][rows] >= self.settings.warmup_s, values, np.nan)
         if signal.contrast.add(table, rows, judged, at_s):
             self._test_contrast(signal, at_s, inventory)
         if signal.patience.add(table, rows, values, at_s):
             self._test_patience(signal, at_s, inventory)
-
-    def _start_anew(
-        self,
-        signal: LeakSignal,
-        slots: NDArray[np.int64],
-        dropped: NDArray[np.bool_],
-        restarted: NDArray[np.bool_],
-        at_s: float,
-    ) -> None:
-        """A drop begins the contrast test anew. Only a drop to the starting level, or a new epoch, is a restart:
-        a collection that leaves a higher floor than the last one is what a leak looks like.
-        """
-        table = signal.table
-        table["born_s"][slots[dropped]] = at_s
-        signal.contrast.forget(table, slots[dropped])
-        table["life_s"][slots[restarted]] = at_s
-        table["lowest"][slots[restarted]] = np.inf
 
     def _test_contrast(self, signal: LeakSignal, at_s: float, inventory: Inventory) -> None:
         s, table = self.settings, signal.table
@@ -189,6 +174,7 @@ class MemoryLeak:
             seen.slope / width_s,
             seen.slope_low / width_s,
             seen.slope_high / width_s,
+            seen.end,
         )
         found = seen.found & (seen.growth >= s.min_growth_bytes)
         confirmed = found & table["suspect"][candidates]
@@ -222,7 +208,8 @@ class MemoryLeak:
         slope, level = float(climb.slope[row]), float(table["level"][slot])
         since_s = at_s - float(climb.lasted_s[row]) - floors.width_s
         window, t_s = floors.window(table, np.array([slot]))[0], floors.times_s()
-        start = float(window[-1]) - float(climb.growth_bytes[row])  # of the floor: the level may be a tooth's
+        floor = float(climb.end[row])  # the level, and the last bucket, may be a tooth's
+        start = floor - float(climb.growth_bytes[row])
         if (signal.fault, subject) not in self._episodes:
             table["floor_at_onset"][slot], table["slope"][slot] = start, slope
         crest = floors is signal.patience
@@ -233,7 +220,7 @@ class MemoryLeak:
             "slope_bytes_per_h": 3600.0 * slope,
             "growth_bytes": float(climb.growth_bytes[row]),
             "level_bytes": level,
-            "floor_bytes": float(window[-1]),
+            "floor_bytes": floor,
         }
         if np.isfinite(eta_s):
             told |= {"eta_s": eta_s, "eta_low_s": interval[0], "limit_bytes": float(table["limit"][slot])}

@@ -95,6 +95,23 @@ def test_a_leak_under_a_saw_is_told_at_its_own_pace_long_before_the_end(period_s
     assert float(found[0].facts["eta_s"]) == pytest.approx(left_s, rel=0.4)
 
 
+@pytest.mark.parametrize(("height_gib", "left_h"), [(25.0, 2.0), pytest.param(10.0, 12.0, marks=pytest.mark.full)])
+def test_a_slow_leak_under_long_teeth_is_told_once_by_what_they_come_down_to(
+    height_gib: float, left_h: float
+) -> None:
+    """Teeth of half an hour: the high ones were each taken for a new process, the low ones for memory that was
+    freed, and the incident closed at their ends."""
+    ends_h = (80.0 - 40.0 - height_gib) / 2.0
+    t_s = hours(ends_h)
+    levels = np.stack([teeth(t_s, 1800.0, height_gib)] * 4)
+    levels[2] += 2.0 * t_s / 3600.0
+    (found,) = told(np.minimum(levels, 79.9))
+    assert (found.state, found.subject.name) == (State.FIRING, "GPU-2")
+    assert ends_h - (found.at.t_s - 1.79e9) / 3600.0 > left_h
+    assert float(found.facts["slope_bytes_per_h"]) == pytest.approx(2.0 * GIB, rel=0.25)
+    assert 40.0 < float(found.facts["floor_bytes"]) / GIB < 52.0, "of the floor, not of a tooth"
+
+
 def test_a_process_that_ends_takes_what_was_learnt_of_its_teeth_along() -> None:
     """The next job on the GPU is another: its leak is told at once, not past the first job's teeth."""
     t_s = hours(2)
