@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.seal import fingerprint
 from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Precondition, Situation, Undo
+from controllers.action import STOPPED_GPUS, Action, ActionKind, BlastRadius, Precondition, Situation, Undo
 
 
 class Economy(BaseModel):
@@ -160,6 +160,7 @@ def draw_up(
     same = {s: uid for s in places if s.kind is _K.NODE and (uid := inventory.fact(s, "uid"))}
     machines = tuple(Precondition(node, "uid", uid) for node, uid in sorted(same.items()))
     pods = sorted({pod for job in stops for pod in inventory.children(job, at_s, _K.POD)})
+    stopped = {STOPPED_GPUS: count} if (count := job_gpus(situation, stops)) else {}
     attempt = situation.facts.get("attempt", 0.0)
     identity = fingerprint([situation.incident_id, str(attempt), kind.value, str(target)])
     return Action(
@@ -178,7 +179,7 @@ def draw_up(
         ),
         undo=undo,
         expires_at_s=at_s + economy.expires_s,
-        params=dict(params or {}),
+        params={**(params or {}), **stopped},
         preconditions=(*preconditions, *machines),
         needs_approval=needs_approval,
     )
