@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from collections.abc import Callable
 from typing import Any
@@ -150,6 +151,16 @@ def test_mig_instances_and_links_get_rows_of_their_own(collector: Any, page_serv
     assert links.value(Subject(SubjectKind.LINK, "GPU-0/link4"), "link_replay_errors_total") == 2
     assert inventory.parents(mig, NOW) == [gpu(0)]
     assert not [f for f in batch.frames if f.kind is SubjectKind.GPU]
+
+
+@pytest.mark.parametrize("after", [b"", b"\0" * 30])
+def test_a_page_zipped_in_parts_is_read_to_its_end(collector: Any, page_server: Any, after: bytes) -> None:
+    """Gzip members stand one after the other (RFC 1952), as proxies write them: of two, the
+    GPUs of the second were missing, and nothing said so."""
+    parts = [gzip.compress(row("DCGM_FI_DEV_POWER_USAGE", 500 + n, n=n).encode()) for n in range(3)]
+    page_server.pages["/m"] = lambda handler: answer(handler, b"".join(parts) + after, Content_Encoding="gzip")
+    got = frame(take(collector(page_server.at("/m"))))
+    assert [got.value(gpu(n), "gpu_power_w") for n in range(3)] == [500.0, 501.0, 502.0]
 
 
 def test_above_a_mig_instance_are_its_own_pod_and_job_and_not_its_neighbours(
