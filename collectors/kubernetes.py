@@ -164,6 +164,10 @@ class KubernetesCollector:
         kind = JOB_LABELS[label] if label is not None else str(owner.get("kind", ""))
         if label == "ray.io/originated-from-cr-name":
             kind = labels.get("ray.io/originated-from-crd") or kind
+        if label == "training.kubeflow.org/job-name" and str(owner.get("apiVersion", "")).startswith(
+            "kubeflow.org/"
+        ):
+            kind = str(owner.get("kind", kind))  # an MPIJob's, too
         indexed = job is not None and job == labels.get("batch.kubernetes.io/job-name", labels.get("job-name"))
         index = labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or ""
         rank = int(index) if indexed and gpus == 1 and index.isdigit() else None

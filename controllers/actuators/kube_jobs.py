@@ -1,10 +1,11 @@
-"""Jobs of four kinds, stopped and started as a whole: a gang is never killed rank by rank.
+"""Jobs of several kinds, stopped and started as a whole: a gang is never killed rank by rank.
 
 One that has ended is not started again by its field, and a RayJob that keeps its cluster afterwards may not be
 suspended at all (KubeRay marks it invalid: ray-project/kuberay#1813): both are said before anything is touched.
 
-Each kind has one field that stops all of its pods and keeps the object: `spec.suspend` of a batch/v1 Job, a JobSet
-and a RayJob, `spec.runPolicy.suspend` of a PyTorchJob (their API references). Where Kueue manages the job it owns
+Each kind has one field that stops all of its pods and keeps the object: `spec.suspend` of a batch/v1 Job, a JobSet,
+a TrainJob (which starts a JobSet again that is suspended beneath it) and a RayJob, `spec.runPolicy.suspend` of a
+PyTorchJob and an MPIJob (their API references). Where Kueue manages the job it owns
 that field, and its Workload's `spec.active` is the one to set (kueue.sigs.k8s.io, "Workload").
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectors.base import Permanent
+from collectors.kube_api import Refused
 from collectors.subject import Subject
 from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
@@ -50,6 +52,20 @@ KINDS = (
         "pytorchjobs",
         ("spec", "runPolicy", "suspend"),
         "training.kubeflow.org/job-name",
+    ),
+    JobKind(
+        "MPIJob",
+        "apis/kubeflow.org/v2beta1",
+        "mpijobs",
+        ("spec", "runPolicy", "suspend"),
+        "training.kubeflow.org/job-name",
+    ),
+    JobKind(
+        "TrainJob",
+        "apis/trainer.kubeflow.org/v1alpha1",
+        "trainjobs",
+        ("spec", "suspend"),
+        "jobset.sigs.k8s.io/jobset-name",
     ),
     JobKind("RayJob", "apis/ray.io/v1", "rayjobs", ("spec", "suspend"), "ray.io/originated-from-cr-name"),
 )
@@ -150,17 +166,25 @@ def split(job: Subject) -> tuple[str, str]:
 
 
 def find(kube: KubeClient, job: Subject) -> FoundJob | None:
-    """The job of that name; the outermost kind wins, since a JobSet owns Jobs. None where there is none."""
+    """The job of that name; the outermost kind wins, since a JobSet owns Jobs. None where there is none. Raises
+    Refused where none is seen and a kind may not be looked for."""
     namespace, name = split(job)
     try:
         named(namespace), named(name)
     except NotFound:  # of another scheduler: no Kubernetes job has such a name
         return None
-    found = []
+    found: list[FoundJob] = []
+    refused: list[Refused] = []
     for kind in KINDS:
-        item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}")
+        try:
+            item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}")
+        except Refused as error:  # a role that was written before we knew this kind
+            refused.append(error)
+            continue
         if item is not None:
             found.append(FoundJob(kind, namespace, name, item))
+    if refused and not found:
+        raise refused[0]
     if len(found) > 1:
         owned = {r["uid"] for f in found for r in f.object["metadata"].get("ownerReferences") or []}
         found = [f for f in found if f.object["metadata"]["uid"] in owned] or found

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes import client
 
 from collectors.frame import Reason
 from collectors.kubernetes import KubernetesCollector, KubernetesSettings
@@ -196,6 +197,23 @@ def test_every_operators_pods_are_of_their_job(
     assert inventory.above(pod, K.JOB, 100.0) == Subject(K.JOB, f"{cluster.namespace}/j")
     assert inventory.fact(pod, "job_kind") == kind
     assert inventory.fact(pod, "queue") == ("research" if name == "Kueue" else "")
+
+
+def test_a_label_that_several_operators_use_does_not_hide_whose_job_it_is(
+    cluster: Cluster, collector: KubernetesCollector
+) -> None:
+    cluster.define("kubeflow.org", "v2beta1", "MPIJob")
+    body: dict[str, Any] = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "j"}}
+    made: Any = client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(
+        "kubeflow.org", "v2beta1", cluster.namespace, "mpijobs", body
+    )
+    owner = {"apiVersion": body["apiVersion"], "kind": "MPIJob", "name": "j", "uid": made["metadata"]["uid"]}
+    labels = {"training.kubeflow.org/job-name": "j"}
+    owners = [{**owner, "controller": True}]
+    pod = gpu_pod(cluster, "j-worker-0", cluster.node(), labels=labels, ownerReferences=owners)
+    inventory = Inventory()
+    collector.collect(100.0, inventory, 30.0)
+    assert inventory.fact(pod, "job_kind") == "MPIJob"
 
 
 def test_the_rank_that_an_operator_put_into_the_environment_is_told(

@@ -71,8 +71,7 @@ class Handler(BaseHTTPRequestHandler):
                 raise ApiError(*STATUS[fault])
             user = self.api_server.authenticate(self.headers.get("Authorization") or "")
             if method == "GET" and is_true(query, "watch"):
-                route = self.api_server.route(url.path)
-                self.api_server.authorise(user, method, route, query)
+                route = self.api_server.permitted(user, method, url.path, query)
                 self.api_server.watch(self, route, query)
                 self._end_stream()
                 return
