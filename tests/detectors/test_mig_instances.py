@@ -1,17 +1,20 @@
-"""Memory that leaks inside a MIG instance: told on the instance, mended at its own pod."""
+"""What goes wrong inside a MIG instance, a leak or an application's error: mended at its own pod."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, SeriesIndex
+from collectors.frame import Frame, Instant, SeriesIndex
 from collectors.subject import Inventory, Subject, SubjectKind
 from collectors.tick import Tick
 from controllers.action import Situation
+from controllers.playbooks.reset_gpu import ResetGpu
 from controllers.playbooks.restart_job import RestartJob
 from controllers.playbooks.restart_pod import RestartPod
-from detectors.base import Finding, State
+from detectors.base import Fault, Finding, Severity, State
 from detectors.memory_leak import MemoryLeak
 
 K = SubjectKind
@@ -95,3 +98,23 @@ def test_what_it_learnt_of_instances_outlives_a_restart() -> None:
     after.restore(before.snapshot())
     (whole,), (resumed,) = told(levels, known), told(levels, known, after, first=70)
     assert (resumed.episode, resumed.facts) == (whole.episode, whole.facts)
+
+
+@pytest.mark.parametrize(
+    ("instances", "pod"), [("1", "ml/b-1"), ("01", "ml/b-1"), ("1 2", None), ("9", None), ("", None)]
+)
+def test_an_applications_error_in_one_instance_restarts_its_pod_and_no_other(
+    instances: str, pod: str | None
+) -> None:
+    """The line names the instance; it was not known which of the GPU's pods that is, and nothing was proposed."""
+    at, known = Instant(BEGAN_S + 100.0), held(["a", "b", "c"])
+    facts: dict[str, float | str] = {"mig_instances": instances} if instances else {}
+    finding = Finding(
+        "xid", Fault.XID, GPU, State.FIRING, at, at, Severity.WARNING, "Xid 43", 1.0, 0.0, facts=facts
+    )  # fmt: skip
+    situation = Situation("INC-1", Fault.XID, GPU, (finding,), known, BEGAN_S + 130.0, {"since_s": at.t_s})
+    plan = RestartPod().propose(situation).action
+    assert (plan.target.name if plan else None) == pod
+    reset = ResetGpu().propose(replace(situation, facts={**situation.facts, "recovery_action": "reset_gpu"})).action
+    assert reset is not None
+    assert len(reset.blast_radius.jobs) == 3, "who resets the GPU hits them all"
