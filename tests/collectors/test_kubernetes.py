@@ -199,6 +199,26 @@ def test_every_operators_pods_are_of_their_job(
     assert inventory.fact(pod, "queue") == ("research" if name == "Kueue" else "")
 
 
+@pytest.mark.parametrize(
+    "resource", ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "nvidia.com/gpumem", "cpu"]
+)
+def test_a_pod_with_a_part_of_a_gpu_is_known_as_one_with_a_whole(
+    cluster: Cluster, collector: KubernetesCollector, resource: str
+) -> None:
+    """Its uid and job are what a restart is bound to; without them a StatefulSet's pod was not restarted at all."""
+    box = {"name": "main", "image": "registry.invalid/none", "resources": {"limits": {resource: "1"}}}
+    body = {
+        "metadata": {"name": "serve-0", "labels": {"batch.kubernetes.io/job-name": "serve"}},
+        "spec": {"containers": [box], "automountServiceAccountToken": False},
+    }
+    made = cluster.core.create_namespaced_pod(cluster.namespace, body)
+    pod, inventory = Subject(K.POD, f"{cluster.namespace}/serve-0"), Inventory()
+    collector.collect(100.0, inventory, 30.0)
+    is_one = resource in ("nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared")
+    assert inventory.fact(pod, "uid") == (made.metadata.uid if is_one else None)
+    assert (inventory.above(pod, K.JOB, 100.0) is not None) is is_one
+
+
 def test_a_label_that_several_operators_use_does_not_hide_whose_job_it_is(
     cluster: Cluster, collector: KubernetesCollector
 ) -> None:
