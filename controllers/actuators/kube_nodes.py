@@ -147,6 +147,12 @@ def pod_name(pod: Object) -> str:
     return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
+def held_by(pod: Object) -> str:
+    """Who keeps a pod that should go, by its finalizers; empty where nobody does."""
+    held = ", ".join(str(finalizer) for finalizer in pod["metadata"].get("finalizers") or [])
+    return f", held by {held}" if held else ""
+
+
 OVERDUE_S = 60.0
 
 
@@ -178,8 +184,7 @@ def evict(kube: KubeClient, pod: Object, grace_s: int | None, *, dry_run: bool =
     budget's 429, several budgets' 500, and the 403 of a namespace that is going are waits."""
     meta, name = pod["metadata"], pod_name(pod)
     if meta.get("deletionTimestamp"):
-        held = ", ".join(str(finalizer) for finalizer in meta.get("finalizers") or [])
-        return Wait(f"pod {name} is terminating" + (f", held by {held}" if held else ""))
+        return Wait(f"pod {name} is terminating{held_by(pod)}")
     options: Object = {"preconditions": {"uid": meta["uid"]}}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s

@@ -60,7 +60,8 @@ class Workloads:
                 self.marks.patch(path, pod, action, {})
             if not meta.get("deletionTimestamp"):
                 self._kube.request("DELETE", path, body={"preconditions": {"uid": meta["uid"]}})
-        raise UnderWay(f"{action.target} is terminating", retry_after_s=POLL_S)
+        waits = kube_nodes.held_by(pod) + kube_nodes.overdue([pod], self._now_s())
+        raise UnderWay(f"{action.target} is terminating{waits}", retry_after_s=POLL_S)
 
     def restart_job(self, action: Action) -> Outcome:
         job = kube_jobs.find(self._kube, action.target)

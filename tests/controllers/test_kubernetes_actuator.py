@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -327,6 +328,23 @@ def test_a_pod_with_a_controller_is_deleted_once(cluster: Cluster, actuator: Kub
         actuator.execute(action)
     cluster.remove_pod("owned")
     assert actuator.execute(action).status is S.DONE
+
+
+def test_what_keeps_a_pod_that_is_restarted_is_told(cluster: Cluster) -> None:
+    """A finalizer that nobody takes off, or a machine that is down: it was terminating, and no more was said."""
+    node, later_s = cluster.node(), time.time() + 600.0
+    actuator = Patient(KubernetesSettings(), KubeClient(cluster.api), now_s=lambda: later_s)
+    for name, finalizers, said in (
+        ("held", ["example.com/log"], r"terminating, held by example\.com/log"),
+        ("lost", [], rf"lost on {node} should have ended \d+ s ago: its kubelet may be gone"),
+    ):
+        cluster.pod(name, node, ownerReferences=[cluster.owner()], finalizers=finalizers)
+        uid = cluster.core.read_namespaced_pod(name, cluster.namespace).metadata.uid
+        action = plan(ActionKind.RESTART_POD, f"{cluster.namespace}/{name}", SubjectKind.POD, uid=uid)
+        for told in ("terminating", said):
+            with pytest.raises(Temporary, match=told):
+                actuator.execute(action)
+    cluster.core.patch_namespaced_pod("held", cluster.namespace, {"metadata": {"finalizers": None}})
 
 
 def test_a_pod_whose_successor_has_its_name_is_not_restarted_where_the_plan_names_no_uid(
