@@ -14,8 +14,9 @@ from controllers.actuators.kube_client import KubeClient, NotFound, Object, name
 from controllers.actuators.kube_marks import Marks
 
 POLL_S = 5.0
-BEGUN = frozenset({"saving", "stopping", "starting"})
-"""Phases of a job's mark from which it still has to be started again."""
+BEGUN = frozenset({"saving", "stopping", "emptying", "starting"})
+"""Phases of a job's mark from which it still has to be started again. `emptying`: its Workload was seen to be
+inactive, so that whoever makes it active from then on is somebody else."""
 STOPPED = BEGUN - {"saving"}
 
 
@@ -93,13 +94,17 @@ class Workloads:
         if phase == "starting":  # from here on Kueue starts it: what is seen of it now is its new life
             self._start_workload(job, workload, action)
             return None
-        if workload is not None and kube_jobs.is_active(workload):
-            kube_jobs.set_active(self._kube, workload, False, self._manager)
-        if phase == "stopping" and workload is None and not job.suspended:
+        stopped = phase == ("stopping" if workload is None else "emptying")
+        runs = not job.suspended if workload is None else kube_jobs.is_active(workload)
+        if stopped and runs:
             self.marks.patch(job.path, job.object, action, {}, phase="started")
             raise Permanent(f"job {name} was started again by somebody else while it stopped; that stands")
+        if workload is not None and runs:
+            kube_jobs.set_active(self._kube, workload, False, self._manager)
+        elif workload is not None and phase == "stopping":
+            self.marks.patch(job.path, job.object, action, {}, phase="emptying")
         left = kube_jobs.live_pods(self._kube, job)
-        if phase != "stopping" or left:
+        if not stopped or left:
             return f"job {name} is stopping: {len(left)} pods left{kube_nodes.overdue(left, self._now_s())}"
         resume = job.with_suspend(False) if workload is None else {}
         saved = job.saved_step(action.id) if self._may_save(action) else None

@@ -198,3 +198,27 @@ def test_a_role_that_does_not_know_a_kind_finds_the_others(cluster: Cluster) -> 
     assert found(kube, Subject(SubjectKind.JOB, f"{cluster.namespace}/train")).kind.kind == "Job"
     with pytest.raises(Refused, match="jobsets"):
         find(kube, Subject(SubjectKind.JOB, f"{cluster.namespace}/none"))
+
+
+def test_a_workload_that_a_person_activates_while_it_stops_stays_active(cluster: Cluster) -> None:
+    """It was made inactive again at every look, for as long as they tried."""
+    cluster.define("kueue.x-k8s.io", "v1beta1", "Workload")
+    name, actuator = (
+        job(cluster, "queued", [cluster.node()]),
+        Patient(KubernetesSettings(), KubeClient(cluster.api)),
+    )
+    uid = client.BatchV1Api(cluster.api).read_namespaced_job("queued", cluster.namespace).metadata.uid
+    where = ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads")
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "queued", "uid": uid}
+    body = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "spec": {"active": True}}
+    custom: Any = client.CustomObjectsApi(cluster.api)
+    custom.create_namespaced_custom_object(*where, body | {"metadata": {"name": "w", "ownerReferences": [owner]}})
+    action = restart(Subject(SubjectKind.JOB, name))
+    for _ in range(2):
+        with pytest.raises(UnderWay, match="1 pods left"):
+            actuator.execute(action)
+    custom.patch_namespaced_custom_object(*where, "w", {"spec": {"active": True}})
+    with pytest.raises(Permanent, match="started again by somebody else"):
+        actuator.execute(action)
+    assert custom.get_namespaced_custom_object(*where, "w")["spec"]["active"] is True
+    assert actuator.read(action).status is OutcomeStatus.DONE, "nothing of it is stopped any more"
