@@ -258,7 +258,8 @@ def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
         ray = next(kind for kind in KINDS if kind.kind == "RayJob")
         name = labels.get(ray.pods, "")
         item = kube.find(f"/{ray.api}/namespaces/{namespace}/{ray.plural}/{name}") if name else None
-        if item is not None:
+        cluster = ((item or {}).get("status") or {}).get("rayClusterName")
+        if item is not None and cluster in (None, "", labels.get("ray.io/cluster")):  # else of an earlier one's
             return FoundJob(ray, namespace, name, item)
     found: FoundJob | None = None
     current = pod

@@ -323,6 +323,23 @@ def test_a_job_submitted_anew_is_not_stopped_for_the_last_pod_of_the_one_before(
     assert finished(lambda: drainer.execute(action)).status is S.DONE
 
 
+def test_a_rayjob_submitted_anew_is_not_stopped_for_the_cluster_of_the_one_before(cluster: Cluster) -> None:
+    """Its pods know their RayJob by name alone; which cluster is its own, its status says."""
+    ray = next(kind for kind in KINDS if kind.kind == "RayJob")
+    cluster.define("ray.io", "v1", "RayJob")
+    place, custom = ("ray.io", "v1", cluster.namespace, ray.plural), client.CustomObjectsApi(cluster.api)
+    spec = {"shutdownAfterJobFinishes": True}
+    body: dict[str, Any] = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "r"}, "spec": spec}
+    custom.create_namespaced_custom_object(*place, body)
+    custom.patch_namespaced_custom_object_status(*place, "r", {"status": {"rayClusterName": "r-new"}})
+    node = cluster.node()
+    for name, of in (("old", "r-old"), ("new", "r-new")):
+        labels = {"ray.io/originated-from-crd": "RayJob", ray.pods: "r", "ray.io/cluster": of}
+        cluster.pod(name, node, labels=labels, ownerReferences=[cluster.owner()])
+        pod = cluster.api.sanitize_for_serialization(cluster.core.read_namespaced_pod(name, cluster.namespace))
+        assert (owner_job(KubeClient(cluster.api), pod) is not None) is (name == "new")
+
+
 def test_a_job_of_another_group_is_not_taken_for_the_clusters_own_of_its_name(cluster: Cluster) -> None:
     """Volcano's are called Job, too, and make a pod again under its name."""
     cluster.define("batch.volcano.sh", "v1alpha1", "Job")
