@@ -5,7 +5,8 @@ Two tests on the floor after collection (`detectors.floors`):
 - *contrast*, minutes: this rank climbs and the other ranks of its job do not. The job's own ranks are the best
   control there is: they warm up, cache and grow with longer sequences alike.
 - *patience*, hours: no peers (or all climb alike), so only a climb that outlives the stated patience, keeps its
-  pace and heads for the limit counts; warm-up, allocator plateaus and caches end before that.
+  pace and heads for the limit counts; warm-up, allocator plateaus and caches end before that. Beside it, a
+  saw counts whose troughs rise where the other ranks' do not (`detectors.teeth`).
 
 A restart or a free drops the floor and starts the test anew. A climb that was told and then freed while its process
 went on was a tooth of a saw (a cache that is flushed, steps between evaluations): the next one is told once it is
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from collectors.frame import Floats, Frame
 from collectors.subject import Inventory, SubjectKind
 from collectors.tick import Tick
+from detectors import teeth
 from detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from detectors.climb import SHAPES, climbs
 from detectors.contrast import Climb, assess, growth_over, risen
@@ -180,11 +182,17 @@ class MemoryLeak:
         confirmed = found & table["suspect"][candidates]
         table["suspect"][:] = False
         table["suspect"][candidates] = found
+        saw, told = teeth.told(signal, window, candidates, s, inventory, at_s)
+        for row, strength, facts in told:
+            self._fire(signal, signal.patience, int(candidates[row]), saw, row, at_s, strength, facts, inventory)
+        saws = {row for row, *_ in told}
         for row in np.flatnonzero(confirmed & signal.observed[candidates]).tolist():
+            if row in saws:
+                continue  # told by its troughs: what rises on the last of them is a tooth
             slot = int(candidates[row])
             if (signal.fault, table.subjects[slot]) not in self._episodes and signal.is_tooth(slot):
                 continue
-            facts: dict[str, float | str] = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
+            facts = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
             strength = float(seen.strength[row])
             self._fire(signal, signal.patience, slot, climb, row, at_s, strength, facts, inventory)
 
