@@ -143,21 +143,24 @@ def climbs(
     observed = np.isfinite(window)
     infinite = np.where(observed, window, np.inf)
     floor_now = np.minimum.accumulate(infinite[:, ::-1], axis=1)[:, ::-1]
+    falls = -np.diff(window, axis=1)
+    top, low = np.fmax.accumulate(window[:, ::-1], axis=1), np.fmin.accumulate(window[:, ::-1], axis=1)
     for length in LENGTHS:
         if length > count:
             break
         rows = np.flatnonzero(
             observed[:, -1] & (age >= length) & (observed[:, -length:].mean(axis=1) >= min(0.8, 3.0 / length + 0.5))
         )
-        for floor in (
-            floor_now[rows, -length:],
-            _to_last_trough(window[rows, -length:], floor_now[rows, -length:]),
-        ):
-            left = np.flatnonzero(np.isfinite(floor[:, -1]) & ~result.found[rows])
-            at = rows[left]
+        before = highest[:, -length - 1] if length < count else np.full(n, np.nan)
+
+        def look(at: NDArray[np.int64], floor: Floats, before: Floats = before) -> None:
             if len(at):
-                before = highest[at, -length - 1] if length < count else np.full(len(at), np.nan)
-                _look(result, at, floor[left], before, limit[at], age[at], width_s, horizon_s, strength)
+                _look(result, at, floor, before[at], limit[at], age[at], width_s, horizon_s, strength)
+
+        look(rows, floor_now[rows, -length:])
+        big = falls[rows, 1 - length :] >= SAW.fall * (top[rows, length - 1] - low[rows, length - 1])[:, None]
+        saws = (big.sum(axis=1) >= SAW.teeth) & ~result.found[rows]
+        look(rows[saws], _to_last_trough(floor_now[rows[saws], -length:], big[saws]))
     return result
 
 
@@ -217,17 +220,11 @@ def _look(
     result.slope_high[at] = result.slope[at] + spread
 
 
-def _to_last_trough(window: Floats, floor: Floats) -> Floats:
-    """The floors of a saw up to what its last tooth came down to, since the tooth that stands on it rises like a
-    leak until it comes down in its turn. NaN where it is no saw."""
-    with np.errstate(invalid="ignore"):
-        falls = -np.diff(window, axis=1)
-        spread = np.fmax.reduce(window, axis=1) - np.fmin.reduce(window, axis=1)
-        big = falls >= SAW.fall * spread[:, None]
-    last = (big.shape[1] - np.argmax(big[:, ::-1], axis=1)).clip(0, floor.shape[1] - 1)
-    trough = np.take_along_axis(floor, last[:, None], axis=1)
-    saw = big.sum(axis=1) >= SAW.teeth
-    found: Floats = np.where(saw[:, None], np.minimum(floor, trough), np.nan)
+def _to_last_trough(floor: Floats, falls: NDArray[np.bool_]) -> Floats:
+    """The floors of saws up to what their last tooth came down to, since the tooth that stands on it rises like a
+    leak until it comes down in its turn. falls [n, length - 1]: where teeth end."""
+    last = falls.shape[1] - np.argmax(falls[:, ::-1], axis=1)
+    found: Floats = np.minimum(floor, np.take_along_axis(floor, last[:, None], axis=1))
     return found
 
 
