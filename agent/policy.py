@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.subject import SubjectKind
-from controllers.action import Action, ActionKind
+from controllers.action import STOPPED_GPUS, Action, ActionKind
 
 
 class Role(StrEnum):
@@ -112,7 +112,11 @@ class ApprovalSettings(BaseModel):
         default_factory=dict,
         description="Rule of a plan that touches subjects of a pattern (`job:prod-*`), where it is stricter.",
     )
-    wide_gpus: int = Field(default=64, ge=1, description="A plan that touches more GPUs than this is wide.")
+    wide_gpus: int = Field(
+        default=64,
+        ge=1,
+        description="A plan that takes, or whose jobs that stop hold, more GPUs than this is wide.",
+    )
     wide_nodes: int = Field(default=8, ge=1, description="A plan that touches more nodes than this is wide.")
     wide: Rule = Field(default=Rule.TWO, description="Rule of a wide plan, where it is stricter than its kind's.")
     valid_s: float = Field(
@@ -142,7 +146,8 @@ def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
     if named is None and rule is Rule.ONE and not action.needs_approval and action.kind in _HARMLESS:
         rule = Rule.AUTOMATIC
     radius = action.blast_radius
-    wide = len(set(radius.gpus)) > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
+    gpus = max(len(set(radius.gpus)), int(action.params.get(STOPPED_GPUS, 0)))
+    wide = gpus > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
     if action.kind in _A_PERSON_DECIDES:
         rule = max(rule, Rule.ONE, key=_STRICTNESS.index)
     rules = [rule, *([policy.wide] if wide else [])]

@@ -173,6 +173,8 @@ def _describe(
     if pod and namespace:
         holder = pod_subject(namespace, pod)
         relations.update(((gpu, holder), (holder, node)))
+        if subject.kind is SubjectKind.MIG:
+            relations.add((subject, holder))
         holders[holder].add(gpu)
 
 

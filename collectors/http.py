@@ -199,11 +199,17 @@ class Fetcher:
         parts: list[bytes] = []
         size = 0
         async for raw in response.aiter_raw():
-            part = raw if unzip is None else unzip.decompress(raw, self._max_bytes - size + 1)
-            size += len(part)
-            if size > self._max_bytes:
-                raise SourceError(Reason.TOO_LARGE, f"more than {self._max_bytes} bytes")
-            parts.append(part)
+            while raw:
+                if unzip is not None and unzip.eof:
+                    if raw[:1] != b"\x1f":  # padding, and not another member (RFC 1952, 2.2)
+                        break
+                    unzip = zlib.decompressobj(31)
+                part = raw if unzip is None else unzip.decompress(raw, self._max_bytes - size + 1)
+                size += len(part)
+                if size > self._max_bytes:
+                    raise SourceError(Reason.TOO_LARGE, f"more than {self._max_bytes} bytes")
+                parts.append(part)
+                raw = b"" if unzip is None else unzip.unused_data  # noqa: PLW2901
         if unzip is not None and not unzip.eof:
             raise SourceError(Reason.TRUNCATED, "the gzip stream ends early")
         return b"".join(parts)

@@ -2,8 +2,8 @@
 
 Raw objects serve built-in and custom resources alike. Which failures are worth trying again is decided here, once:
 
-    Busy      (Temporary) no answer, 408, 409 (somebody else wrote first), 429 (with Retry-After), 5xx, and the 403
-              of a namespace that is going
+    Busy      (Temporary) no answer, 408, 409 (somebody else wrote first), 429 (with Retry-After), 5xx, the 403 of a
+              namespace that is going, and what something between us and the API server says in its stead
     Quiet     (Temporary) a watch on which nothing was heard
     Expired   (Temporary) 410: the resource version is too old; list again
     Refused   (Permanent) every other refusal, in the server's own words
@@ -33,6 +33,8 @@ MAX_EVENT_BYTES = 8 * 2**20
 SLOWEST_BYTES_PER_S = 2**16
 """An answer that comes more slowly than this, beyond the limit of a call, is given up."""
 _AGAIN = frozenset({408, 409, 429})
+_NO_SUCH_PATH = b"404 page not found"
+"""Of a kind that is not served (k8s.io/apiserver, pkg/util/notfoundhandler): plain text, and no Status."""
 
 
 class Busy(Temporary):
@@ -172,7 +174,7 @@ class KubeApi:
         content_type: str = "application/json",
     ) -> Object:
         data = self._raw(method, path, body=body, query=query, content_type=content_type)
-        return _decode(data, f"{method} {path}")
+        return _of_a_kind(_decode(data, f"{method} {path}"), f"{method} {path}")
 
     def _raw(
         self,
@@ -342,6 +344,14 @@ def _decode(data: bytes, target: str) -> Object:
     return decoded
 
 
+def _of_a_kind(answer: Object, target: str) -> Object:
+    """Every object and list of the API says its kind. A gateway's JSON does not, and as a list it would be one
+    without items: an empty node."""
+    if not isinstance(answer.get("kind"), str):
+        raise Busy(f"kubernetes: the answer to {target} is no Kubernetes object: {str(answer)[:100]}")
+    return answer
+
+
 def refusal(status: int, data: bytes, headers: Mapping[str, str], target: str) -> Exception:
     """The exception that an answer other than 2xx is, with the causes that its Status names."""
     said, causes = _status(data)
@@ -349,7 +359,8 @@ def refusal(status: int, data: bytes, headers: Mapping[str, str], target: str) -
     more = [text for cause in causes if (text := str(cause.get("message") or "")) and text not in message]
     text = f"kubernetes: {target}: {status}: {message}" + (f" ({'; '.join(more)[:500]})" if more else "")
     if status == 404:
-        return NotFound(text, status)
+        absent = said.get("kind") == "Status" or data.strip() == _NO_SUCH_PATH
+        return NotFound(text, status) if absent else Busy(f"{text}: not the API server's own answer", status)
     if status == 410:
         return Expired(text, status)
     going = any(cause.get("reason") == "NamespaceTerminating" for cause in causes)

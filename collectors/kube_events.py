@@ -170,7 +170,7 @@ def _subject(kind: str, namespace: str, name: str, inventory: Inventory) -> Subj
             return Subject(_K.NODE, name)
         if kind == "Pod":
             return pod_subject(namespace, name)
-        if kind in ("Job", "JobSet", "PyTorchJob", "RayJob"):
+        if kind in ("Job", "JobSet", "TrainJob", "PyTorchJob", "MPIJob", "RayJob"):
             return Subject(_K.JOB, f"{namespace}/{name}")
     except ValueError:
         pass  # a name that no subject can have: told of the cluster, where it harms nobody

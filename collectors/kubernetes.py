@@ -62,7 +62,10 @@ class KubernetesSettings(BaseModel):
     nvlink_domain_label: str = Field(
         default="nvidia.com/gpu.clique", description="Node label that names the NVLink domain; empty: none."
     )
-    gpu_resource: str = Field(default="nvidia.com/gpu", description="Resource that GPU pods ask for.")
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu",
+        description="Resource that GPU pods ask for; shares of it and the vendor's MIG instances count, too.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +155,10 @@ class KubernetesCollector:
     def _pod(self, obj: Object) -> _Pod | None:
         meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
         gpus = sum(
-            int(((c.get("resources") or {}).get("limits") or {}).get(self._settings.gpu_resource, 0))
+            int(count)
             for c in spec.get("containers") or []
+            for resource, count in ((c.get("resources") or {}).get("limits") or {}).items()
+            if self._is_gpu(resource)
         )
         if not gpus or status.get("phase") in ("Succeeded", "Failed"):
             return None
@@ -164,6 +169,10 @@ class KubernetesCollector:
         kind = JOB_LABELS[label] if label is not None else str(owner.get("kind", ""))
         if label == "ray.io/originated-from-cr-name":
             kind = labels.get("ray.io/originated-from-crd") or kind
+        if label == "training.kubeflow.org/job-name" and str(owner.get("apiVersion", "")).startswith(
+            "kubeflow.org/"
+        ):
+            kind = str(owner.get("kind", kind))  # an MPIJob's, too
         indexed = job is not None and job == labels.get("batch.kubernetes.io/job-name", labels.get("job-name"))
         index = labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or ""
         rank = int(index) if indexed and gpus == 1 and index.isdigit() else None
@@ -180,6 +189,12 @@ class KubernetesCollector:
         is_its_own = owner.get("name") == name and not meta.get("deletionTimestamp")
         uid = str(owner.get("uid") or "") if is_its_own else ""
         return _Pod(spec.get("nodeName") or None, name, rank, tuple(facts.items()), uid)
+
+    def _is_gpu(self, resource: str) -> bool:
+        """A whole GPU, a share of one (`nvidia.com/gpu.shared`: time-slicing and MPS, renamed), or a MIG instance
+        (`nvidia.com/mig-1g.10gb`), as NVIDIA's device plugin names them."""
+        whole = self._settings.gpu_resource
+        return resource == whole or resource.startswith((f"{whole}.", f"{whole.partition('/')[0]}/mig-"))
 
     # into the inventory
 

@@ -85,7 +85,8 @@ class Membership:
 
 
 class Inventory:
-    """Relations between subjects over time: GPU → node, pod, rank; pod → node, job; rank → pod, job; node → rack.
+    """Relations between subjects over time: GPU → node, pod, rank; MIG instance → GPU, pod; pod → node, job; rank →
+    pod, job; node → rack.
 
     `exclusive` relations replace each other: a GPU on another node has left the first. A relation's kinds decide:
     every pair of kinds holds one parent at a time, except GPU → pod (time-sliced GPUs are shared).
@@ -166,12 +167,16 @@ class Inventory:
         )
 
     def ancestors(self, subject: Subject, at_s: float) -> dict[Subject, int]:
-        """Everything above a subject with its distance in relations; the subject itself at 0."""
+        """Everything above a subject with its distance in relations; the subject itself at 0. Above a MIG instance
+        are its own pod and its GPU, not those who hold the GPU's other instances."""
         found = {subject: 0}
         frontier = [subject]
         for nearest in frontier:  # it grows
             further = found[nearest] + 1
+            shared = nearest.kind is SubjectKind.GPU and subject.kind is SubjectKind.MIG
             for m in tuple(self._up.get(nearest, ())):
+                if shared and (nearest.kind, m.parent.kind) in self._SHARED:
+                    continue
                 if m.since_s <= at_s < m.until_s and m.parent not in found:
                     found[m.parent] = further
                     frontier.append(m.parent)
@@ -194,7 +199,10 @@ class Inventory:
                 if child not in found:
                     found.add(child)
                     frontier.append(child)
-        return sorted(s for s in found if s.kind is kind)
+        mine = (s for s in found if s.kind is kind)
+        if kind is SubjectKind.MIG:  # of a GPU that it shares, a pod's are those that it holds
+            mine = (s for s in mine if subject in self.ancestors(s, at_s))
+        return sorted(mine)
 
     def gpus(self, subject: Subject, at_s: float) -> list[Subject]:
         """The GPUs that a subject is, holds, or (for a rank or pod) ran on at that time."""

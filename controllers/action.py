@@ -48,6 +48,10 @@ class ActionKind(StrEnum):
     """Let a learned policy act a step further: shadow, trial, canary, active."""
 
 
+STOPPED_GPUS = "stopped_gpus"
+"""A parameter of plans that stop jobs: how many GPUs these hold, wherever they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlastRadius:
     """Who feels it: what stops, and what it costs whether or not we act (GPU-hours; NaN = not known)."""

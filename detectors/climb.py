@@ -91,6 +91,17 @@ STAIRS = Stairs()
 
 
 @dataclass(frozen=True, slots=True)
+class Saw:
+    """Memory that fills and is freed, again and again: so many falls, each of a share of all that it spans."""
+
+    teeth: int = 3
+    fall: float = 0.15
+
+
+SAW = Saw()
+
+
+@dataclass(frozen=True, slots=True)
 class Climbs:
     """The first window of each row that looks like a leak; arrays [n], bytes, buckets and bytes per bucket."""
 
@@ -102,6 +113,8 @@ class Climbs:
     slope_high: Floats
     shape: NDArray[np.int64]
     """Index into SHAPES; len(SHAPES) is `near`, one more is `stairs`."""
+    end: Floats
+    """The floor at the end of it."""
     strength: Floats
     """How much of the headroom the climb took, as odds over the odds that its shape asks for; 0 where none fits."""
 
@@ -123,31 +136,31 @@ def climbs(
         np.full(n, np.nan),
         np.full(n, np.nan),
         np.full(n, -1, dtype=np.int64),
+        np.full(n, np.nan),
         np.zeros(n),
     )
     highest = np.fmax.accumulate(window, axis=1)
     observed = np.isfinite(window)
     infinite = np.where(observed, window, np.inf)
     floor_now = np.minimum.accumulate(infinite[:, ::-1], axis=1)[:, ::-1]
+    falls = -np.diff(window, axis=1)
+    top, low = np.fmax.accumulate(window[:, ::-1], axis=1), np.fmin.accumulate(window[:, ::-1], axis=1)
     for length in LENGTHS:
         if length > count:
             break
         rows = np.flatnonzero(
             observed[:, -1] & (age >= length) & (observed[:, -length:].mean(axis=1) >= min(0.8, 3.0 / length + 0.5))
         )
-        if len(rows):
-            before = highest[rows, -length - 1] if length < count else np.full(len(rows), np.nan)
-            _look(
-                result,
-                rows,
-                floor_now[rows, -length:],
-                before,
-                limit[rows],
-                age[rows],
-                width_s,
-                horizon_s,
-                strength,
-            )
+        before = highest[:, -length - 1] if length < count else np.full(n, np.nan)
+
+        def look(at: NDArray[np.int64], floor: Floats, before: Floats = before) -> None:
+            if len(at):
+                _look(result, at, floor, before[at], limit[at], age[at], width_s, horizon_s, strength)
+
+        look(rows, floor_now[rows, -length:])
+        big = falls[rows, 1 - length :] >= SAW.fall * (top[rows, length - 1] - low[rows, length - 1])[:, None]
+        saws = (big.sum(axis=1) >= SAW.teeth) & ~result.found[rows]
+        look(rows[saws], _to_last_trough(floor_now[rows[saws], -length:], big[saws]))
     return result
 
 
@@ -197,12 +210,22 @@ def _look(
     at = rows[fits]
     result.found[at], result.buckets[at], result.shape[at] = True, length, shape[fits]
     result.strength[at] = strength[fits]
-    result.growth[at] = growth[fits]
-    result.slope[at] = growth[fits] / length
+    result.growth[at], result.end[at] = growth[fits], end[fits]
+    rises = np.diff(floor[fits], axis=1) > 0
+    until = rises.shape[1] - np.argmax(rises[:, ::-1], axis=1)  # what stands on the last stair is not known yet
+    result.slope[at] = growth[fits] / np.where(shape[fits] == len(SHAPES) + 1, until, length)
     pace = 6 * sixths[fits] * (growth[fits] / length)[:, None]
     spread = pace.std(axis=1, ddof=1) / np.sqrt(6) * 2.015  # t quantile, 5 degrees of freedom, one-sided 95 %
     result.slope_low[at] = np.maximum(result.slope[at] - spread, 0.0)
     result.slope_high[at] = result.slope[at] + spread
+
+
+def _to_last_trough(floor: Floats, falls: NDArray[np.bool_]) -> Floats:
+    """The floors of saws up to what their last tooth came down to, since the tooth that stands on it rises like a
+    leak until it comes down in its turn. falls [n, length - 1]: where teeth end."""
+    last = falls.shape[1] - np.argmax(falls[:, ::-1], axis=1)
+    found: Floats = np.minimum(floor, np.take_along_axis(floor, last[:, None], axis=1))
+    return found
 
 
 def _stronger(shape: NDArray[np.int64], strength: Floats, number: int, of_it: Floats) -> None:

@@ -25,6 +25,8 @@ class Climb:
     slope: Floats
     slope_low: Floats
     slope_high: Floats
+    end: Floats
+    """The floor that it has come to."""
 
 
 def risen(window: Matrix, least: float) -> NDArray[np.int64]:
@@ -66,7 +68,7 @@ def assess(window: Matrix, t_s: Floats, width_s: float, least: float) -> Climb:
     slope, slope_low, slope_high = (np.full(len(x), np.nan) for _ in range(3))
     if steady.any():
         slope[steady], slope_low[steady], slope_high[steady] = sen(t_s, climb[steady])
-    return Climb(steady, growth, lasted, slope, slope_low, slope_high)
+    return Climb(steady, growth, lasted, slope, slope_low, slope_high, filled[:, -1])
 
 
 def _after_drop(x: Floats, least: float) -> NDArray[np.int64]:

@@ -62,8 +62,10 @@ class LeakSettings(BaseModel):
 class LeakSignal:
     """One memory signal of one kind of subject: its state by subject and what it calls itself."""
 
-    def __init__(self, kind: SubjectKind, fault: Fault, metric: str, settings: LeakSettings) -> None:
-        self.kind, self.fault, self.metric = kind, fault, metric
+    def __init__(self, kind: SubjectKind, settings: LeakSettings) -> None:
+        of_host = kind is SubjectKind.CONTAINER
+        self.kind, self.fault = kind, Fault.HOST_MEMORY_LEAK if of_host else Fault.GPU_MEMORY_LEAK
+        self.metric = "container_memory_anonymous_bytes" if of_host else "gpu_memory_used_bytes"
         self.looked_s: list[float] = []
         self.observed = np.zeros(0, dtype=bool)
         """[slots] whose level was read in the last frame."""
@@ -108,7 +110,24 @@ class LeakSignal:
         for floors in (self.contrast, self.patience):
             floors.set_back(self.table, by_s)
 
-    def top(self, rows: Rows, values: Floats, new_epoch: NDArray[np.bool_], at_s: float) -> None:
+    def ended(self, rows: Rows, values: Floats) -> NDArray[np.bool_]:
+        """Whether so little is left that no process is there any more."""
+        with np.errstate(invalid="ignore"):
+            found: NDArray[np.bool_] = values < EMPTY * self.table["limit"][rows]
+        return found
+
+    def start_anew(
+        self, dropped: NDArray[np.int64], restarted: NDArray[np.int64], ended: NDArray[np.int64], at_s: float
+    ) -> None:
+        """A drop of these slots begins the contrast test anew. Only one to the starting level, or a new epoch, is a
+        restart: a collection that leaves a higher floor than the last one is what a leak looks like. Where no
+        process was seen to end, the starting level stays: a saw that leaks comes back to it at first."""
+        self.table["born_s"][dropped] = at_s
+        self.contrast.forget(self.table, dropped)
+        self.table["life_s"][restarted] = at_s
+        self.table["lowest"][ended] = np.inf
+
+    def top(self, rows: Rows, values: Floats, ended: NDArray[np.bool_], at_s: float) -> None:
         """Takes note of the levels [n] of a look. With its process ends what was learnt of its teeth."""
         table = self.table
         aged_s = np.nan_to_num(np.maximum(at_s - table["crest_s"][rows], 0.0))
@@ -116,8 +135,6 @@ class LeakSignal:
         known = np.isfinite(values)
         table["crest"][rows] = np.where(known, np.fmax(crest, values), table["crest"][rows])
         table["crest_s"][rows] = np.where(known, at_s, table["crest_s"][rows])
-        with np.errstate(invalid="ignore"):
-            ended = new_epoch | (values < EMPTY * table["limit"][rows])
         table["bar"][rows] = np.where(ended, np.nan, table["bar"][rows])
         table["top"][rows] = np.where(ended, values, np.fmax(table["top"][rows], values))
 
@@ -146,7 +163,7 @@ def slots_of(rows: Rows, count: int) -> NDArray[np.int64]:
 
 def level_and_limit(kind: SubjectKind, frame: Frame) -> tuple[Floats, Floats]:
     """[n] bytes in use and [n] bytes at most; NaN where unknown or unlimited."""
-    if kind is SubjectKind.GPU:
+    if kind is not SubjectKind.CONTAINER:
         values = _bytes(frame.column("gpu_memory_used_bytes"))
         return values, values + _bytes(frame.column("gpu_memory_free_bytes"))
     anonymous = _bytes(frame.column("container_memory_anonymous_bytes"))

@@ -1,11 +1,12 @@
-"""Memory that leaks, on GPUs and in containers: a floor that climbs, steadily, where the others' does not.
+"""Memory that leaks, on GPUs, in MIG instances and in containers: a floor that climbs, where the others' does not.
 
 Two tests on the floor after collection (`detectors.floors`):
 
 - *contrast*, minutes: this rank climbs and the other ranks of its job do not. The job's own ranks are the best
   control there is: they warm up, cache and grow with longer sequences alike.
 - *patience*, hours: no peers (or all climb alike), so only a climb that outlives the stated patience, keeps its
-  pace and heads for the limit counts; warm-up, allocator plateaus and caches end before that.
+  pace and heads for the limit counts; warm-up, allocator plateaus and caches end before that. Beside it, a
+  saw counts whose troughs rise where the other ranks' do not (`detectors.teeth`).
 
 A restart or a free drops the floor and starts the test anew. A climb that was told and then freed while its process
 went on was a tooth of a saw (a cache that is flushed, steps between evaluations): the next one is told once it is
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from collectors.frame import Floats, Frame
 from collectors.subject import Inventory, SubjectKind
 from collectors.tick import Tick
+from detectors import teeth
 from detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from detectors.climb import SHAPES, climbs
 from detectors.contrast import Climb, assess, growth_over, risen
@@ -43,7 +45,7 @@ UNLIMITED_HEADROOM_BYTES = 16 * GIB
 
 
 class MemoryLeak:
-    """GPU_MEMORY_LEAK on GPUs, HOST_MEMORY_LEAK on containers."""
+    """GPU_MEMORY_LEAK on GPUs and MIG instances, HOST_MEMORY_LEAK on containers."""
 
     plugin: ClassVar[str] = "memory_leak"
     LOOSE: ClassVar[float] = 0.2
@@ -55,12 +57,8 @@ class MemoryLeak:
         self._signals = self._fresh()
 
     def _fresh(self) -> tuple[LeakSignal, ...]:
-        return (
-            LeakSignal(SubjectKind.GPU, Fault.GPU_MEMORY_LEAK, "gpu_memory_used_bytes", self.settings),
-            LeakSignal(
-                SubjectKind.CONTAINER, Fault.HOST_MEMORY_LEAK, "container_memory_anonymous_bytes", self.settings
-            ),
-        )
+        kinds = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER)
+        return tuple(LeakSignal(kind, self.settings) for kind in kinds)
 
     @property
     def name(self) -> str:
@@ -77,7 +75,8 @@ class MemoryLeak:
     @property
     def stated(self) -> StatedRate:
         source = "benchmarks/detect_leak.py: healthy pod memory"
-        return stated(self.plugin, 10.0, source, self.settings.strength, also=(SubjectKind.CONTAINER,))
+        also = (SubjectKind.MIG, SubjectKind.CONTAINER)
+        return stated(self.plugin, 10.0, source, self.settings.strength, also=also)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         findings: list[Finding] = []
@@ -99,41 +98,26 @@ class MemoryLeak:
         new_epoch = (table["epoch"][rows] != frame.epoch) & (table["epoch"][rows] != -1)
         table["epoch"][rows] = frame.epoch
         level = table["level"][rows]
+        ended = signal.ended(rows, values) | new_epoch
         with np.errstate(invalid="ignore"):
             dropped = (values < 0.7 * level - self.settings.min_growth_bytes) | new_epoch
             restarted = (dropped & (values < 1.1 * table["lowest"][rows])) | new_epoch
         if dropped.any():
-            self._start_anew(signal, slots_of(rows, len(values)), dropped, restarted, at_s)
+            slots = slots_of(rows, len(values))
+            signal.start_anew(slots[dropped], slots[restarted], slots[ended], at_s)
         for since in ("born_s", "life_s"):
             known_since = table[since][rows]
             table[since][rows] = np.where(np.isnan(known_since) & known, at_s, known_since)
         table["level"][rows] = np.where(known, values, level)
         table["limit"][rows] = np.where(np.isfinite(limit), limit, table["limit"][rows])
-        signal.top(rows, values, new_epoch, at_s)
-        settled = at_s - table["life_s"][rows] >= self.settings.settle_s
+        signal.top(rows, values, ended, at_s)
+        settled = dropped | (at_s - table["life_s"][rows] >= self.settings.settle_s)
         table["lowest"][rows] = np.where(settled, np.fmin(table["lowest"][rows], values), table["lowest"][rows])
         judged = np.where(at_s - table["born_s"][rows] >= self.settings.warmup_s, values, np.nan)
         if signal.contrast.add(table, rows, judged, at_s):
             self._test_contrast(signal, at_s, inventory)
         if signal.patience.add(table, rows, values, at_s):
             self._test_patience(signal, at_s, inventory)
-
-    def _start_anew(
-        self,
-        signal: LeakSignal,
-        slots: NDArray[np.int64],
-        dropped: NDArray[np.bool_],
-        restarted: NDArray[np.bool_],
-        at_s: float,
-    ) -> None:
-        """A drop begins the contrast test anew. Only a drop to the starting level, or a new epoch, is a restart:
-        a collection that leaves a higher floor than the last one is what a leak looks like.
-        """
-        table = signal.table
-        table["born_s"][slots[dropped]] = at_s
-        signal.contrast.forget(table, slots[dropped])
-        table["life_s"][slots[restarted]] = at_s
-        table["lowest"][slots[restarted]] = np.inf
 
     def _test_contrast(self, signal: LeakSignal, at_s: float, inventory: Inventory) -> None:
         s, table = self.settings, signal.table
@@ -192,16 +176,23 @@ class MemoryLeak:
             seen.slope / width_s,
             seen.slope_low / width_s,
             seen.slope_high / width_s,
+            seen.end,
         )
         found = seen.found & (seen.growth >= s.min_growth_bytes)
         confirmed = found & table["suspect"][candidates]
         table["suspect"][:] = False
         table["suspect"][candidates] = found
+        saw, told = teeth.told(signal, window, candidates, s, inventory, at_s)
+        for row, strength, facts in told:
+            self._fire(signal, signal.patience, int(candidates[row]), saw, row, at_s, strength, facts, inventory)
+        saws = {row for row, *_ in told}
         for row in np.flatnonzero(confirmed & signal.observed[candidates]).tolist():
+            if row in saws:
+                continue  # told by its troughs: what rises on the last of them is a tooth
             slot = int(candidates[row])
             if (signal.fault, table.subjects[slot]) not in self._episodes and signal.is_tooth(slot):
                 continue
-            facts: dict[str, float | str] = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
+            facts = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
             strength = float(seen.strength[row])
             self._fire(signal, signal.patience, slot, climb, row, at_s, strength, facts, inventory)
 
@@ -225,7 +216,8 @@ class MemoryLeak:
         slope, level = float(climb.slope[row]), float(table["level"][slot])
         since_s = at_s - float(climb.lasted_s[row]) - floors.width_s
         window, t_s = floors.window(table, np.array([slot]))[0], floors.times_s()
-        start = float(window[-1]) - float(climb.growth_bytes[row])  # of the floor: the level may be a tooth's
+        floor = float(climb.end[row])  # the level, and the last bucket, may be a tooth's
+        start = floor - float(climb.growth_bytes[row])
         if (signal.fault, subject) not in self._episodes:
             table["floor_at_onset"][slot], table["slope"][slot] = start, slope
         crest = floors is signal.patience
@@ -236,7 +228,7 @@ class MemoryLeak:
             "slope_bytes_per_h": 3600.0 * slope,
             "growth_bytes": float(climb.growth_bytes[row]),
             "level_bytes": level,
-            "floor_bytes": float(window[-1]),
+            "floor_bytes": floor,
         }
         if np.isfinite(eta_s):
             told |= {"eta_s": eta_s, "eta_low_s": interval[0], "limit_bytes": float(table["limit"][slot])}
@@ -244,7 +236,7 @@ class MemoryLeak:
         rank = rank_of(subject, inventory, at_s)
         told |= {"rank": rank.name} if rank else {}
         seen = np.isfinite(window)
-        place = "GPU memory" if signal.kind is SubjectKind.GPU else "Anonymous memory"
+        place = "GPU memory" if signal.fault is Fault.GPU_MEMORY_LEAK else "Anonymous memory"
         summary = f"{place} climbs {3600 * slope / GIB:+.2f} GiB/h for {climb.lasted_s[row] / 60:.0f} min"
         if "peer_growth_bytes" in facts:
             pace = float(facts["peer_growth_bytes"]) / max(float(climb.lasted_s[row]), 1.0)
@@ -310,7 +302,7 @@ class MemoryLeak:
         """What each open episode of this signal says in this tick: still firing, dropped, stopped or unseen."""
         findings: list[Finding] = []
         for fault, subject in tuple(self._episodes):
-            if fault is not signal.fault:
+            if fault is not signal.fault or subject.kind is not signal.kind:
                 continue
             slot, row = signal.table.slot(subject), None if frame is None else frame.index.rows.get(subject)
             if slot is None:
@@ -386,7 +378,9 @@ class MemoryLeak:
         signals, episodes = self._fresh(), Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         episodes.load(meta["episodes"])
         for signal in signals:
-            saved = meta["signals"][signal.kind.value]
+            saved = meta["signals"].get(signal.kind.value)
+            if saved is None and signal.kind is SubjectKind.MIG:
+                continue  # of before its instances were judged
             prefix = f"{signal.kind.value}/"
             columns = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
             if version == 1:

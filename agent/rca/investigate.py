@@ -47,7 +47,7 @@ cited item. Predicates and their arguments:
   rose, fell   one series each; split_s (Unix s), at_least (in the series' unit, beyond its noise)
   preceded     two items, a quote of each log (or `level` for a series), or two quotes of one log; margin_s
   co_located   a topology item; one, other, place, written as subjects such as gpu:GPU-…, rank:ns/job#3, node:n1
-  absent       a log item and the item with the state of its source; patterns, one per line
+  absent       a log item and the item with the state of its source; patterns, one per line, ASCII, 1 to 6 words
   equals       a facts item; path with dots between keys, value
   repeated     a log and pattern, or a series and level; times (at least 2)
 If the evidence does not bear a cause, conclude `unknown`: abstaining beats guessing."""

@@ -28,6 +28,8 @@ _VALUE = (
 )
 """A value as it is written: in quotes that a JSON within JSON has escaped, in quotes, or bare."""
 
+_HEADER = r"\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:token|api-?key|splunk)\s+)?"
+
 RULES: tuple[tuple[str, str], ...] = (
     (
         "private_key",
@@ -44,18 +46,24 @@ RULES: tuple[tuple[str, str], ...] = (
     ("nvidia_key", r"\bnvapi-[A-Za-z0-9_-]{40,}"),
     ("google_key", r"\bAIza[A-Za-z0-9_-]{35}|\bya29\.[A-Za-z0-9_-]{20,}"),
     ("stripe_key", r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}"),
+    (
+        "prefixed_token",
+        r"\b(?:gsk|xai|r8|pplx|dop_v1|glsa|tskey|dckr_pat|sntrys|shpat|lin_api)[_-][A-Za-z0-9_-]{24,}",
+    ),
     ("npm_token", r"\bnpm_[A-Za-z0-9]{36}"),
     ("pypi_token", r"\bpypi-[A-Za-z0-9_-]{50,}"),
     ("databricks_token", r"\bdapi[a-f0-9]{32}\b"),
     ("sendgrid_key", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
     ("vault_token", r"\bhv[sbr]\.[A-Za-z0-9_-]{20,}"),
     ("age_key", r"\bAGE-SECRET-KEY-1[0-9A-Z]{50,}"),
-    ("url_credentials", r"(?<=://)[^\s/:@\"']{0,256}:[^\s/@\"']{1,512}(?=@)"),
+    ("url_credentials", r"(?<=://)[^\s/:@\"']{0,256}:[^\s/\"']{1,512}(?=@)|(?<=://)[A-Za-z0-9_-]{20,512}(?=@)"),
     ("authorization", r"(?i)(?<=\bbearer )[A-Za-z0-9._~+/=-]{8,}|(?<=\bbasic )[A-Za-z0-9+/]{12,}={0,2}"),
-    (
-        "authorization",
-        r"(?i)(?P<keep>\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?)(?!(?:bearer|basic|negotiate)\b)[^\s\"',]{6,}",
-    ),
+    ("authorization", rf"(?i)(?P<keep>{_HEADER})(?!(?:bearer|basic|negotiate)\b)[^\s\"',]{{6,}}"),
+    ("basic_auth", r"(?P<keep>\bcurl\b[^\n]{0,200}?\s(?:-u|--user)[\s=]*[\"']?)[^\s:\"']{1,128}:[^\s\"']{1,256}"),
+    ("basic_auth", r"(?i)(?P<keep>[\"']auth[\"']\s*:\s*[\"'])[A-Za-z0-9+/]{12,}={0,2}(?=[\"'])"),
+    ("argument_secret", r"(?P<keep>\bsshpass\s+-p\s*)[^\s]{1,256}"),
+    ("argument_secret", rf"(?P<keep>\bwandb\s+login\s+(?:--\S+\s+)*){_HARMLESS}[A-Za-z0-9_-]{{20,}}"),
+    ("netrc", rf"(?i)(?P<keep>\blogin\s+\S{{1,256}}\s+password\s+){_HARMLESS}\S{{1,256}}"),
     ("cookie", r"(?i)(?P<keep>\b(?:set-)?cookie[\"']?\s*:\s*)\S[^\r\n]{5,}"),
     (
         "sas_signature",

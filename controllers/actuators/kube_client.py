@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from collectors.base import Permanent
 from collectors.kube_api import Busy, KubeApi, NotFound, Object, Refused, named
 
 __all__ = ["KubeClient", "NotFound", "Object", "named"]
@@ -72,7 +73,27 @@ class KubeClient(KubeApi):
             raise Busy(f"{error}; waiting for a renewed token", 401) from error
 
     def merge(self, path: str, changes: Object, *, version: str, manager: str) -> Object:
-        """A merge patch that holds only for the version that was read: anything newer is a Temporary conflict."""
+        """A merge patch that holds only for the version that was read: anything newer is a Temporary conflict. What
+        the server stored instead of it is Permanent: nothing rests on a write that was only said to be taken."""
         meta = {**changes.get("metadata", {}), "resourceVersion": version}
         body = {**changes, "metadata": meta}
-        return self.request("PATCH", path, body=body, query={"fieldManager": manager}, content_type=MERGE)
+        stored = self.request("PATCH", path, body=body, query={"fieldManager": manager}, content_type=MERGE)
+        if lacks := sorted(_not_stored(changes, stored, "")):
+            raise Permanent(
+                f"kubernetes: PATCH {path} was taken, but not {', '.join(lacks)}: an admission webhook put its own"
+                " in place, or this kind has no such field"
+            )
+        return stored
+
+
+def _not_stored(asked: Object, stored: Object, place: str) -> Iterator[str]:
+    """The fields of a merge patch that an object does not have as they were asked for."""
+    for key, value in asked.items():
+        found, field = stored.get(key), f"{place}.{key}".lstrip(".")
+        if isinstance(value, dict):
+            yield from _not_stored(value, found if isinstance(found, dict) else {}, field)
+        elif isinstance(value, list):
+            if any(item not in (found or []) for item in value):
+                yield field
+        elif found != value and (found or value):  # false may be left out
+            yield field

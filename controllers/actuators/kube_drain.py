@@ -70,7 +70,7 @@ class Drains:
             change = cordoning(node, ActionKind.DRAIN)
             self._marks.patch(path, node, action, change, jobs=sorted(known), theirs=theirs)
         self._known[action.id] = known
-        waits = [wait for gang in sorted(known) if (wait := self._cycle(gang, action))]
+        waits = [wait for gang in sorted(known) if (wait := self._cycle(gang, action, here=gang in gangs))]
         waits += [kept for pod in single if (kept := self._evict(pod))]
         if not waits and not left:
             more = ", ".join(sorted(known - {*action.blast_radius.jobs}))
@@ -98,8 +98,7 @@ class Drains:
             status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
             return self._outcome(status, f"{action.target} bears no mark of {action.id}")
         gangs = self._work.gangs_of(node, action)
-        done = not kube_nodes.evictable(self._kube, action.target.name)
-        done = done and all(self._work.is_started(gang, action) for gang in gangs)
+        done = not kube_nodes.evictable(self._kube, action.target.name) and not self._work.stopped_by(action, gangs)
         if not kube_nodes.is_cordoned(node):
             begun = bool(self._work.stopped_by(action, gangs, STOPPED))
             status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
@@ -117,10 +116,11 @@ class Drains:
             raise Permanent(f"{why}; still stopped, and may not be started again: {', '.join(left)}")
         return self._refused(action, f"{why}; started again: {', '.join(stopped)}" if stopped else why)
 
-    def _cycle(self, gang: str, action: Action) -> kube_nodes.Wait | None:
-        """What is waited for of one gang; a refusal of one is kept until no other is left half-way."""
+    def _cycle(self, gang: str, action: Action, *, here: bool = False) -> kube_nodes.Wait | None:
+        """What is waited for of one gang, which is `here` on the node or was; a refusal of one is kept until no
+        other is left half-way."""
         try:
-            text = self._work.cycle_named(gang, action)
+            text = self._work.cycle_named(gang, action, here=here)
         except Permanent as error:
             return kube_nodes.Wait(str(error), refused=True)
         return None if text is None else kube_nodes.Wait(text)

@@ -1,10 +1,11 @@
-"""Jobs of four kinds, stopped and started as a whole: a gang is never killed rank by rank.
+"""Jobs of several kinds, stopped and started as a whole: a gang is never killed rank by rank.
 
 One that has ended is not started again by its field, and a RayJob that keeps its cluster afterwards may not be
 suspended at all (KubeRay marks it invalid: ray-project/kuberay#1813): both are said before anything is touched.
 
-Each kind has one field that stops all of its pods and keeps the object: `spec.suspend` of a batch/v1 Job, a JobSet
-and a RayJob, `spec.runPolicy.suspend` of a PyTorchJob (their API references). Where Kueue manages the job it owns
+Each kind has one field that stops all of its pods and keeps the object: `spec.suspend` of a batch/v1 Job, a JobSet,
+a TrainJob (which starts a JobSet again that is suspended beneath it) and a RayJob, `spec.runPolicy.suspend` of a
+PyTorchJob and an MPIJob (their API references). Where Kueue manages the job it owns
 that field, and its Workload's `spec.active` is the one to set (kueue.sigs.k8s.io, "Workload").
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectors.base import Permanent
+from collectors.kube_api import Refused
 from collectors.subject import Subject
 from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
@@ -50,6 +52,20 @@ KINDS = (
         "pytorchjobs",
         ("spec", "runPolicy", "suspend"),
         "training.kubeflow.org/job-name",
+    ),
+    JobKind(
+        "MPIJob",
+        "apis/kubeflow.org/v2beta1",
+        "mpijobs",
+        ("spec", "runPolicy", "suspend"),
+        "training.kubeflow.org/job-name",
+    ),
+    JobKind(
+        "TrainJob",
+        "apis/trainer.kubeflow.org/v1alpha1",
+        "trainjobs",
+        ("spec", "suspend"),
+        "jobset.sigs.k8s.io/jobset-name",
     ),
     JobKind("RayJob", "apis/ray.io/v1", "rayjobs", ("spec", "suspend"), "ray.io/originated-from-cr-name"),
 )
@@ -150,17 +166,25 @@ def split(job: Subject) -> tuple[str, str]:
 
 
 def find(kube: KubeClient, job: Subject) -> FoundJob | None:
-    """The job of that name; the outermost kind wins, since a JobSet owns Jobs. None where there is none."""
+    """The job of that name; the outermost kind wins, since a JobSet owns Jobs. None where there is none. Raises
+    Refused where none is seen and a kind may not be looked for."""
     namespace, name = split(job)
     try:
         named(namespace), named(name)
     except NotFound:  # of another scheduler: no Kubernetes job has such a name
         return None
-    found = []
+    found: list[FoundJob] = []
+    refused: list[Refused] = []
     for kind in KINDS:
-        item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}")
+        try:
+            item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}")
+        except Refused as error:  # a role that was written before we knew this kind
+            refused.append(error)
+            continue
         if item is not None:
             found.append(FoundJob(kind, namespace, name, item))
+    if refused and not found:
+        raise refused[0]
     if len(found) > 1:
         owned = {r["uid"] for f in found for r in f.object["metadata"].get("ownerReferences") or []}
         found = [f for f in found if f.object["metadata"]["uid"] in owned] or found
@@ -187,15 +211,14 @@ def _ignores_evictions(rule: Object) -> bool:
 
 
 def workload(kube: KubeClient, job: FoundJob) -> Object | None:
-    """Kueue's Workload of the job, if Kueue manages it: then Kueue owns the suspend field."""
-    if "kueue.x-k8s.io/queue-name" not in (job.object["metadata"].get("labels") or {}):
-        return None
+    """Kueue's Workload of the job, if Kueue manages it: then Kueue owns the suspend field. A label on the job does
+    not tell: it may stand there without Kueue, and `manageJobsWithoutQueueName` has no need of it."""
     uid = job.object["metadata"]["uid"]
     for version in _KUEUE:
         try:
             items = kube.list(f"/apis/kueue.x-k8s.io/{version}/namespaces/{job.namespace}/workloads")
         except NotFound:
-            continue  # a label without Kueue, or another version of it
+            continue  # no Kueue, or another version of it
         for item in items:
             if any(r.get("uid") == uid for r in item["metadata"].get("ownerReferences") or []):
                 return {**item, "apiVersion": f"kueue.x-k8s.io/{version}"}
@@ -224,12 +247,8 @@ def _workload_path(workload: Object) -> str:
 
 def own_job(kube: KubeClient, pod: Object) -> FoundJob | None:
     """The batch/v1 Job that made a pod, whatever stands above it; None where no Job did."""
-    namespace = pod["metadata"]["namespace"]
-    owner = next((r for r in pod["metadata"].get("ownerReferences") or [] if r.get("controller")), None)
-    if owner is None or owner["kind"] != KINDS[0].kind:
-        return None
-    item = kube.find(f"/{KINDS[0].api}/namespaces/{namespace}/{KINDS[0].plural}/{owner['name']}")
-    return None if item is None else FoundJob(KINDS[0], namespace, owner["name"], item)
+    owner = _controller(pod)
+    return None if owner is None or _kind_of(owner) is not KINDS[0] else _referred(kube, pod, owner)
 
 
 def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
@@ -239,18 +258,35 @@ def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
         ray = next(kind for kind in KINDS if kind.kind == "RayJob")
         name = labels.get(ray.pods, "")
         item = kube.find(f"/{ray.api}/namespaces/{namespace}/{ray.plural}/{name}") if name else None
-        if item is not None:
+        cluster = ((item or {}).get("status") or {}).get("rayClusterName")
+        if item is not None and cluster in (None, "", labels.get("ray.io/cluster")):  # else of an earlier one's
             return FoundJob(ray, namespace, name, item)
     found: FoundJob | None = None
     current = pod
     for _ in range(4):
-        owner = next((r for r in current["metadata"].get("ownerReferences") or [] if r.get("controller")), None)
-        kind = next((k for k in KINDS if owner and owner["kind"] == k.kind), None)
-        if owner is None or kind is None:
+        owner = _controller(current)
+        above = None if owner is None else _referred(kube, current, owner)
+        if above is None:
             return found
-        item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{owner['name']}")
-        if item is None:
-            return found
-        found = FoundJob(kind, namespace, owner["name"], item)
-        current = item
+        found, current = above, above.object
     return found
+
+
+def _controller(obj: Object) -> Object | None:
+    return next((r for r in obj["metadata"].get("ownerReferences") or [] if r.get("controller")), None)
+
+
+def _kind_of(owner: Object) -> JobKind | None:
+    """By group, too: Volcano's jobs are called Job as well."""
+    group = str(owner.get("apiVersion", "")).partition("/")[0]
+    return next((k for k in KINDS if (k.kind, k.api.split("/")[1]) == (owner.get("kind"), group)), None)
+
+
+def _referred(kube: KubeClient, obj: Object, owner: Object) -> FoundJob | None:
+    """The very job that a reference means: one that was submitted anew under its name is another one, however long
+    the last pod of the first takes to end."""
+    kind, namespace = _kind_of(owner), obj["metadata"]["namespace"]
+    item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{owner['name']}") if kind else None
+    if kind is None or item is None or item["metadata"].get("uid") != owner.get("uid"):
+        return None
+    return FoundJob(kind, namespace, str(owner["name"]), item)

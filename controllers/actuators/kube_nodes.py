@@ -28,6 +28,10 @@ CLAIMS = ("quarantineHealthEvent", "quarantineHealthEventIsCordoned", "k8saas.nv
 (github.com/NVIDIA/NVSentinel, fault-quarantine/pkg/common). On a node that is cordoned already it writes these
 alone, and counts on the cordon."""
 
+_DRAW_NAMES = frozenset(
+    {("apps", "ReplicaSet"), ("v1", "ReplicationController"), ("batch", "Job"), ("apps", "DaemonSet")}
+)
+
 
 def path(name: str) -> str:
     return f"/api/v1/nodes/{named(name)}"
@@ -124,11 +128,12 @@ def unmanaged(pod: Object) -> bool:
 
 
 def has_successor_of_its_name(pod: Object) -> bool:
-    """Whether its controller may make the pod again under the same name, as a StatefulSet does; the built-in ones
-    named here draw a new name each time."""
+    """Whether its controller may make the pod again under the same name, as a StatefulSet does, and Volcano's Job;
+    the built-in ones named here draw a new name each time."""
     owners = pod["metadata"].get("ownerReferences") or []
     owner: Object = next((r for r in owners if r.get("controller")), {})
-    return owner.get("kind") not in ("ReplicaSet", "ReplicationController", "Job", "DaemonSet")
+    group = str(owner.get("apiVersion", "")).partition("/")[0]
+    return (group, owner.get("kind")) not in _DRAW_NAMES
 
 
 def has_local_data(pod: Object) -> bool:
@@ -140,6 +145,12 @@ def has_local_data(pod: Object) -> bool:
 
 def pod_name(pod: Object) -> str:
     return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+def held_by(pod: Object) -> str:
+    """Who keeps a pod that should go, by its finalizers; empty where nobody does."""
+    held = ", ".join(str(finalizer) for finalizer in pod["metadata"].get("finalizers") or [])
+    return f", held by {held}" if held else ""
 
 
 OVERDUE_S = 60.0
@@ -173,8 +184,7 @@ def evict(kube: KubeClient, pod: Object, grace_s: int | None, *, dry_run: bool =
     budget's 429, several budgets' 500, and the 403 of a namespace that is going are waits."""
     meta, name = pod["metadata"], pod_name(pod)
     if meta.get("deletionTimestamp"):
-        held = ", ".join(str(finalizer) for finalizer in meta.get("finalizers") or [])
-        return Wait(f"pod {name} is terminating" + (f", held by {held}" if held else ""))
+        return Wait(f"pod {name} is terminating{held_by(pod)}")
     options: Object = {"preconditions": {"uid": meta["uid"]}}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s

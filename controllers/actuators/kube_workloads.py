@@ -14,8 +14,9 @@ from controllers.actuators.kube_client import KubeClient, NotFound, Object, name
 from controllers.actuators.kube_marks import Marks
 
 POLL_S = 5.0
-BEGUN = frozenset({"saving", "stopping", "starting"})
-"""Phases of a job's mark from which it still has to be started again."""
+BEGUN = frozenset({"saving", "stopping", "emptying", "starting"})
+"""Phases of a job's mark from which it still has to be started again. `emptying`: its Workload was seen to be
+inactive, so that whoever makes it active from then on is somebody else."""
 STOPPED = BEGUN - {"saving"}
 
 
@@ -60,7 +61,8 @@ class Workloads:
                 self.marks.patch(path, pod, action, {})
             if not meta.get("deletionTimestamp"):
                 self._kube.request("DELETE", path, body={"preconditions": {"uid": meta["uid"]}})
-        raise UnderWay(f"{action.target} is terminating", retry_after_s=POLL_S)
+        waits = kube_nodes.held_by(pod) + kube_nodes.overdue([pod], self._now_s())
+        raise UnderWay(f"{action.target} is terminating{waits}", retry_after_s=POLL_S)
 
     def restart_job(self, action: Action) -> Outcome:
         job = kube_jobs.find(self._kube, action.target)
@@ -92,10 +94,17 @@ class Workloads:
         if phase == "starting":  # from here on Kueue starts it: what is seen of it now is its new life
             self._start_workload(job, workload, action)
             return None
-        if workload is not None and kube_jobs.is_active(workload):
+        stopped = phase == ("stopping" if workload is None else "emptying")
+        runs = not job.suspended if workload is None else kube_jobs.is_active(workload)
+        if stopped and runs:
+            self.marks.patch(job.path, job.object, action, {}, phase="started")
+            raise Permanent(f"job {name} was started again by somebody else while it stopped; that stands")
+        if workload is not None and runs:
             kube_jobs.set_active(self._kube, workload, False, self._manager)
+        elif workload is not None and phase == "stopping":
+            self.marks.patch(job.path, job.object, action, {}, phase="emptying")
         left = kube_jobs.live_pods(self._kube, job)
-        if phase != "stopping" or left:
+        if not stopped or left:
             return f"job {name} is stopping: {len(left)} pods left{kube_nodes.overdue(left, self._now_s())}"
         resume = job.with_suspend(False) if workload is None else {}
         saved = job.saved_step(action.id) if self._may_save(action) else None
@@ -107,8 +116,8 @@ class Workloads:
             self.marks.patch(
                 job.path, job.object, action, resume, phase="started" if workload is None else "starting"
             )
-        except Permanent as error:
-            raise Permanent(f"job {name} is stopped and may not be started again: {error}") from error
+        except Permanent as error:  # a role or a webhook may be mended; what we stopped is not given up meanwhile
+            raise UnderWay(f"job {name} is stopped and may not be started again: {error}", 10 * POLL_S) from error
         return None if workload is None else f"job {name} starts again"
 
     def _start_workload(self, job: kube_jobs.FoundJob, workload: Object | None, action: Action) -> None:
@@ -173,14 +182,14 @@ class Workloads:
         jobs = (mark or {}).get("jobs")
         return {str(job) for job in jobs} if isinstance(jobs, list) else set()
 
-    def cycle_named(self, name: str, action: Action) -> str | None:
-        """The same for a job that only has to leave a node: where it is gone, has ended, or was suspended by
-        somebody else, there is nothing of it to stop, and nothing to start."""
+    def cycle_named(self, name: str, action: Action, *, here: bool = True) -> str | None:
+        """The same for a job that only has to leave a node: where it is gone, has ended, has left it by itself, or
+        was suspended by somebody else, there is nothing of it to stop, and nothing to start."""
         job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
         if job is None or (job.ended is not None and self.marks.phase(job.object, action) != "starting"):
             return None
         untouched = self.marks.phase(job.object, action) in (None, "saving")
-        if untouched and job.suspended and kube_jobs.workload(self._kube, job) is None:
+        if untouched and (not here or (job.suspended and kube_jobs.workload(self._kube, job) is None)):
             return None
         return self.cycle(job, action)
 
@@ -192,10 +201,6 @@ class Workloads:
             for name, job in jobs.items()
             if job is not None and job.ended is None and self.marks.phase(job.object, action) in phases
         ]
-
-    def is_started(self, name: str, action: Action) -> bool:
-        job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
-        return job is None or job.ended is not None or self.marks.phase(job.object, action) == "started"
 
     def read(self, action: Action) -> Outcome:
         """How far a restart is."""

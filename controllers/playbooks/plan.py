@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from collectors.seal import fingerprint
 from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Precondition, Situation, Undo
+from controllers.action import STOPPED_GPUS, Action, ActionKind, BlastRadius, Precondition, Situation, Undo
 
 
 class Economy(BaseModel):
@@ -84,15 +84,29 @@ BEFORE_CRASH_S = 60.0
 
 def job_of(situation: Situation) -> Subject | None:
     """The job that the incident's subject belongs to or is; None where it is not known or not exactly one."""
-    jobs = Reach.of(situation, situation.subject).jobs
+    jobs = Reach.of(situation, _instance(situation)).jobs
     return jobs[0] if len(jobs) == 1 else None
 
 
 def place_of(situation: Situation, kind: SubjectKind) -> Subject | None:
-    """The one GPU or node that the incident is about; None where it is not known or not exactly one."""
-    reach = Reach.of(situation, situation.subject)
+    """The one GPU, node or pod that the incident is about; None where it is not known or not exactly one."""
+    reach = Reach.of(situation, _instance(situation) if kind is _K.POD else situation.subject)
     found = {_K.GPU: reach.gpus, _K.NODE: reach.nodes, _K.POD: reach.pods}[kind]
     return found[0] if len(found) == 1 else None
+
+
+def _instance(situation: Situation) -> Subject:
+    """The one MIG instance that an error of its GPU stayed in, where it is known who holds it: the pods of the
+    others have nothing to do with it. Else the incident's subject."""
+    gpu, at_s = situation.subject, number(situation, "since_s")
+    named = {str(f.facts.get("mig_instances", "")) for f in situation.findings if f.subject == gpu}
+    name = named.pop() if len(named) == 1 else ""
+    if gpu.kind is _K.GPU and name.isdecimal():
+        found = Subject(_K.MIG, f"{gpu.name}/mig{int(name)}")
+        times = (situation.at_s, at_s, at_s - BEFORE_CRASH_S)
+        if any(situation.inventory.parents(found, t_s, _K.POD) for t_s in times):
+            return found
+    return gpu
 
 
 def number(situation: Situation, fact: str) -> float:
@@ -160,6 +174,7 @@ def draw_up(
     same = {s: uid for s in places if s.kind is _K.NODE and (uid := inventory.fact(s, "uid"))}
     machines = tuple(Precondition(node, "uid", uid) for node, uid in sorted(same.items()))
     pods = sorted({pod for job in stops for pod in inventory.children(job, at_s, _K.POD)})
+    stopped = {STOPPED_GPUS: count} if (count := job_gpus(situation, stops)) else {}
     attempt = situation.facts.get("attempt", 0.0)
     identity = fingerprint([situation.incident_id, str(attempt), kind.value, str(target)])
     return Action(
@@ -178,7 +193,7 @@ def draw_up(
         ),
         undo=undo,
         expires_at_s=at_s + economy.expires_s,
-        params=dict(params or {}),
+        params={**(params or {}), **stopped},
         preconditions=(*preconditions, *machines),
         needs_approval=needs_approval,
     )

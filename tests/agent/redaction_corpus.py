@@ -72,6 +72,18 @@ def secrets(seed: int) -> list[tuple[str, str]]:
         ("api_key => '{}'", word(24)),
         ("secret_key:{}", word(30)),
         ("SENDGRID={}", f"SG.{word(22)}.{word(43)}"),
+        ("Authorization: Token {}", word(40, hexa)),
+        ("postgresql://trainer:{}@db.internal:5432/runs", f"{word(6)}@{word(6)}"),
+        ("sentry: sending to https://{}@o1.ingest.sentry.io/42", word(32, hexa)),
+        ("+ curl -sS -u admin:{} https://grafana/api", word(12)),
+        ("+ curl -X POST --user 'admin:{}' https://grafana/api", word(12)),
+        ('{{"auths": {{"reg.example": {{"auth": "{}"}}}}}}', basic),
+        ("+ sshpass -p {} ssh root@bmc", word(10)),
+        ("+ wandb login {}", word(40, hexa)),
+        ("machine api.wandb.ai login user password {}", word(40, hexa)),
+        ("groq client with {}", "gsk_" + word(52)),
+        ("docker: denied for {}", "dckr_pat_" + word(27)),
+        ("grafana: {}", "glsa_" + word(32) + "_" + word(8, hexa)),
     ]
     return [(line.format(secret), secret) for line, secret in made]
 
@@ -117,5 +129,10 @@ HARMLESS = (
     "user@ host",
     r'{"msg": "config: {\\"password\\": \\"null\\", \\"token\\": \\"none\\"}"}',
     "E1 E2 [E3] GPU-0000…",
+    "authorization: RBAC access denied",
+    "curl -u is deprecated here: see https://n1:9400/metrics",
+    "wandb login failed: see the log",
+    "login root on tty1; password expired",
+    "http://n1:9400/metrics@scrape",
     "passed 12 tests; bypass=1 compass: north",
 )

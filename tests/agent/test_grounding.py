@@ -33,7 +33,13 @@ QUIET = item("E3", LOG, b"5.000\tusb 1-1: new device\n")
 WELL, UNWELL = (item("E4", FACTS, canonical_json({"ok": ok})) for ok in (True, False))
 OTHERS = replace(WELL, query="n2")
 SAID = item("E5", FACTS, canonical_json({"facts": {"xid": 94, "name": "CONTAINED"}, "flag": True}))
-PLACES = item("E6", FACTS, canonical_json({"above": {"gpu:G": ["node:n1", "job:a"], "rank:a#1": ["job:a"]}}))
+PLACES = item(
+    "E6",
+    FACTS,
+    canonical_json(
+        {"above": {"gpu:G": ["node:n1", "job:a", "cluster:c"], "rank:a#1": ["job:a"], "job:a": ["cluster:c"]}}
+    ),
+)
 
 
 def claim(predicate: Predicate, *evidence: Evidence, quotes: tuple[Quote, ...] = (), **arguments: Any) -> Claim:
@@ -41,6 +47,7 @@ def claim(predicate: Predicate, *evidence: Evidence, quotes: tuple[Quote, ...] =
 
 
 FALLING = series(5.0, 5.0, 1.0, 1.0)
+COLON = Quote("E2", "): ")
 WRONG = Quote("E2", "): 94, pid=8")
 NOISY = series(1.0, 3.0, 1.0, 3.0, 1.0, 3.0, 3.0, 3.0)
 NODES = (
@@ -71,12 +78,17 @@ CASES: list[tuple[str, bool, Claim, list[Evidence]]] = [
     ("a level never reached", False, claim(P.PRECEDED, KLOG, RISING, quotes=(XID,), level=50.0), [RISING, KLOG]),
     ("together", True, claim(P.CO_LOCATED, PLACES, one="gpu:G", other="rank:a#1", place="job:a"), [PLACES]),
     ("with itself", False, claim(P.CO_LOCATED, PLACES, one="gpu:G", other="gpu:G", place="job:a"), [PLACES]),
+    ("in one cluster", False, claim(P.CO_LOCATED, PLACES, one="gpu:G", other="job:a", place="cluster:c"), [PLACES]),
     ("apart", False, claim(P.CO_LOCATED, PLACES, one="gpu:G", other="rank:a#1", place="node:n1"), [PLACES]),
     ("absent", True, claim(P.ABSENT, QUIET, WELL, patterns="Xid (\nSXid ("), [QUIET, WELL]),
     ("absent: nothing", False, claim(P.ABSENT, QUIET, WELL, patterns=" \n"), [QUIET, WELL]),
     ("absent, by another log's state", False, claim(P.ABSENT, QUIET, OTHERS, patterns="Xid ("), [QUIET, OTHERS]),
     ("absent where it stands", False, claim(P.ABSENT, KLOG, WELL, patterns="Xid ("), [KLOG, WELL]),
     ("absent in other words", False, claim(P.ABSENT, KLOG, WELL, patterns="xid 94"), [KLOG, WELL]),
+    ("absent by a look-alike", False, claim(P.ABSENT, KLOG, WELL, patterns="\u0425id 94"), [KLOG, WELL]),
+    ("absent by a word too many", False, claim(P.ABSENT, KLOG, WELL, patterns="Xid 94 seen at last"), [KLOG, WELL]),
+    ("absent for its length", False, claim(P.ABSENT, QUIET, WELL, patterns="Xid a b c d e f"), [QUIET, WELL]),
+    ("absent by its number", True, claim(P.ABSENT, KLOG, WELL, patterns="Xid 79 Contained"), [KLOG, WELL]),
     ("absent from what nobody read", False, claim(P.ABSENT, QUIET, UNWELL, patterns="Xid ("), [QUIET, UNWELL]),
     ("absent without the source's state", False, claim(P.ABSENT, QUIET, patterns="Xid ("), [QUIET]),
     ("equal", True, claim(P.EQUALS, SAID, KLOG, quotes=(XID,), path="facts.xid", value=94.0), [SAID, KLOG]),
@@ -86,9 +98,11 @@ CASES: list[tuple[str, bool, Claim, list[Evidence]]] = [
     ("a truth value is no figure", False, claim(P.EQUALS, SAID, path="flag", value=1.0), [SAID]),
     ("repeated lines", True, claim(P.REPEATED, KLOG, pattern="Xid (", times=2.0), [KLOG]),
     ("repeated too often", False, claim(P.REPEATED, KLOG, pattern="Xid (", times=3.0), [KLOG]),
+    ("a letter repeated", False, claim(P.REPEATED, KLOG, pattern="d (", times=2.0), [KLOG]),
     ("once is not repeated", False, claim(P.REPEATED, KLOG, pattern="Xid (", times=1.0), [KLOG]),
     ("peaks again", True, claim(P.REPEATED, RISING, level=5.0, times=3.0), [RISING]),
     ("a quote changed", False, claim(P.REPEATED, KLOG, quotes=(WRONG,), pattern="Xid", times=2.0), [KLOG]),
+    ("a quote of nothing", False, claim(P.REPEATED, KLOG, quotes=(COLON,), pattern="Xid", times=2.0), [KLOG]),
     ("quoted, not cited", False, claim(P.EQUALS, SAID, quotes=(XID,), path="facts.xid", value=94.0), [SAID, KLOG]),
     ("evidence that does not exist", False, claim(P.EQUALS, SAID, path="facts.xid", value=94.0), [KLOG]),
     ("evidence that is there twice", False, claim(P.EQUALS, SAID, path="facts.xid", value=94.0), [SAID, SAID]),

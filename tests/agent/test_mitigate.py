@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.mitigate import REMEDIES, choose
+from agent.policy import ApprovalSettings, Rule, rule_for
 from collectors.frame import Instant
 from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind, Playbook, Precondition, Situation
+from controllers.action import STOPPED_GPUS, Action, ActionKind, Playbook, Precondition, Situation
 from controllers.playbooks.plan import Economy
 from controllers.playbooks.plugins import ALL, build
 from detectors.base import Fault, Finding, Severity, State
@@ -112,7 +113,10 @@ def test_damaged_training_resumes_from_before_the_onset_and_keeps_what_came_late
         safe_checkpoint_step=200.0,
         safe_checkpoint_s=500.0,
     )
-    assert action.params == {"keep_checkpoints": True, "checkpoint_step": 200, "save_first": False}
+    params = {"keep_checkpoints": True, "checkpoint_step": 200, "save_first": False}
+    assert action.params == params | {STOPPED_GPUS: 12}
+    assert rule_for(action, ApprovalSettings(wide_gpus=11)) is Rule.TWO, "none of them named, all of them stopped"
+    assert rule_for(action, ApprovalSettings(wide_gpus=12)) is Rule.ONE
     assert "must not be resumed from" in action.why
 
 

@@ -57,13 +57,14 @@ def forbid(cell: Cell, nth: int, *, lasting: bool) -> None:
 
 def told(cell: Cell, nth: int, *, lasting: bool) -> None:
     forbid(cell, nth, lasting=lasting)
-    incident = cell.run(lambda round_: None)
+    incident = cell.run(lambda round_: None, rounds=700)  # a right that stays away is waited for an hour
     last, stopped = incident.history[-1], []
     for name in cell.jobs:
         found = client.BatchV1Api(cell.cluster.api).read_namespaced_job(
             name.partition("/")[2], cell.cluster.namespace
         )
         stopped += [name] if found.spec.suspend else []
+    assert lasting or not stopped, "what was forbidden once is tried again"
     assert all(name in last.note for name in stopped), last.note
     cordoned = bool(cell.cluster.core.read_node(cell.node).spec.unschedulable)
     assert not cordoned or "cordon" in last.note, last.note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from collections.abc import Callable
 from typing import Any
@@ -150,6 +151,37 @@ def test_mig_instances_and_links_get_rows_of_their_own(collector: Any, page_serv
     assert links.value(Subject(SubjectKind.LINK, "GPU-0/link4"), "link_replay_errors_total") == 2
     assert inventory.parents(mig, NOW) == [gpu(0)]
     assert not [f for f in batch.frames if f.kind is SubjectKind.GPU]
+
+
+@pytest.mark.parametrize("after", [b"", b"\0" * 30])
+def test_a_page_zipped_in_parts_is_read_to_its_end(collector: Any, page_server: Any, after: bytes) -> None:
+    """Gzip members stand one after the other (RFC 1952), as proxies write them: of two, the
+    GPUs of the second were missing, and nothing said so."""
+    parts = [gzip.compress(row("DCGM_FI_DEV_POWER_USAGE", 500 + n, n=n).encode()) for n in range(3)]
+    page_server.pages["/m"] = lambda handler: answer(handler, b"".join(parts) + after, Content_Encoding="gzip")
+    got = frame(take(collector(page_server.at("/m"))))
+    assert [got.value(gpu(n), "gpu_power_w") for n in range(3)] == [500.0, 501.0, 502.0]
+
+
+def test_above_a_mig_instance_are_its_own_pod_and_job_and_not_its_neighbours(
+    collector: Any, page_server: Any
+) -> None:
+    """What goes wrong in one instance would be laid to everybody on the GPU."""
+
+    def used(instance: int, held: str) -> str:
+        part = f',GPU_I_PROFILE="1g.18gb",GPU_I_ID="{instance}"'
+        return row("DCGM_FI_DEV_FB_USED", 5, more=part + held)
+
+    page_server.pages["/m"] = (used(1, pod("a-0")) + used(2, pod("b-0", namespace="other")) + used(3, "")).encode()
+    inventory = Inventory()
+    take(collector(page_server.at("/m")), inventory)
+    held = {SubjectKind.POD: ["ml/a-0", "other/b-0", None], SubjectKind.JOB: ["ml/a", "other/b", None]}
+    for kind, names in held.items():
+        for instance, name in enumerate(names, start=1):
+            above = inventory.above(Subject(SubjectKind.MIG, f"GPU-0/mig{instance}"), kind, NOW)
+            assert above == (None if name is None else Subject(kind, name))
+    assert len(inventory.parents(gpu(0), NOW, SubjectKind.POD)) == 2
+    assert inventory.above(Subject(SubjectKind.MIG, "GPU-0/mig3"), SubjectKind.NODE, NOW) is not None
 
 
 @pytest.mark.parametrize(

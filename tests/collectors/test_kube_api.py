@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -40,7 +41,7 @@ def connected(server: ApiServer, tmp_path: Path, kind: type[KubeApi] = KubeApi) 
     return kind.connect(path, None)
 
 
-@pytest.mark.parametrize("fault", [Fault.TOO_MANY, Fault.UNAVAILABLE, Fault.DISCONNECT])
+@pytest.mark.parametrize("fault", [Fault.TOO_MANY, Fault.UNAVAILABLE, Fault.DISCONNECT, Fault.PAGE, Fault.STRANGE])
 def test_the_transport_asks_once_and_leaves_the_waiting_to_its_caller(
     server: ApiServer, tmp_path: Path, fault: Fault
 ) -> None:
@@ -51,6 +52,19 @@ def test_the_transport_asks_once_and_leaves_the_waiting_to_its_caller(
         kube.get("/api/v1/nodes")
     assert error.value.retry_after_s == (1.0 if fault is Fault.TOO_MANY else None)
     assert kube.get("/api/v1/nodes")["items"] == [], "the one fault met the one call"
+
+
+def test_absent_is_what_the_server_itself_says_is_absent(server: ApiServer, tmp_path: Path) -> None:
+    """An object that is not there, a kind that is not served; never a gateway's own 404 or its empty JSON, by which
+    a node would be gone, a pod deleted and a drain done."""
+    kube, jobs = connected(server, tmp_path), "/apis/batch/v1/namespaces/default/jobs"
+    assert kube.find("/api/v1/nodes/gone") is None
+    assert kube.find("/apis/kubeflow.org/v1/namespaces/default/pytorchjobs/gone") is None
+    for fault, ask in itertools.product((Fault.PAGE, Fault.STRANGE), (kube.find, kube.list)):
+        server.faults.plan(fault, times=1)
+        with pytest.raises(Busy):
+            ask(jobs)
+        assert kube.list(jobs) == []
 
 
 class Slow(KubeApi):
@@ -261,7 +275,7 @@ def dripping(body: bytes, pause_s: float) -> Iterator[int]:
 @pytest.mark.parametrize(("pause_s", "limit_s", "comes"), [(0.05, 1.0, False), (0.0, 60.0, True)])
 def test_an_answer_that_drips_ends_at_the_limit_of_its_call(pause_s: float, limit_s: float, comes: bool) -> None:
     """Each byte comes within the read timeout; all of them would take a hundred seconds."""
-    body = b'{"a": "' + b"x" * 2_000 + b'"}'
+    body = b'{"kind": "Node", "a": "' + b"x" * 2_000 + b'"}'
     with contextlib.contextmanager(dripping)(body, pause_s) as port:
         settings = client.Configuration(host=f"http://127.0.0.1:{port}")
         kube, began_s = KubeApi(client.ApiClient(settings), timeout_s=limit_s), time.monotonic()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes import client
 
 from collectors.frame import Reason
 from collectors.kubernetes import KubernetesCollector, KubernetesSettings
@@ -196,6 +197,43 @@ def test_every_operators_pods_are_of_their_job(
     assert inventory.above(pod, K.JOB, 100.0) == Subject(K.JOB, f"{cluster.namespace}/j")
     assert inventory.fact(pod, "job_kind") == kind
     assert inventory.fact(pod, "queue") == ("research" if name == "Kueue" else "")
+
+
+@pytest.mark.parametrize(
+    "resource", ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "nvidia.com/gpumem", "cpu"]
+)
+def test_a_pod_with_a_part_of_a_gpu_is_known_as_one_with_a_whole(
+    cluster: Cluster, collector: KubernetesCollector, resource: str
+) -> None:
+    """Its uid and job are what a restart is bound to; without them a StatefulSet's pod was not restarted at all."""
+    box = {"name": "main", "image": "registry.invalid/none", "resources": {"limits": {resource: "1"}}}
+    body = {
+        "metadata": {"name": "serve-0", "labels": {"batch.kubernetes.io/job-name": "serve"}},
+        "spec": {"containers": [box], "automountServiceAccountToken": False},
+    }
+    made = cluster.core.create_namespaced_pod(cluster.namespace, body)
+    pod, inventory = Subject(K.POD, f"{cluster.namespace}/serve-0"), Inventory()
+    collector.collect(100.0, inventory, 30.0)
+    is_one = resource in ("nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared")
+    assert inventory.fact(pod, "uid") == (made.metadata.uid if is_one else None)
+    assert (inventory.above(pod, K.JOB, 100.0) is not None) is is_one
+
+
+def test_a_label_that_several_operators_use_does_not_hide_whose_job_it_is(
+    cluster: Cluster, collector: KubernetesCollector
+) -> None:
+    cluster.define("kubeflow.org", "v2beta1", "MPIJob")
+    body: dict[str, Any] = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "j"}}
+    made: Any = client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(
+        "kubeflow.org", "v2beta1", cluster.namespace, "mpijobs", body
+    )
+    owner = {"apiVersion": body["apiVersion"], "kind": "MPIJob", "name": "j", "uid": made["metadata"]["uid"]}
+    labels = {"training.kubeflow.org/job-name": "j"}
+    owners = [{**owner, "controller": True}]
+    pod = gpu_pod(cluster, "j-worker-0", cluster.node(), labels=labels, ownerReferences=owners)
+    inventory = Inventory()
+    collector.collect(100.0, inventory, 30.0)
+    assert inventory.fact(pod, "job_kind") == "MPIJob"
 
 
 def test_the_rank_that_an_operator_put_into_the_environment_is_told(

@@ -8,6 +8,7 @@ import pytest
 from kubernetes import client
 
 from collectors.base import Permanent
+from collectors.kube_api import Refused
 from collectors.subject import Subject, SubjectKind
 from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
 from controllers.actuators.kube_client import KubeClient
@@ -21,8 +22,9 @@ from controllers.actuators.kube_jobs import (
     JobKind,
     find,
 )
+from controllers.actuators.kube_rights import Right
 from controllers.actuators.kubernetes import KubernetesSettings
-from tests.controllers.kube_scenes import Patient, finished
+from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of
 from tests.kubernetes_api.cluster import Cluster
 
 OPERATORS = [kind for kind in KINDS if kind.kind != "Job"]
@@ -173,3 +175,50 @@ def test_a_restart_that_names_no_step_takes_an_earlier_ones_away(cluster: Cluste
         cluster.remove_pod(f"train-{rank}")
     assert actuator.execute(action).status is OutcomeStatus.DONE
     assert RESUME_STEP not in found(kube, target).annotations
+
+
+def test_the_outermost_of_two_jobs_of_one_name_is_the_one(cluster: Cluster) -> None:
+    """A TrainJob makes a JobSet of its own name, and would start it again."""
+    inner, outer = (next(k for k in KINDS if k.kind == name) for name in ("JobSet", "TrainJob"))
+    target = made(cluster, outer, "train")
+    uid = found(KubeClient(cluster.api), target).object["metadata"]["uid"]
+    group, version, *_ = place(cluster, inner)
+    cluster.define(group, version, inner.kind)
+    owner = {"apiVersion": outer.api.removeprefix("apis/"), "kind": outer.kind, "name": "train", "uid": uid}
+    meta = {"name": "train", "ownerReferences": [{**owner, "controller": True}]}
+    body = {"apiVersion": f"{group}/{version}", "kind": inner.kind, "metadata": meta, "spec": {}}
+    client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(*place(cluster, inner), body)
+    assert found(KubeClient(cluster.api), target).kind is outer
+
+
+def test_a_role_that_does_not_know_a_kind_finds_the_others(cluster: Cluster) -> None:
+    """Written by hand for an earlier version; but where nothing is found, nobody says that nothing is there."""
+    kube = client_with(cluster, rules_of(frozenset({Right("get", "batch", "jobs")})))
+    job(cluster, "train", [cluster.node()])
+    assert found(kube, Subject(SubjectKind.JOB, f"{cluster.namespace}/train")).kind.kind == "Job"
+    with pytest.raises(Refused, match="jobsets"):
+        find(kube, Subject(SubjectKind.JOB, f"{cluster.namespace}/none"))
+
+
+def test_a_workload_that_a_person_activates_while_it_stops_stays_active(cluster: Cluster) -> None:
+    """It was made inactive again at every look, for as long as they tried."""
+    cluster.define("kueue.x-k8s.io", "v1beta1", "Workload")
+    name, actuator = (
+        job(cluster, "queued", [cluster.node()]),
+        Patient(KubernetesSettings(), KubeClient(cluster.api)),
+    )
+    uid = client.BatchV1Api(cluster.api).read_namespaced_job("queued", cluster.namespace).metadata.uid
+    where = ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads")
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "queued", "uid": uid}
+    body = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "spec": {"active": True}}
+    custom: Any = client.CustomObjectsApi(cluster.api)
+    custom.create_namespaced_custom_object(*where, body | {"metadata": {"name": "w", "ownerReferences": [owner]}})
+    action = restart(Subject(SubjectKind.JOB, name))
+    for _ in range(2):
+        with pytest.raises(UnderWay, match="1 pods left"):
+            actuator.execute(action)
+    custom.patch_namespaced_custom_object(*where, "w", {"spec": {"active": True}})
+    with pytest.raises(Permanent, match="started again by somebody else"):
+        actuator.execute(action)
+    assert custom.get_namespaced_custom_object(*where, "w")["spec"]["active"] is True
+    assert actuator.read(action).status is OutcomeStatus.DONE, "nothing of it is stopped any more"

@@ -19,6 +19,7 @@ from controllers.actuators.kube_rights import RIGHTS
 from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, stop_pods
 from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.faults import Fault
 
 S = OutcomeStatus
 _numbers = itertools.count()
@@ -274,3 +275,84 @@ def test_a_rayjob_above_a_raycluster_is_stopped_whole_and_only_where_that_is_all
         drainer.execute(action)
     cluster.remove_pod("head")
     assert finished(lambda: drainer.execute(action)).status is S.DONE
+
+
+def test_a_gang_that_has_left_by_itself_is_not_stopped_any_more(cluster: Cluster) -> None:
+    """Between the node's mark, which names it, and its turn: its operator has moved it, or a person."""
+    if cluster.server is None:
+        pytest.skip("a real server fails at no call of our choice")
+    node, elsewhere = cluster.node(), cluster.node()
+    job(cluster, "gang", [node, elsewhere])
+    action, drainer = drain(node), actuator(cluster)
+    cluster.server.faults.plan(Fault.INTERNAL, 1, lambda method, path: (method, path[-5:]) == ("PATCH", "/gang"))
+    with pytest.raises(Busy, match="500"):
+        drainer.execute(action)
+    assert cordoned(cluster, node)
+    (moved,) = cluster.core.list_namespaced_pod(cluster.namespace, field_selector=f"spec.nodeName={node}").items
+    cluster.remove_pod(moved.metadata.name)
+    (new,) = set(cluster.made_pods("batch.kubernetes.io/job-name=gang", 2)) - {
+        p.metadata.name
+        for p in cluster.core.list_namespaced_pod(cluster.namespace).items
+        if p.spec.node_name == elsewhere
+    }
+    cluster.binds(new, elsewhere)
+    assert finished(lambda: drainer.execute(action)).status is S.DONE
+    assert drainer.read(action).status is S.DONE
+    found = client.BatchV1Api(cluster.api).read_namespaced_job("gang", cluster.namespace)
+    assert found.metadata.generation == 1, "never stopped, never started"
+
+
+def test_a_job_submitted_anew_is_not_stopped_for_the_last_pod_of_the_one_before(cluster: Cluster) -> None:
+    """Its pod ends slowly on a node that is drained; the job that has its name now runs elsewhere."""
+    node = cluster.node()
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": "train",
+        "uid": "of-the-one-before",
+        "controller": True,
+    }
+    cluster.pod("train-old", node, ownerReferences=[owner], finalizers=["example.com/log"])
+    cluster.core.delete_namespaced_pod("train-old", cluster.namespace, grace_period_seconds=0)
+    job(cluster, "train", [cluster.node(), cluster.node()])
+    action, drainer = drain(node), actuator(cluster)
+    with pytest.raises(Temporary, match=r"train-old is terminating, held by example\.com/log"):
+        drainer.execute(action)
+    assert client.BatchV1Api(cluster.api).read_namespaced_job("train", cluster.namespace).spec.suspend is False
+    cluster.core.patch_namespaced_pod("train-old", cluster.namespace, {"metadata": {"finalizers": None}})
+    assert finished(lambda: drainer.execute(action)).status is S.DONE
+
+
+def test_a_rayjob_submitted_anew_is_not_stopped_for_the_cluster_of_the_one_before(cluster: Cluster) -> None:
+    """Its pods know their RayJob by name alone; which cluster is its own, its status says."""
+    ray = next(kind for kind in KINDS if kind.kind == "RayJob")
+    cluster.define("ray.io", "v1", "RayJob")
+    place, custom = ("ray.io", "v1", cluster.namespace, ray.plural), client.CustomObjectsApi(cluster.api)
+    spec = {"shutdownAfterJobFinishes": True}
+    body: dict[str, Any] = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "r"}, "spec": spec}
+    custom.create_namespaced_custom_object(*place, body)
+    custom.patch_namespaced_custom_object_status(*place, "r", {"status": {"rayClusterName": "r-new"}})
+    node = cluster.node()
+    for name, of in (("old", "r-old"), ("new", "r-new")):
+        labels = {"ray.io/originated-from-crd": "RayJob", ray.pods: "r", "ray.io/cluster": of}
+        cluster.pod(name, node, labels=labels, ownerReferences=[cluster.owner()])
+        pod = cluster.api.sanitize_for_serialization(cluster.core.read_namespaced_pod(name, cluster.namespace))
+        assert (owner_job(KubeClient(cluster.api), pod) is not None) is (name == "new")
+
+
+def test_a_job_of_another_group_is_not_taken_for_the_clusters_own_of_its_name(cluster: Cluster) -> None:
+    """Volcano's are called Job, too, and make a pod again under its name."""
+    cluster.define("batch.volcano.sh", "v1alpha1", "Job")
+    body = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "train"}, "spec": {}}
+    place = ("batch.volcano.sh", "v1alpha1", cluster.namespace, "jobs")
+    made: Any = client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(*place, body)
+    owner = {"apiVersion": body["apiVersion"], "kind": "Job", "name": "train", "uid": made["metadata"]["uid"]}
+    cluster.pod("train-worker-0", cluster.node(), ownerReferences=[{**owner, "controller": True}])
+    a_job(cluster, "train", cluster.node(), backoffLimit=0)
+    pod = cluster.api.sanitize_for_serialization(
+        cluster.core.read_namespaced_pod("train-worker-0", cluster.namespace)
+    )
+    assert owner_job(KubeClient(cluster.api), pod) is None
+    action = act(ActionKind.RESTART_POD, SubjectKind.POD, f"{cluster.namespace}/train-worker-0")
+    outcome = actuator(cluster).execute(action)
+    assert (outcome.status, "does not name its uid" in outcome.detail) == (S.REFUSED, True)

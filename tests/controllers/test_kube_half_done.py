@@ -177,6 +177,69 @@ def test_a_job_that_kueue_has_started_again_is_not_stopped_a_second_time(cluster
     assert found["spec"]["active"] is True
 
 
+def keeps_schedulable(kind: str, obj: Any) -> None:
+    if kind == "Node":
+        obj["spec"].pop("unschedulable", None)
+
+
+def keeps_running(kind: str, obj: Any) -> None:
+    if kind == "Job":
+        obj["spec"]["suspend"] = False
+
+
+def strips_notes(kind: str, obj: Any) -> None:
+    if kind == "Node":
+        obj["metadata"].pop("annotations", None)
+
+
+@pytest.mark.parametrize(
+    ("webhook", "kind", "field"),
+    [
+        (keeps_schedulable, A.CORDON, "spec.unschedulable"),
+        (keeps_schedulable, A.DRAIN, "spec.unschedulable"),
+        (strips_notes, A.DRAIN, "metadata.annotations.nightshift.dev/action.drain"),
+        (keeps_running, A.RESTART_JOB, "spec.suspend"),
+        (keeps_running, A.DRAIN, "spec.suspend"),
+    ],
+)
+def test_what_a_webhook_undoes_in_the_very_write_is_not_said_to_be_done(
+    cluster: Cluster, webhook: Any, kind: ActionKind, field: str
+) -> None:
+    """The server takes the write and answers 200: a node would be told as cordoned that takes work, and a job be
+    waited for that nobody has stopped. An operator's older kind, whose field is pruned, is the same."""
+    if cluster.server is None:
+        pytest.skip("no webhook of ours stands in a real server")
+    node = cluster.node()
+    gang = job(cluster, "gang", [node, cluster.node()])
+    cluster.server.api.webhooks.append(webhook)
+    action = act(kind, gang, K.JOB) if kind is A.RESTART_JOB else act(kind, node, jobs=(gang,))
+    with pytest.raises(Permanent, match=f"was taken, but not {field}"):
+        of(KubeClient(cluster.api)).execute(action)
+    assert not is_suspended(cluster, "gang")
+    assert of(KubeClient(cluster.api)).read(action).status is not S.DONE
+
+
+@pytest.mark.parametrize("kind", [A.DRAIN, A.RESTART_JOB])
+def test_a_job_that_somebody_starts_again_while_it_stops_is_theirs(cluster: Cluster, kind: ActionKind) -> None:
+    """A person, or a tool that keeps it as its repository has it: its pods would be waited for until the action's
+    time is over, and then be told as left half-way."""
+    node, actuator = cluster.node(), of(KubeClient(cluster.api))
+    gang = job(cluster, "gang", [node, cluster.node()])
+    action = act(kind, gang, K.JOB) if kind is A.RESTART_JOB else act(kind, node, jobs=(gang,))
+    with pytest.raises(UnderWay, match="stopping"):
+        actuator.execute(action)
+    client.BatchV1Api(cluster.api).patch_namespaced_job("gang", cluster.namespace, {"spec": {"suspend": False}})
+    said = "gang was started again by somebody else while it stopped; that stands"
+    if kind is A.RESTART_JOB:
+        with pytest.raises(Permanent, match=said):
+            actuator.execute(action)
+        assert actuator.read(action).status is not S.UNDER_WAY
+    else:
+        outcome = actuator.execute(action)
+        assert (outcome.status, outcome.left_cordoned, said in outcome.detail) == (S.FAILED, True, True)
+    assert not is_suspended(cluster, "gang")
+
+
 def test_a_static_pod_is_not_said_to_be_restarted(cluster: Cluster) -> None:
     """Its mirror's owner is the Node; deleting the mirror restarts no container, and the kubelet makes another."""
     node = cluster.node()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -240,10 +241,14 @@ def test_a_job_that_somebody_suspended_is_not_started(cluster: Cluster, actuator
         actuator.execute(plan(ActionKind.RESTART_JOB, target, SubjectKind.JOB))
 
 
-def test_a_job_under_kueue_is_stopped_through_its_workload(cluster: Cluster, actuator: KubernetesActuator) -> None:
+@pytest.mark.parametrize("labels", [{"kueue.x-k8s.io/queue-name": "q"}, {}], ids=["queue named", "none named"])
+def test_a_job_under_kueue_is_stopped_through_its_workload(
+    cluster: Cluster, actuator: KubernetesActuator, labels: dict[str, str]
+) -> None:
+    """Without a label, too, where Kueue manages every job: it would start one again that is suspended past it."""
     cluster.define("kueue.x-k8s.io", "v1beta1", "Workload")
     target = job(cluster, "queued", [cluster.node()])
-    queue = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}
+    queue = {"metadata": {"labels": labels}}
     found = client.BatchV1Api(cluster.api).patch_namespaced_job("queued", cluster.namespace, queue)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "queued", "uid": found.metadata.uid}
     place = ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads")
@@ -323,6 +328,23 @@ def test_a_pod_with_a_controller_is_deleted_once(cluster: Cluster, actuator: Kub
         actuator.execute(action)
     cluster.remove_pod("owned")
     assert actuator.execute(action).status is S.DONE
+
+
+def test_what_keeps_a_pod_that_is_restarted_is_told(cluster: Cluster) -> None:
+    """A finalizer that nobody takes off, or a machine that is down: it was terminating, and no more was said."""
+    node, later_s = cluster.node(), time.time() + 600.0
+    actuator = Patient(KubernetesSettings(), KubeClient(cluster.api), now_s=lambda: later_s)
+    for name, finalizers, said in (
+        ("held", ["example.com/log"], r"terminating, held by example\.com/log"),
+        ("lost", [], rf"lost on {node} should have ended \d+ s ago: its kubelet may be gone"),
+    ):
+        cluster.pod(name, node, ownerReferences=[cluster.owner()], finalizers=finalizers)
+        uid = cluster.core.read_namespaced_pod(name, cluster.namespace).metadata.uid
+        action = plan(ActionKind.RESTART_POD, f"{cluster.namespace}/{name}", SubjectKind.POD, uid=uid)
+        for told in ("terminating", said):
+            with pytest.raises(Temporary, match=told):
+                actuator.execute(action)
+    cluster.core.patch_namespaced_pod("held", cluster.namespace, {"metadata": {"finalizers": None}})
 
 
 def test_a_pod_whose_successor_has_its_name_is_not_restarted_where_the_plan_names_no_uid(

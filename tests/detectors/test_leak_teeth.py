@@ -95,6 +95,47 @@ def test_a_leak_under_a_saw_is_told_at_its_own_pace_long_before_the_end(period_s
     assert float(found[0].facts["eta_s"]) == pytest.approx(left_s, rel=0.4)
 
 
+@pytest.mark.parametrize(("height_gib", "left_h"), [(25.0, 2.0), pytest.param(10.0, 12.0, marks=pytest.mark.full)])
+def test_a_slow_leak_under_long_teeth_is_told_once_by_what_they_come_down_to(
+    height_gib: float, left_h: float
+) -> None:
+    """Teeth of half an hour: the high ones were each taken for a new process, the low ones for memory that was
+    freed, and the incident closed at their ends."""
+    ends_h = (80.0 - 40.0 - height_gib) / 2.0
+    t_s = hours(ends_h)
+    levels = np.stack([teeth(t_s, 1800.0, height_gib)] * 4)
+    levels[2] += 2.0 * t_s / 3600.0
+    (found,) = told(np.minimum(levels, 79.9))
+    assert (found.state, found.subject.name) == (State.FIRING, "GPU-2")
+    assert ends_h - (found.at.t_s - 1.79e9) / 3600.0 > left_h
+    assert float(found.facts["slope_bytes_per_h"]) == pytest.approx(2.0 * GIB, rel=0.25)
+    assert 40.0 < float(found.facts["floor_bytes"]) / GIB < 52.0, "of the floor, not of a tooth"
+
+
+@pytest.mark.parametrize(
+    ("period_s", "pace_gib_h", "height_gib"),
+    [
+        (3600.0, 8.0, 10.0),
+        (1800.0, 8.0, 25.0),
+        *(pytest.param(3600.0, *of, marks=pytest.mark.full) for of in ((4.0, 10.0), (4.0, 25.0), (2.0, 25.0))),
+    ],
+)
+def test_a_leak_under_teeth_of_an_hour_is_told_by_three_troughs_where_no_other_rank_has_them(
+    period_s: float, pace_gib_h: float, height_gib: float
+) -> None:
+    """Fast ones ran to their end without an alarm; others were told and called freed at each tooth's end."""
+    ends_h = (40.0 - height_gib) / pace_gib_h
+    t_s = hours(ends_h)
+    saw, leak = np.stack([teeth(t_s, period_s, height_gib)] * 4), pace_gib_h * t_s / 3600.0
+    one = np.array([[0.0], [0.0], [1.0], [0.0]])
+    (found,) = told(np.minimum(saw + one * leak, 79.9))
+    assert (found.state, found.subject.name, found.facts["shape"]) == (State.FIRING, "GPU-2", "teeth")
+    assert ends_h - (found.at.t_s - 1.79e9) / 3600.0 > 0.3
+    assert float(found.facts["slope_bytes_per_h"]) == pytest.approx(pace_gib_h * GIB, rel=0.05)
+    alike = told(np.minimum(saw + leak, 79.9))
+    assert "teeth" not in {f.facts.get("shape") for f in alike}, "all ranks do: the job, not a rank of it"
+
+
 def test_a_process_that_ends_takes_what_was_learnt_of_its_teeth_along() -> None:
     """The next job on the GPU is another: its leak is told at once, not past the first job's teeth."""
     t_s = hours(2)

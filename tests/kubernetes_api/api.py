@@ -51,6 +51,7 @@ class Api(Reading):
         self.resources: dict[tuple[str, str], Resource] = {r.key: r for r in BUILT_IN}
         self.by_kind = {r.kind: r for r in BUILT_IN}
         self.controllers = Controllers(self, lag_s)
+        self.webhooks: list[Callable[[str, Object], None]] = []  # mutating ones of changes: (kind, object)
         self._seen_from: dict[str, float] = {}
         for name in ("default", "kube-system", "kube-public", "kube-node-lease"):
             self.create(self.by_kind["Namespace"], "", {"metadata": {"name": name}}, Options("kube-apiserver"))
@@ -227,6 +228,8 @@ class Api(Reading):
         after |= {"apiVersion": before["apiVersion"], "kind": before["kind"]}
         if resource.custom and not subresource:
             after = prune(resource, after)
+        for webhook in self.webhooks if not subresource else ():
+            webhook(resource.kind, after)
         validate.metadata(resource, after)
         validate.content(resource, after, before)
         changed = {k: v for k, v in after.items() if k not in ("metadata", "status")} != {

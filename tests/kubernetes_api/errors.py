@@ -46,6 +46,13 @@ class ApiError(Exception):
         return body
 
 
+class NoSuchPath(ApiError):
+    """What no kind is served at: plain text, and no Status (k8s.io/apiserver, pkg/util/notfoundhandler)."""
+
+    def __init__(self) -> None:
+        super().__init__("NotFound", "404 page not found\n")
+
+
 def not_found(qualified: str, name: str) -> ApiError:
     return ApiError("NotFound", f'{qualified} "{name}" not found', details={"name": name, "kind": qualified})
 

@@ -25,8 +25,16 @@ class Fault(StrEnum):
     """Refuses for good, as a role that was narrowed or an admission webhook does."""
     WARN = "warning"
     """Does as it is asked, and warns, as for a deprecated version or by an admission webhook."""
+    PAGE = "gateway's 404"
+    """A gateway, whose backend is away, answers in the server's stead: nothing is done, and nothing is absent."""
+    STRANGE = "gateway's 200"
+    """So does one that is under maintenance, in JSON."""
 
 
+STRANGERS: dict[Fault, tuple[int, str]] = {
+    Fault.PAGE: (404, "<html><body><h1>404 Not Found</h1>nginx</body></html>"),
+    Fault.STRANGE: (200, '{"status": "maintenance", "items": []}'),
+}
 STATUS = {
     Fault.FORBIDDEN: ("Forbidden", 'forbidden: the webhook "owners" denied the request: not yours'),
     Fault.INTERNAL: ("InternalError", "an internal error"),

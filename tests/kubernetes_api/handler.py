@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 import yaml
 
 from . import protobuf
-from .errors import ApiError
-from .faults import STATUS, THROTTLED, WARNING, Fault
+from .errors import ApiError, NoSuchPath
+from .faults import STATUS, STRANGERS, THROTTLED, WARNING, Fault
 from .query import is_true
 from .storage import Object
 
@@ -63,20 +63,22 @@ class Handler(BaseHTTPRequestHandler):
         if fault is Fault.TOO_MANY:
             self._answer(429, THROTTLED, retry="1")
             return
+        if fault in STRANGERS:
+            self._answer(*STRANGERS[fault])
+            return
         try:
             if fault in STATUS:
                 raise ApiError(*STATUS[fault])
             user = self.api_server.authenticate(self.headers.get("Authorization") or "")
             if method == "GET" and is_true(query, "watch"):
-                route = self.api_server.route(url.path)
-                self.api_server.authorise(user, method, route, query)
+                route = self.api_server.permitted(user, method, url.path, query)
                 self.api_server.watch(self, route, query)
                 self._end_stream()
                 return
             body = _parse(raw, media)
             code, answer = self.api_server.respond(method, url.path, query, user, body, media)
         except ApiError as error:
-            code, answer = error.code, error.status()
+            code, answer = error.code, error.message if isinstance(error, NoSuchPath) else error.status()
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .errors import ApiError
+from .errors import NoSuchPath
 from .resources import Resource
 
 
@@ -22,7 +22,7 @@ def answer(path: str, resources: Iterable[Resource]) -> dict[str, Any]:
         return {"paths": {root: {"serverRelativeURL": f"/openapi/v3/{root}"} for root in by_root}}
     found = by_root.get(path.removeprefix("/openapi/v3/"))
     if found is None:
-        raise ApiError("NotFound", "the server could not find the requested resource")
+        raise NoSuchPath
     info = {"title": "Kubernetes", "version": "v1.36.2"}
     return {"openapi": "3.0.0", "info": info, "paths": {_item(r): {"patch": _patch(r)} for r in found}}
 

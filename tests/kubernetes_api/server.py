@@ -27,7 +27,7 @@ from tests.certificates import self_signed
 
 from . import openapi
 from .api import Api, Options, timestamp
-from .errors import ApiError
+from .errors import ApiError, NoSuchPath
 from .faults import Faults
 from .handler import Handler, token_of
 from .query import delete_options, is_true
@@ -41,6 +41,7 @@ _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
     r"(?:/namespaces/(?P<namespace>[^/]+))?(?:/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?)?"
 )
+_PARTS = ("group", "plural", "sub", "namespace", "name")
 VERSION = {
     "major": "1",
     "minor": "36",
@@ -152,7 +153,7 @@ class ApiServer:
         group = (found["group"] or "") if found else ""
         version = (found["core"] or found["version"]) if found else ""
         if found is None or (found["plural"] is None and not found["namespace"]):
-            raise ApiError("NotFound", "the server could not find the requested resource")
+            raise NoSuchPath
         namespace, plural, name, sub = (
             found["namespace"] or "",
             found["plural"],
@@ -163,17 +164,31 @@ class ApiServer:
             namespace, plural, name, sub = "", "namespaces", namespace, plural or ""
         resource = self.api.resources.get((group, plural))
         if resource is None or resource.version != version:
-            raise ApiError("NotFound", "the server could not find the requested resource")
+            raise NoSuchPath
         return Route(resource, namespace, name, sub)
 
-    def authorise(self, user: User, method: str, route: Route, query: dict[str, str]) -> None:
-        verb = _VERBS[method]
-        if not route.name and method in ("GET", "DELETE"):
+    def permitted(self, user: User, method: str, path: str, query: dict[str, str]) -> Route:
+        """What a request is about. Who has no right on a kind is refused it before it is seen that no operator
+        serves it (k8s.io/apiserver, DefaultBuildHandlerChain)."""
+        found = _PATH.fullmatch(path)
+        try:
+            route = self.route(path)
+        except NoSuchPath:
+            if found is None or found["plural"] is None:
+                raise
+            self._authorise(user, method, query, *(found[part] or "" for part in _PARTS))
+            raise
+        what = route.resource.group, route.resource.plural, route.subresource, route.namespace, route.name
+        self._authorise(user, method, query, *what)
+        return route
+
+    def _authorise(self, user: User, method: str, query: dict[str, str], *what: str) -> None:
+        verb, name = _VERBS[method], what[-1]  # of _PARTS
+        if not name and method in ("GET", "DELETE"):
             verb = "deletecollection" if method == "DELETE" else "watch" if is_true(query, "watch") else "list"
-        resource = route.resource
-        what = Attributes(verb, resource.group, resource.plural, route.subresource, route.namespace, route.name)
-        self.requests.append((user, what))
-        self.authorizer.check(user, what)
+        asked = Attributes(verb, *what)
+        self.requests.append((user, asked))
+        self.authorizer.check(user, asked)
 
     def respond(
         self, method: str, path: str, query: dict[str, str], user: User, body: Any, media: str
@@ -181,8 +196,7 @@ class ApiServer:
         special = self._special(method, path, user, body)
         if special is not None:
             return special
-        route = self.route(path)
-        self.authorise(user, method, route, query)
+        route = self.permitted(user, method, path, query)
         api, resource, options = self.api, route.resource, options_of(query)
         where = (route.resource, route.namespace)
         match method, route.subresource:
@@ -250,7 +264,7 @@ class ApiServer:
         verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
         found = [r for r in self.api.resources.values() if (r.group, r.version) == (group, version)]
         if not found:
-            raise ApiError("NotFound", "the server could not find the requested resource")
+            raise NoSuchPath
         listed = []
         for r in found:
             entry = {"name": r.plural, "singularName": r.kind.lower(), "namespaced": r.namespaced, "kind": r.kind}
