@@ -63,9 +63,9 @@ def warm(device: str) -> None:
         CudaUtils.__init__ = lambda self: None  # a singleton, but each call would build it again
         get_ptxas_version(0)
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        from kernels.judge.record import count_interpreted
+        from kernels.judge.interpreted import replace_interpreter
 
-        count_interpreted()
+        replace_interpreter()
 
 
 def serve(line: socket.socket, device: str) -> None:
