@@ -52,6 +52,8 @@ CROSS_ENTROPY = Problem(
         "masked",
         "masked_ends",
         "masked_rows",
+        "masked_lowest",
+        "infinite",
         "nan",
     ),
     gradients=(0,),
