@@ -1,8 +1,9 @@
 """Runs inside the candidate's host: what else a training job's process goes by, apart from torch's settings.
 
-Every function and class of the standard library, NumPy and torch that somebody else's code may call next;
-what is run at certain moments (hooks, traces, filters of imports, handlers of signals); limits of the interpreter;
-and the generators of Python and NumPy, from which data loaders draw. `kernels.judge.footprint` asks for all of it.
+Every function, class, constant and module of the standard library, NumPy and torch that somebody else's code may
+use next, and what torch's dispatcher runs for each operator; what is run at certain moments (hooks, traces, filters
+of imports, handlers of signals); limits of the interpreter; and the generators of Python and NumPy, from which data
+loaders draw. `kernels.judge.footprint` asks for all of it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch._decomp
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 _TORCH = (
     "amp",
     "autograd",
     "cuda",
+    "distributed",
     "fft",
     "linalg",
     "nn",
@@ -34,6 +37,7 @@ _TORCH = (
     "random",
     "serialization",
     "special",
+    "utils.checkpoint",
     "utils.data",
 )
 _PREFIXES = ("numpy.", "torch._tensor", "torch._C._nn", *(f"torch.{name}" for name in _TORCH))
@@ -49,6 +53,8 @@ _CALLED = (
     classmethod,
     property,
 )
+_FIXED = (types.ModuleType, float, complex, torch.dtype, torch.layout, torch.memory_format)
+"""What a module's name stands for as long as a process lives."""
 _Place = tuple[str, Mapping[str, Any], str, Any]
 """Full name, namespace, name there, value."""
 sources: set[str] = set()
@@ -57,10 +63,14 @@ _registered: list[str] = []
 
 
 class Functions:
-    """What modules define or hold that can be called, methods included, at the time of making."""
+    """What modules define or hold that can be called, methods included, or that is always the same, and what runs
+    for each operator, at the time of making."""
 
     def __init__(self) -> None:
-        self._places = [place for module in _modules() for place in _callables(module)]
+        modules = dict(_modules())
+        self._places = [place for module in modules.items() for place in _contents(module)]
+        self._places += [(f"sys.modules[{name!r}]", sys.modules, name, module) for name, module in modules.items()]
+        self._operators = _operators()
         classes = {id(value): (full, value) for full, _, _, value in self._places if issubclass(type(value), type)}
         self._methods = [(full, cls, frozenset(vars(cls))) for full, cls in classes.values()]
 
@@ -79,7 +89,8 @@ class Functions:
                 old = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
                 if type(old) in _CALLED and not excused(vars(cls)[name], old):
                     found.append(f"{full}.{name}")
-        return found
+        now = _operators()
+        return found + [f"operator {name}" for name, runs in self._operators.items() if now.get(name) != runs]
 
 
 def _modules() -> Iterator[tuple[str, types.ModuleType]]:
@@ -89,11 +100,20 @@ def _modules() -> Iterator[tuple[str, types.ModuleType]]:
             yield name, module
 
 
-def _callables(named: tuple[str, types.ModuleType]) -> Iterator[_Place]:
+def _operators() -> dict[str, Any]:
+    """What the dispatcher runs for each operator of torch under each key, and what compilers take it for.
+    Not those between GPUs, some of whose kernels come with a module that is imported later."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(("aten::", "prim"))]
+    runs: dict[str, Any] = {name: hash(torch._C._dispatch_dump(name)) for name in names}
+    tables = torch._decomp.global_decomposition_table
+    return runs | {f"{op} ({kind})": made for kind, table in tables.items() for op, made in table.items()}
+
+
+def _contents(named: tuple[str, types.ModuleType]) -> Iterator[_Place]:
     home, module = named
     for name, value in list(vars(module).items()):
         is_class = issubclass(type(value), type)  # isinstance asks the object, and some warn
-        if type(value) in _CALLED or is_class:
+        if type(value) in _CALLED or type(value) in _FIXED or is_class:
             yield f"{home}.{name}", vars(module), name, value
         if is_class and value.__module__ == home:
             for inner, method in list(vars(value).items()):
@@ -116,6 +136,7 @@ def settings() -> dict[str, Any]:
         "sys.stderr": sys.stderr,
         "sys.meta_path": _of_no_package(sys.meta_path),
         "sys.path_hooks": _of_no_package(sys.path_hooks),
+        "sys.path": tuple(path for path in sys.path if "site-packages" not in path),
         "recursion limit": sys.getrecursionlimit(),
         "switch interval": sys.getswitchinterval(),
         "garbage collection": gc.isenabled(),

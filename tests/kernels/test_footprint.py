@@ -171,3 +171,16 @@ def test_a_thread_that_stays_is_counted() -> None:
 
 def test_a_changed_process_is_the_candidates_fault() -> None:
     assert STATUS_OF[Reason.process_changed] is Status.wrong
+
+
+def test_constants_modules_and_operators_in_anothers_place_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the dispatcher's own word: what is registered past `torch.library` is seen as well."""
+    footprint = Footprint("cpu")
+    monkeypatch.setattr("math.pi", 3.0)
+    monkeypatch.setattr(torch, "float", torch.float16)
+    monkeypatch.setitem(sys.modules, "torch.nn.functional", torch.nn.init)
+    library = torch._C._dispatch_library("IMPL", "aten", "Meta", "", 0)
+    library.impl("aten::mish", "Meta", lambda x: x)
+    told = footprint.changed(thoroughly=True)
+    library.reset()
+    assert told == ["math.pi", "operator aten::mish", "sys.modules['torch.nn.functional']", "torch.float"]
