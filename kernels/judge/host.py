@@ -23,7 +23,7 @@ from kernels.judge.beside import amid_others, another_layers, late_inputs, load_
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 from kernels.judge.footprint import Footprint
-from kernels.judge.surroundings import Functions, sources, watch_registrations
+from kernels.judge.surroundings import Functions, watch_registrations
 from kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
@@ -138,7 +138,6 @@ class Host:
                 record.replace_launcher()
         torch.manual_seed(order.get("seed", 0))
         path = Path("candidate.py").absolute()
-        sources.add(str(path))
         self._footprint = Footprint(self._device, _functions[0] if _functions else None)
         path.write_text(order["source"])
         spec = importlib.util.spec_from_file_location("candidate", path)

@@ -16,8 +16,10 @@ import random
 import resource
 import signal
 import sys
+import sysconfig
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -55,11 +57,13 @@ _CALLED = (
 )
 _FIXED = (types.ModuleType, float, complex, torch.dtype, torch.layout, torch.memory_format)
 """What a module's name stands for as long as a process lives."""
+_STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
 _Place = tuple[str, Mapping[str, Any], str, Any]
 """Full name, namespace, name there, value."""
-sources: set[str] = set()
-"""Files of the candidate."""
 _registered: list[str] = []
+"""What nobody but the candidate asked for."""
+_at_exit: list[int] = []
+"""How many functions a package has registered."""
 
 
 class Functions:
@@ -145,7 +149,8 @@ def settings() -> dict[str, Any]:
         "objects that are never collected": gc.get_freeze_count(),
         "logging disabled": logging.root.manager.disable,
         "working directory": os.getcwd(),
-        "functions run at exit and audit hooks": len(_registered),
+        "hooks on audited events, and functions run when an object goes": len(_registered),
+        "functions run at exit": atexit._ncallbacks() - sum(_at_exit),
         "hooks on all optimisers": len(_global_optimizer_pre_hooks) + len(_global_optimizer_post_hooks),
         "hooks on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "threads of autograd": torch._C._is_multithreading_enabled(),
@@ -192,16 +197,40 @@ def _numpy_generator() -> Any:
 
 
 def watch_registrations() -> None:
-    """From now on count what code of a file in `sources` registers to be run at exit or at every audited event:
-    neither can be asked for afterwards."""
-    for owner, name in ((atexit, "register"), (sys, "addaudithook")):
-        setattr(owner, name, _noting(getattr(owner, name)))
+    """From now on count what is registered to be run at every audited event, at exit or when an object goes: none
+    of it can be asked for afterwards. A hook on events is an event of its own, however it is registered."""
+    sys.addaudithook(_heard)
+    for owner, name in ((atexit, "register"), (weakref.finalize, "__init__")):
+        setattr(owner, name, _noting(getattr(owner, name), f"{owner.__name__}.{name}"))
 
 
-def _noting(register: Callable[..., Any]) -> Callable[..., Any]:
+def _heard(event: str, details: tuple[Any, ...]) -> None:
+    if event == "sys.addaudithook":
+        _registered.append(event)
+
+
+def _noting(register: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if (path := sys._getframe(1).f_code.co_filename) in sources:
-            _registered.append(path)
-        return register(*args, **kwargs)
+        before = atexit._ncallbacks()
+        made = register(*args, **kwargs)
+        added = atexit._ncallbacks() - before
+        if _of_a_package(sys._getframe(1)):
+            _at_exit.append(added)
+        elif not added:
+            _registered.append(name)
+        return made
 
     return call
+
+
+def _of_a_package(frame: types.FrameType | None) -> bool:
+    """Whether an installed package asked for this, or an import that is under way: some do so at their first use.
+    The standard library asks for whoever called it."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if "site-packages" in path or path.startswith("<frozen importlib"):
+            return True
+        if not path.startswith((_STANDARD, "<frozen ")):
+            return False
+        frame = frame.f_back
+    return False

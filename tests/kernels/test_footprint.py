@@ -131,7 +131,9 @@ def test_an_optimiser_that_is_made_changes_nothing() -> None:
 COMPILING = """
 import torch
 from kernels.judge.footprint import Footprint
+from kernels.judge.surroundings import watch_registrations
 
+watch_registrations()
 footprint = Footprint("cpu")
 torch.compile(lambda x: (2 * x).sin(), backend="eager")(torch.ones(4))
 told = footprint.changed(thoroughly=True)
