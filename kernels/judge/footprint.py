@@ -43,6 +43,8 @@ _OPTIMISER = os.path.join(_TORCH, "optim", "optimizer.py")
 _LEAST = 2.0**-1060  # zero where subnormal numbers are flushed
 _MANY = 8
 """Outputs of so many calls alive at once are none that a call still needs."""
+_FEW = 16
+"""So many tensors more than before the first call may be alive, and one for every fourth call."""
 
 
 class Footprint:
@@ -63,6 +65,7 @@ class Footprint:
         self._variables = dict(os.environ)
         self._threads = _thread._count()
         self._outputs: list[StorageWeakRef] = []
+        self._tensors = _tensors()
         self._generators = _generators(device)
         self._draws = 0
 
@@ -77,6 +80,13 @@ class Footprint:
             gc.collect()
             self._outputs = [ref for ref in self._outputs if not ref.expired()]  # type: ignore[no-untyped-call]
         return len(self._outputs) if len(self._outputs) >= _MANY else 0
+
+    def grown(self, calls: int, ours: int) -> int:
+        """How many tensors that are not `ours` have come to be alive since, where that is of the order of `calls`:
+        inputs, scratch memory or upstream gradients that nobody lets go of."""
+        gc.collect()
+        grown = _tensors() - self._tensors - ours
+        return grown if grown > _FEW + calls // 4 else 0
 
     def threads(self) -> int:
         """Threads of Python that were not there before."""
@@ -149,6 +159,11 @@ def _settings(device: str) -> dict[str, Any]:
             "current stream": torch.cuda.current_stream().cuda_stream,
         }
     return found
+
+
+def _tensors() -> int:
+    """Tensors that Python knows."""
+    return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
 
 
 def _generators(device: str) -> tuple[torch.Tensor, ...]:

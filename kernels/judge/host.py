@@ -96,6 +96,7 @@ class Host:
         self._entry: Callable[..., Any] | None = None
         self._footprint: Footprint | None = None
         self._slots: list[tuple[list[Any], list[Any]]] = []
+        self._calls = 0  # examined ones, of each with tensors of their own
 
     def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Carry out one order; (body, blob) of the reply."""
@@ -110,6 +111,7 @@ class Host:
                     self._borrower.attach(Lent(**lent))
                 return {"ok": True}, b""
             case "call":
+                self._calls += 1
                 body, blob, outputs = self._call(order)
                 later = self._changed_later(outputs, order)  # what the call was given is let go of by now
                 return {**body, "later": later, **self._left_behind()}, blob
@@ -163,8 +165,11 @@ class Host:
     def _left_behind(self, thoroughly: bool = False) -> dict[str, Any]:
         """What the candidate has changed in its process, how many outputs it keeps, and how many threads run."""
         assert self._footprint is not None
-        seen = self._footprint
-        return {"changed": seen.changed(thoroughly), "outlived": seen.outlived(), "threads": seen.threads()}
+        seen, outlived = self._footprint, self._footprint.outlived()
+        if thoroughly and self._calls:
+            ours = self._borrower.count + sum(len(values) for values, _ in self._slots)
+            outlived = outlived or seen.grown(self._calls, ours)
+        return {"changed": seen.changed(thoroughly), "outlived": outlived, "threads": seen.threads()}
 
     def _inputs(self, items: Sequence[Any]) -> list[Any]:
         return [

@@ -186,3 +186,13 @@ def test_constants_modules_and_operators_in_anothers_place_are_told(monkeypatch:
     told = footprint.changed(thoroughly=True)
     library.reset()
     assert told == ["math.pi", "operator aten::mish", "sys.modules['torch.nn.functional']", "torch.float"]
+
+
+def test_tensors_that_nobody_lets_go_of_are_counted_when_they_are_as_many_as_the_calls() -> None:
+    """Inputs and scratch memory: a few constants of a candidate's own are none of these."""
+    footprint = Footprint("cpu")
+    kept = [torch.empty(5) for _ in range(40)]
+    assert footprint.grown(calls=40, ours=0) >= 40
+    assert footprint.grown(calls=40, ours=30) == 0
+    del kept[16:]
+    assert footprint.grown(calls=40, ours=0) == 0
