@@ -28,6 +28,7 @@ from kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
 _PIECE_BYTES = 1 << 28
+_PADDING_BYTES = 16 << 20
 _functions: list[Functions] = []
 
 
@@ -96,6 +97,7 @@ class Host:
         self._entry: Callable[..., Any] | None = None
         self._footprint: Footprint | None = None
         self._slots: list[tuple[list[Any], list[Any]]] = []
+        self._leaves: list[torch.Tensor] = []
         self._calls = 0  # examined ones, of each with tensors of their own
 
     def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -181,18 +183,23 @@ class Host:
         with torch.no_grad():
             return self._entry(*inputs)
 
+    def _leaf(self, given: torch.Tensor) -> torch.Tensor:
+        """An input as a layer's parameter is: it asks for a gradient."""
+        self._leaves.append(given.detach().requires_grad_(True))
+        return self._leaves[-1]
+
     def _plain(self, given: Sequence[Any], order: Mapping[str, Any]) -> Any:
         """As a training job calls it: gradients are enabled, whether any of the inputs asks for one or not."""
         assert self._entry is not None
         inputs = list(given)
         required = order.get("required", ())
         for position in required:
-            inputs[position] = inputs[position].detach().requires_grad_(True)
+            inputs[position] = self._leaf(inputs[position])
         outputs = self._entry(*inputs)
         return [x.detach() for x in _as_tensors(outputs)] if required else outputs
 
     def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes, Sequence[torch.Tensor]]:
-        inputs = self._inputs(order["inputs"])
+        inputs, self._leaves = self._inputs(order["inputs"]), []
         body: dict[str, Any] = {"ok": True}
         blob = b""
         with contextlib.ExitStack() as stack:
@@ -238,10 +245,13 @@ class Host:
                     _usable(_as_tensors(outputs), inputs)
                     assert self._footprint is not None
                     fresh = [x for n, x in enumerate(_as_tensors(outputs)) if n not in body["aliases"]]
+                    _frugal(fresh)
                     self._footprint.handed_over(fresh)
             self._store(outputs, order["outputs"], order["mutates"])
             outputs = () if order["mutates"] else _as_tensors(outputs)
             body["attached"] = [*_attached("input", inputs), *_attached("output", outputs)]
+            body["attached"] += _attached("input that asks for a gradient", self._leaves)
+            self._leaves = []
         self._wait()
         return body, blob, outputs
 
@@ -259,7 +269,7 @@ class Host:
         assert self._entry is not None
         inputs = list(given)
         for position in order["gradients"]:
-            inputs[position] = inputs[position].detach().requires_grad_(True)
+            inputs[position] = self._leaf(inputs[position])
         outputs = _as_tensors(self._entry(*inputs))
         later = self._entry(*another_layers(inputs)) if order.get("overlap") else ()
         seeds = self._inputs(order["seeds"])
@@ -343,6 +353,19 @@ def _usable(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
             raise Unfit(Reason.wrong_type, f"output {number} asks for a gradient, though no input does")
 
 
+def _frugal(outputs: Sequence[torch.Tensor]) -> None:
+    """Whether outputs keep no more memory than they fill, or little: padded rows are usual."""
+    filled: dict[int, int] = {}
+    sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in outputs}
+    for x in outputs:
+        place = x.untyped_storage().data_ptr()
+        filled[place] = filled.get(place, 0) + x.numel() * x.itemsize
+    for place, size in sizes.items():
+        if size > 2 * filled[place] + _PADDING_BYTES:
+            text = f"outputs of {filled[place]} bytes are views of {size}, which live as long as they do"
+            raise Unfit(Reason.wrong_strides, text)
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes; a copy of them where it is not contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -355,10 +378,16 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return all(torch.equal(mine[piece], others[piece]) for piece in pieces)
 
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
 def _attached(kind: str, values: Sequence[Any]) -> list[str]:
-    """Python attributes of tensors, but for torch.compile's own marks."""
-    names = [(n, name) for n, x in enumerate(values) if isinstance(x, torch.Tensor) for name in vars(x)]
-    return [f".{name} of {kind} {n}" for n, name in names if not name.startswith("_dynamo")][:8]
+    """Python attributes of tensors, but for torch.compile's own marks; hooks on their gradients, and gradients."""
+    tensors = [(n, x) for n, x in enumerate(values) if isinstance(x, torch.Tensor)]
+    names = [(n, name) for n, x in tensors for name in vars(x) if not name.startswith("_dynamo")]
+    names += [(n, name) for n, x in tensors for name in _HOOKS if getattr(x, name)]
+    names += [(n, "grad") for n, x in tensors if x.is_leaf and x.grad is not None]
+    return [f".{name} of {kind} {n}" for n, name in names][:8]
 
 
 def _span(tensor: torch.Tensor) -> int:
