@@ -112,6 +112,13 @@ def test_abuse_ends_the_host_with_a_reason_and_leaves_the_judge_alive(
         assert "still here" in attempt(fresh, "return 'still here'")
 
 
+def test_a_process_that_has_used_its_seconds_is_told_so_and_not_that_it_died(zygote: Zygote) -> None:
+    limits = replace(LIMITS, cpu_s=2, call_s=120.0)
+    with zygote.start("candidate", limits) as process, pytest.raises(Refusal, match="s of a processor") as caught:
+        attempt(process, "while True:\n    pass")
+    assert caught.value.reason is Reason.call_timeout
+
+
 def test_memory_above_the_limit_is_told_whole_and_below_it_is_none() -> None:
     """Half the limit by the cheap counters is where weighing begins, so nothing above the limit goes unweighed."""
     ours = (os.getpid(),)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from kernels.judge.contest import Pace, Race
 from kernels.judge.contestants import Hosted
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge, Request
+from kernels.judge.process import Process, Role
 from kernels.judge.runners import HostRunner
 from kernels.judge.track import Track, Truths
 from kernels.judge.usage import state
@@ -52,6 +55,29 @@ def library(body: str, preamble: str = "import torch\n", kind: str = "library") 
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     source = f"{preamble}\ndef entry(x):\n{lines}\n"
     return Candidate(source, "entry", "python", kind, "bitwise", domain=Domain(("float32",)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kills", "reason"), [(1, Reason.passed), (2, Reason.host_died)])
+def test_a_candidate_whose_process_somebody_kills_is_judged_once_more(
+    cpu_judge: Judge, monkeypatch: pytest.MonkeyPatch, kills: int, reason: Reason
+) -> None:
+    """The kernel may be out of memory, or a person has ended the wrong process: that is not the candidate's death,
+    unless it comes again."""
+    start, killed = cpu_judge.start, list[int]()
+
+    def doomed(role: Role, peers: bool = False) -> Process:
+        process = start(role, peers)
+        if len(killed) < kills:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(cpu_judge, "start", doomed)
+    candidate = library("return torch.softmax(x, -1)")
+    verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(TINY, None, static=False), b"one")
+    assert verdict.reason is reason
+    assert len(killed) == kills
+    assert kills == 1 or "twice" in verdict.detail
 
 
 def test_an_own_kernel_passes_every_stage(interpreting_judge: Judge) -> None:
