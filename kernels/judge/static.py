@@ -21,14 +21,14 @@ from kernels.judge.verdict import Reason
 
 @dataclass(frozen=True)
 class Observation:
-    """One rule that the source breaks. `line` counts from 1."""
+    """One rule that the source breaks. `line` counts from 1; 0: none, what is missing has no line."""
 
     reason: Reason
     line: int
     text: str
 
     def __str__(self) -> str:
-        return f"line {self.line}: {self.text}"
+        return f"line {self.line}: {self.text}" if self.line else self.text
 
 
 def read(candidate: Candidate) -> tuple[Observation, ...]:
@@ -38,7 +38,8 @@ def read(candidate: Candidate) -> tuple[Observation, ...]:
     try:
         tree = ast.parse(candidate.source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return (Observation(Reason.syntax, getattr(error, "lineno", None) or 0, f"does not parse: {error}"),)
+        told = getattr(error, "msg", None) or error
+        return (Observation(Reason.syntax, getattr(error, "lineno", None) or 0, f"does not parse: {told}"),)
     try:
         found = sorted(_Reader(candidate, tree).observations(), key=lambda o: (o.line, o.text))
     except RecursionError:

@@ -15,6 +15,7 @@ from kernels.judge import inputs, static
 from kernels.judge import plan as launch_plan
 from kernels.judge.contest import FULL, Pace, Race, slot_count
 from kernels.judge.contestants import Baseline, Hosted, Replayed, Stir
+from kernels.judge.declaration import misfit
 from kernels.judge.examine import Examiner
 from kernels.judge.inputs import Probe
 from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
@@ -70,6 +71,8 @@ class Trial:
     smoke: tuple[Probe, ...] = ()  # the first probe, once it has passed
 
     def run(self) -> tuple[Reason, str, str]:
+        if told := misfit(self.candidate, self.problem):
+            raise Refusal(Reason.declaration, told, "declaration")
         if self.request.static:
             for observation in static.read(self.candidate):
                 raise Refusal(observation.reason, str(observation), "static")

@@ -113,7 +113,7 @@ def test_a_kernel_that_forgets_the_mask_is_refused(interpreting_judge: Judge) ->
         (library("return x", "import torch\nraise RuntimeError('at import')\n"), Reason.compile_failed),
         (replace(library("return x"), entry="missing"), Reason.entry_missing),
         (replace(library("return x"), source="def entry(x:\n"), Reason.syntax),
-        (replace(library("return x"), domain=Domain(("int8",))), Reason.empty_domain),
+        (replace(library("return x"), domain=Domain(("int8",))), Reason.declaration),
     ],
 )  # fmt: skip
 def test_a_faulty_candidate_is_refused_for_its_fault_without_the_static_read(
