@@ -23,12 +23,12 @@ from kernels.judge.beside import amid_others, another_layers, late_inputs, load_
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 from kernels.judge.footprint import Footprint
+from kernels.judge.returned import Unfit, as_tensors, attached, frugal, usable
 from kernels.judge.surroundings import Functions, watch_registrations
 from kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
 _PIECE_BYTES = 1 << 28
-_PADDING_BYTES = 16 << 20
 _functions: list[Functions] = []
 
 
@@ -36,14 +36,6 @@ def warm() -> None:
     """Before hosts are forked: look at all functions once for all of them."""
     watch_registrations()
     _functions.append(Functions())
-
-
-class Unfit(Exception):
-    """The entry's result has the wrong form."""
-
-    def __init__(self, reason: Reason, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
 
 
 def serve(channel: Channel, device: str, arena: int | None) -> None:
@@ -60,13 +52,21 @@ def serve(channel: Channel, device: str, arena: int | None) -> None:
         channel.send(body, blob)
 
 
+def _source() -> Path:
+    return Path("candidate.py").absolute()
+
+
 def told(error: BaseException) -> str:
-    """An exception's class and words, where it can say any."""
+    """An exception's class, words and line of the source, where it can say any."""
     try:
         words = str(error)[:2000]
     except BaseException as again:  # noqa: BLE001  the candidate's own class
         words = f"(its words cannot be told: {type(again).__name__})"
-    return f"{type(error).__name__}: {words or 'no words'}"
+    last, trace = 0, error.__traceback__
+    while trace is not None:
+        last = trace.tb_lineno if trace.tb_frame.f_code.co_filename == str(_source()) else last
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {words or 'no words'}" + f" (line {last})" * bool(last)
 
 
 def reason_of(error: BaseException) -> Reason:
@@ -141,7 +141,7 @@ class Host:
             if order["language"] == "triton":
                 record.replace_launcher()
         torch.manual_seed(order.get("seed", 0))
-        path = Path("candidate.py").absolute()
+        path = _source()
         self._footprint = Footprint(self._device, _functions[0] if _functions else None)
         path.write_text(order["source"])
         spec = importlib.util.spec_from_file_location("candidate", path)
@@ -196,7 +196,7 @@ class Host:
         for position in required:
             inputs[position] = self._leaf(inputs[position])
         outputs = self._entry(*inputs)
-        return [x.detach() for x in _as_tensors(outputs)] if required else outputs
+        return [x.detach() for x in as_tensors(outputs)] if required else outputs
 
     def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes, Sequence[torch.Tensor]]:
         inputs, self._leaves = self._inputs(order["inputs"]), []
@@ -223,7 +223,7 @@ class Host:
                 body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
                 if self._device == "cuda":
                     try:
-                        made = recorder.plan([] if order["mutates"] else _as_tensors(outputs))
+                        made = recorder.plan([] if order["mutates"] else as_tensors(outputs))
                         body["plan"], blob = made.to_message()
                     except plan.PlanError as error:
                         body["no_plan"] = str(error)[:500]
@@ -232,25 +232,25 @@ class Host:
             else:
                 outputs = run(inputs)
             if not order["mutates"]:
-                body["strided"] = [n for n, x in enumerate(_as_tensors(outputs)) if not x.is_contiguous()]
+                body["strided"] = [n for n, x in enumerate(as_tensors(outputs)) if not x.is_contiguous()]
                 places = {
                     x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()
                 }
                 body["aliases"] = [
                     number
-                    for number, x in enumerate(_as_tensors(outputs))
+                    for number, x in enumerate(as_tensors(outputs))
                     if x.numel() and x.untyped_storage().data_ptr() in places
                 ]
                 if not order.get("gradients"):
-                    _usable(_as_tensors(outputs), inputs)
+                    usable(as_tensors(outputs), inputs)
                     assert self._footprint is not None
-                    fresh = [x for n, x in enumerate(_as_tensors(outputs)) if n not in body["aliases"]]
-                    _frugal(fresh)
+                    fresh = [x for n, x in enumerate(as_tensors(outputs)) if n not in body["aliases"]]
+                    frugal(fresh)
                     self._footprint.handed_over(fresh)
             self._store(outputs, order["outputs"], order["mutates"])
-            outputs = () if order["mutates"] else _as_tensors(outputs)
-            body["attached"] = [*_attached("input", inputs), *_attached("output", outputs)]
-            body["attached"] += _attached("input that asks for a gradient", self._leaves)
+            outputs = () if order["mutates"] else as_tensors(outputs)
+            body["attached"] = [*attached("input", inputs), *attached("output", outputs)]
+            body["attached"] += attached("input that asks for a gradient", self._leaves)
             self._leaves = []
         self._wait()
         return body, blob, outputs
@@ -270,7 +270,7 @@ class Host:
         inputs = list(given)
         for position in order["gradients"]:
             inputs[position] = self._leaf(inputs[position])
-        outputs = _as_tensors(self._entry(*inputs))
+        outputs = as_tensors(self._entry(*inputs))
         later = self._entry(*another_layers(inputs)) if order.get("overlap") else ()
         seeds = self._inputs(order["seeds"])
         if len(seeds) != len(outputs):
@@ -314,7 +314,7 @@ class Host:
         """Copy outputs into the lent buffers, once their form is right; in-place results are already there."""
         if mutates:
             return
-        outputs = _as_tensors(result)
+        outputs = as_tensors(result)
         if len(outputs) != len(wanted):
             raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(wanted)}")
         for number, (output, item) in enumerate(zip(outputs, wanted, strict=True)):
@@ -333,39 +333,6 @@ class Host:
             torch.cuda.synchronize()
 
 
-def _as_tensors(result: Any) -> tuple[torch.Tensor, ...]:
-    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
-    for number, output in enumerate(outputs):
-        if type(output) is not torch.Tensor:
-            raise Unfit(Reason.wrong_type, f"output {number} is a {type(output).__name__}, not a torch.Tensor")
-    return outputs
-
-
-def _usable(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
-    """Whether outputs are to any reader what eager's are: their memory holds the values, autograd takes them."""
-    for number, output in enumerate(outputs):
-        if output.layout != torch.strided or output.is_neg() or output.is_conj():
-            text = f"output {number} is not what its memory holds: it is sparse, packed, or to be negated when read"
-            raise Unfit(Reason.wrong_type, text)
-        if output.is_inference() and not any(isinstance(x, torch.Tensor) and x.is_inference() for x in inputs):
-            raise Unfit(Reason.wrong_type, f"output {number} was made in inference mode: autograd refuses it")
-        if output.requires_grad:
-            raise Unfit(Reason.wrong_type, f"output {number} asks for a gradient, though no input does")
-
-
-def _frugal(outputs: Sequence[torch.Tensor]) -> None:
-    """Whether outputs keep no more memory than they fill, or little: padded rows are usual."""
-    filled: dict[int, int] = {}
-    sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in outputs}
-    for x in outputs:
-        place = x.untyped_storage().data_ptr()
-        filled[place] = filled.get(place, 0) + x.numel() * x.itemsize
-    for place, size in sizes.items():
-        if size > 2 * filled[place] + _PADDING_BYTES:
-            text = f"outputs of {filled[place]} bytes are views of {size}, which live as long as they do"
-            raise Unfit(Reason.wrong_strides, text)
-
-
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes; a copy of them where it is not contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -376,18 +343,6 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     mine, others = _bits(one), _bits(other)
     pieces = (slice(start, start + _PIECE_BYTES) for start in range(0, len(mine), _PIECE_BYTES))
     return all(torch.equal(mine[piece], others[piece]) for piece in pieces)
-
-
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def _attached(kind: str, values: Sequence[Any]) -> list[str]:
-    """Python attributes of tensors, but for torch.compile's own marks; hooks on their gradients, and gradients."""
-    tensors = [(n, x) for n, x in enumerate(values) if isinstance(x, torch.Tensor)]
-    names = [(n, name) for n, x in tensors for name in vars(x) if not name.startswith("_dynamo")]
-    names += [(n, name) for n, x in tensors for name in _HOOKS if getattr(x, name)]
-    names += [(n, "grad") for n, x in tensors if x.is_leaf and x.grad is not None]
-    return [f".{name} of {kind} {n}" for n, name in names][:8]
 
 
 def _span(tensor: torch.Tensor) -> int:

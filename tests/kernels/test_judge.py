@@ -80,6 +80,14 @@ def test_a_candidate_whose_process_somebody_kills_is_judged_once_more(
     assert kills == 1 or "twice" in verdict.detail
 
 
+@pytest.mark.parametrize("preamble", ["import torch\n", "import torch\n\nlen(3)\n"])
+def test_what_a_candidate_raises_is_told_with_the_line_of_its_source(cpu_judge: Judge, preamble: str) -> None:
+    """The innermost that is its own, where torch raised."""
+    candidate = library("if x.numel():\n    x.view(-1, 0)\nreturn x", preamble)
+    verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(TINY, None), b"one")
+    assert verdict.detail.endswith("(line 5)" if "len" not in preamble else "(line 3)"), verdict.detail
+
+
 def test_an_own_kernel_passes_every_stage(interpreting_judge: Judge) -> None:
     candidate = Candidate(KERNEL, "entry", "triton", "own_kernel", "bitwise", domain=Domain(("float16",)))
     scope = replace(INTERPRETER, max_bytes=1 << 13, sweep_random=1)
