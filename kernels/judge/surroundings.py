@@ -57,6 +57,7 @@ _CALLED = (
 )
 _FIXED = (types.ModuleType, float, complex, torch.dtype, torch.layout, torch.memory_format)
 """What a module's name stands for as long as a process lives."""
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
 _Place = tuple[str, Mapping[str, Any], str, Any]
 """Full name, namespace, name there, value."""
@@ -98,8 +99,10 @@ class Functions:
 
 
 def _modules() -> Iterator[tuple[str, types.ModuleType]]:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # which puts its own functions there for each launch
     for name, module in list(sys.modules.items()):
         known = name in _ROOTS or name.startswith(_PREFIXES) or name.partition(".")[0] in sys.stdlib_module_names
+        known |= name.startswith("triton.language") and not interpreted
         if known and isinstance(module, types.ModuleType):
             yield name, module
 
@@ -117,7 +120,8 @@ def _contents(named: tuple[str, types.ModuleType]) -> Iterator[_Place]:
     home, module = named
     for name, value in list(vars(module).items()):
         is_class = issubclass(type(value), type)  # isinstance asks the object, and some warn
-        if type(value) in _CALLED or type(value) in _FIXED or is_class:
+        of_triton = home.startswith("triton") and callable(value)  # its functions are of classes of its own
+        if type(value) in _CALLED or type(value) in _FIXED or is_class or of_triton:
             yield f"{home}.{name}", vars(module), name, value
         if is_class and value.__module__ == home:
             for inner, method in list(vars(value).items()):
@@ -149,7 +153,7 @@ def settings() -> dict[str, Any]:
         "objects that are never collected": gc.get_freeze_count(),
         "logging disabled": logging.root.manager.disable,
         "working directory": os.getcwd(),
-        "hooks on audited events, and functions run when an object goes": len(_registered),
+        "hooks on audited events and forks, and functions run when an object goes": len(_registered),
         "functions run at exit": atexit._ncallbacks() - sum(_at_exit),
         "hooks on all optimisers": len(_global_optimizer_pre_hooks) + len(_global_optimizer_post_hooks),
         "hooks on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
@@ -160,6 +164,8 @@ def settings() -> dict[str, Any]:
         "NumPy's errors": _numpy_errors(),
         "state of NumPy's generator": _numpy_generator(),
         "state of Python's generator": hash(random.getstate()),
+        "timers": tuple(signal.getitimer(which)[0] > 0 for which in _TIMERS),
+        "Triton's settings": _knobs(),
         **{signal.Signals(n).name: signal.getsignal(n) for n in signal.valid_signals() if n < signal.SIGRTMIN},
         **{name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name[:7] == "RLIMIT_"},
     }
@@ -175,6 +181,15 @@ def _of_package(value: Any) -> bool:
     home = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
     path = getattr(getattr(value, "__code__", home), "co_filename", getattr(home, "__file__", None))
     return "site-packages" in str(path)
+
+
+def _knobs() -> tuple[str, ...]:
+    """Those that somebody has set, but for where torch.compile has found a library."""
+    knobs = sys.modules.get("triton.knobs")
+    groups = vars(knobs).items() if knobs is not None else ()
+    owners = [(name, x) for name, x in groups if hasattr(type(x), "knobs")]
+    known = "libdevice_path"
+    return tuple(f"{name}.{knob} {value}" for name, x in owners for knob, value in vars(x).items() if knob != known)
 
 
 def _umask() -> int:
@@ -197,10 +212,10 @@ def _numpy_generator() -> Any:
 
 
 def watch_registrations() -> None:
-    """From now on count what is registered to be run at every audited event, at exit or when an object goes: none
-    of it can be asked for afterwards. A hook on events is an event of its own, however it is registered."""
+    """From now on count what is registered to be run at audited events, forks, exit or when an object goes: none of
+    it can be asked for afterwards. A hook on events is an event of its own, however it is registered."""
     sys.addaudithook(_heard)
-    for owner, name in ((atexit, "register"), (weakref.finalize, "__init__")):
+    for owner, name in ((atexit, "register"), (os, "register_at_fork"), (weakref.finalize, "__init__")):
         setattr(owner, name, _noting(getattr(owner, name), f"{owner.__name__}.{name}"))
 
 

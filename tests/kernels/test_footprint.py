@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy
 import pytest
@@ -196,3 +197,41 @@ def test_tensors_that_nobody_lets_go_of_are_counted_when_they_are_as_many_as_the
     assert footprint.grown(calls=40, ours=30) == 0
     del kept[16:]
     assert footprint.grown(calls=40, ours=0) == 0
+
+
+COMPILED = """
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.judge.footprint import Footprint
+
+footprint = Footprint("cpu")
+
+@triton.jit
+def kernel(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    tl.store(out + at, tl.exp(v - tl.max(v, 0)) / tl.sum(v, 0))
+
+signature = {"x": "*fp32", "out": "*fp32", "BLOCK": "constexpr"}
+made = triton.compile(ASTSource(kernel, signature, {(2,): 256}), target=GPUTarget("cuda", 90, 32))
+told = footprint.changed(thoroughly=True)
+tl.exp = tl.exp2
+tl.sum = tl.max
+print("ptx" in made.asm, told, footprint.changed(thoroughly=True))
+"""
+
+
+def test_a_kernel_that_triton_compiles_changes_nothing_and_one_of_its_functions_in_anothers_place_does(
+    tmp_path: Path,
+) -> None:
+    """Not under its interpreter, which does so itself for each launch."""
+    room = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    room |= {"PYTHONPATH": os.getcwd(), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(tmp_path / "compiled.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=room, check=False)
+    assert "True [] ['triton.language.exp', 'triton.language.sum']" in done.stdout, done.stderr
