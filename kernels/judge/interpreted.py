@@ -1,7 +1,8 @@
 """Runs inside the candidate's host: Triton's interpreter, where there is no GPU, made to do what a GPU does.
 
-Its launches are counted, it tunes although it has nothing to time on, and bfloat16 is converted as hardware does
-it: the interpreter (3.7) makes another number of every subnormal, and cuts off where a GPU rounds to the nearest.
+Its launches are counted, it tunes although it has nothing to time on, and bfloat16 is converted
+and computed with as hardware does it: the interpreter (3.7) makes another number of every subnormal, cuts off where
+a GPU rounds to the nearest, and takes the bits for integers in every product and sum.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def replace_interpreter() -> None:
 
     autotuner.Autotuner.do_bench = property(lambda self: run_once)
     interpreter._convert_float = by_hardware(interpreter._convert_float, interpreter._ir.ROUNDING_MODE.RTZ)
+    for name in ("binary_op", "unary_op", "ternary_op", "create_fma", "create_dot"):
+        setattr(interpreter.InterpreterBuilder, name, widened(getattr(interpreter.InterpreterBuilder, name)))
     original: Callable[..., Any] = interpreter.GridExecutor.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,6 +45,31 @@ def replace_interpreter() -> None:
             del recorder.opaque[kept:]
 
     interpreter.GridExecutor.__call__ = call
+
+
+def widened(method: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of the interpreter that computes with bfloat16 in float32 and rounds what comes out."""
+    from triton.language import bfloat16, float32
+    from triton.runtime import interpreter
+
+    def wide(value: Any) -> Any:
+        if not isinstance(value, interpreter.TensorHandle) or value.dtype.scalar != bfloat16:
+            return value
+        bits = interpreter._convert_float(value.data, bfloat16, float32, None)
+        return interpreter.TensorHandle(bits.view(np.float32), float32)
+
+    def made(self: Any, *given: Any) -> Any:
+        values = [wide(value) for value in given]
+        if np.where in given or all(value is same for value, same in zip(values, given, strict=True)):
+            return method(self, *given)
+        result = method(self, *values)
+        summed = [x for x in given[2:3] if isinstance(x, interpreter.TensorHandle) and x.dtype.scalar == float32]
+        if result.data.dtype != np.float32 or summed:
+            return result  # a comparison, or a product that is summed up in float32
+        bits = interpreter._convert_float(result.data, float32, bfloat16, None)
+        return interpreter.TensorHandle(bits, bfloat16)
+
+    return made
 
 
 def by_hardware(convert: _Convert, towards_zero: Any) -> _Convert:
