@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.candidate import Candidate
+from kernels.candidate import Candidate, CandidateError
 from kernels.differentiate import smallest_inputs
+from kernels.judge.plan import Fire, PlanError, Pointer, cuda_plan
 from kernels.problem import Problem
 
 
@@ -29,6 +30,26 @@ def misfit(candidate: Candidate, problem: Problem) -> str:
     for position in candidate.mutates:
         if position not in tensors:
             return f"mutates: {position} is none of {problem.name}'s tensors: {', '.join(map(str, tensors))}"
+    return _launched(candidate, problem) if candidate.launches else ""
+
+
+def _launched(candidate: Candidate, problem: Problem) -> str:
+    """What in a declared plan has no meaning on the first timed case that the candidate admits."""
+    admitted = (c for c in problem.cases if candidate.domain.admits(c.sizes, c.dtype, c.layout))
+    case = next(admitted, None)
+    if case is None:
+        return ""
+    given = smallest_inputs(problem)
+    numbers = {i: float(x) for i, x in enumerate(given) if isinstance(x, int | float)}
+    try:
+        made = cuda_plan(candidate, b"", case.sizes, numbers)
+    except (PlanError, CandidateError) as error:
+        return f"launch: {error} ({case})"
+    there = {"in": len(given), "out": len(problem.eager(given)), "tmp": len(made.scratch_bytes)}
+    for step in [step for step in made.steps if isinstance(step, Fire)]:
+        for x in step.arguments:
+            if isinstance(x, Pointer) and x.index >= there[x.room]:
+                return f"launch: {x.room}{x.index} of {step.name!r}: there are {there[x.room]} of that kind"
     return ""
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.candidate import Bound, Candidate, Domain
+from kernels.candidate import Bound, Candidate, Domain, Launch
 from kernels.judge.declaration import misfit
 from kernels.judge.inputs import CPU
 from kernels.judge.judge import Judge, Request
@@ -52,3 +52,26 @@ def test_the_verdict_is_that_of_a_source_that_does_not_compile(cpu_judge: Judge)
     verdict = cpu_judge.verdict(replace(IN_PLACE, mutates=(7,)), named("softmax"), Request(CPU, None))
     assert (verdict.status, verdict.reason) == (Status.compile_error, Reason.declaration)
     assert verdict.took_s < 10.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "grid", "told"),
+    [
+        (("in0", "out0", "tmp0", "i64:m * n"), "cdiv(m, 4)", ""),
+        (("in1", "out0"), "m", "launch: in1 of 'k': there are 1 of that kind"),
+        (("in0", "out1"), "m", "launch: out1 of 'k': there are 1 of that kind"),
+        (("in0", "tmp1"), "m", "launch: tmp1 of 'k': there are 1 of that kind"),
+        (("in0", "x"), "m", "launch: plan: argument 'x' is none of in0"),
+        (("in0", "i32:rows"), "m", "launch: plan: argument 'i32:rows': expression: 'rows' is not allowed"),
+        (("in0",), "m //", "launch: expression 'm //'"),
+        (("scalar:in0",), "m", "launch: plan: argument 'scalar:in0'"),
+    ],
+)
+def test_a_declared_launch_is_looked_at_before_a_gpu_is_asked(
+    arguments: tuple[str, ...], grid: str, told: str
+) -> None:
+    launch = Launch("k", (grid, "1", "1"), ("32", "1", "1"), arguments)
+    cuda = replace(PLAIN, language="cuda", kind="own_kernel", launches=(launch,), scratch_bytes=("4 * m",))
+    said = misfit(cuda, named("softmax"))
+    assert said.startswith(told), said
+    assert bool(said) == bool(told)
