@@ -65,7 +65,6 @@ class Footprint:
         self._variables = dict(os.environ)
         self._threads = _thread._count()
         self._outputs: list[StorageWeakRef] = []
-        self._tensors = _tensors()
         self._generators = _generators(device)
         self._draws = 0
 
@@ -85,16 +84,16 @@ class Footprint:
         """How many tensors that are not `ours` have come to be alive since, where that is of the order of `calls`:
         inputs, scratch memory or upstream gradients that nobody lets go of."""
         gc.collect()
-        grown = _tensors() - self._tensors - ours
+        grown = surroundings.tensors() - self._everything.tensors - ours
         return grown if grown > _FEW + calls // 4 else 0
 
     def threads(self) -> int:
         """Threads of Python that were not there before."""
         return max(0, _thread._count() - self._threads)
 
-    def changed(self, thoroughly: bool = False) -> list[str]:
+    def changed(self, thoroughly: bool = False, at_last: bool = False) -> list[str]:
         """Names of what is no longer as it was, sorted, with the value before and now where that is short.
-        thoroughly: every function of every module and every operator as well, which takes some 0.1 s."""
+        thoroughly: every function of every module as well, which takes some 0.02 s; at_last: every operator too."""
         now = _settings(self._device)
         found = [
             f"{name} ({str(old)[:40]} before, now {str(now[name])[:40]})"
@@ -107,6 +106,8 @@ class Footprint:
                 found.append(f"{room}.{name}")
         if thoroughly:
             found += set(self._everything.replaced(_by_torch_compile)) - self._replaced
+        if at_last:
+            found += self._everything.overridden()
         if self._drawn() > 1:  # once is a model whose weights are drawn when it is made
             found.append("state of torch's generator")
         known = {*self._variables, *(name for name in os.environ if name.startswith(_ROOMS))}
@@ -159,11 +160,6 @@ def _settings(device: str) -> dict[str, Any]:
             "current stream": torch.cuda.current_stream().cuda_stream,
         }
     return found
-
-
-def _tensors() -> int:
-    """Tensors that Python knows."""
-    return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
 
 
 def _generators(device: str) -> tuple[torch.Tensor, ...]:

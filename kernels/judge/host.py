@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -105,7 +105,7 @@ class Host:
         match order["op"]:
             case "load":
                 self._load(order)
-                return {"ok": True, **self._left_behind(thoroughly=True)}, b""
+                return {"ok": True, **self._left_behind("imported")}, b""
             case "compile":
                 return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
             case "attach":
@@ -127,7 +127,7 @@ class Host:
                 self._wait()
                 return {"ok": True}, b""
             case "left":
-                return {"ok": True, **self._left_behind(thoroughly=True)}, b""
+                return {"ok": True, **self._left_behind("examined")}, b""
             case "profile":
                 return self._profile(order), b""
             case other:
@@ -164,14 +164,15 @@ class Host:
             positions, count = order["step"]
             self._entry = differentiated(self._entry, tuple(positions), count)
 
-    def _left_behind(self, thoroughly: bool = False) -> dict[str, Any]:
+    def _left_behind(self, once: Literal["imported", "examined", "called"] = "called") -> dict[str, Any]:
         """What the candidate has changed in its process, how many outputs it keeps, and how many threads run."""
         assert self._footprint is not None
         seen, outlived = self._footprint, self._footprint.outlived()
-        if thoroughly and self._calls:
-            ours = self._borrower.count + sum(len(values) for values, _ in self._slots)
+        if once == "examined":
+            ours = 2 * (self._borrower.count + sum(len(values) for values, _ in self._slots))  # views and theirs
             outlived = outlived or seen.grown(self._calls, ours)
-        return {"changed": seen.changed(thoroughly), "outlived": outlived, "threads": seen.threads()}
+        changed = seen.changed(once != "called", once == "examined")
+        return {"changed": changed, "outlived": outlived, "threads": seen.threads()}
 
     def _inputs(self, items: Sequence[Any]) -> list[Any]:
         return [

@@ -69,13 +69,14 @@ _at_exit: list[int] = []
 
 class Functions:
     """What modules define or hold that can be called, methods included, or that is always the same, and what runs
-    for each operator, at the time of making."""
+    for each operator, at the time of making, which takes longer than any look later."""
 
     def __init__(self) -> None:
         modules = dict(_modules())
         self._places = [place for module in modules.items() for place in _contents(module)]
         self._places += [(f"sys.modules[{name!r}]", sys.modules, name, module) for name, module in modules.items()]
         self._operators = _operators()
+        self.tensors = tensors()
         classes = {id(value): (full, value) for full, _, _, value in self._places if issubclass(type(value), type)}
         self._methods = [(full, cls, frozenset(vars(cls))) for full, cls in classes.values()]
 
@@ -94,8 +95,12 @@ class Functions:
                 old = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
                 if type(old) in _CALLED and not excused(vars(cls)[name], old):
                     found.append(f"{full}.{name}")
+        return found
+
+    def overridden(self) -> list[str]:
+        """Names of operators for which something else runs; asking torch's dispatcher takes some 0.05 s."""
         now = _operators()
-        return found + [f"operator {name}" for name, runs in self._operators.items() if now.get(name) != runs]
+        return [f"operator {name}" for name, runs in self._operators.items() if now.get(name) != runs]
 
 
 def _modules() -> Iterator[tuple[str, types.ModuleType]]:
@@ -105,6 +110,11 @@ def _modules() -> Iterator[tuple[str, types.ModuleType]]:
         known |= name.startswith("triton.language") and not interpreted
         if known and isinstance(module, types.ModuleType):
             yield name, module
+
+
+def tensors() -> int:
+    """How many Python knows."""
+    return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
 
 
 def _operators() -> dict[str, Any]:

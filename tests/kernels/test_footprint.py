@@ -137,7 +137,7 @@ from kernels.judge.surroundings import watch_registrations
 watch_registrations()
 footprint = Footprint("cpu")
 torch.compile(lambda x: (2 * x).sin(), backend="eager")(torch.ones(4))
-told = footprint.changed(thoroughly=True)
+told = footprint.changed(thoroughly=True, at_last=True)
 torch.manual_seed = torch._disable_dynamo(lambda seed: None)
 print(told, footprint.changed())
 """
@@ -184,7 +184,7 @@ def test_constants_modules_and_operators_in_anothers_place_are_told(monkeypatch:
     monkeypatch.setitem(sys.modules, "torch.nn.functional", torch.nn.init)
     library = torch._C._dispatch_library("IMPL", "aten", "Meta", "", 0)
     library.impl("aten::mish", "Meta", lambda x: x)
-    told = footprint.changed(thoroughly=True)
+    told = footprint.changed(thoroughly=True, at_last=True)
     library.reset()
     assert told == ["math.pi", "operator aten::mish", "sys.modules['torch.nn.functional']", "torch.float"]
 
@@ -218,7 +218,7 @@ def kernel(x, out, BLOCK: tl.constexpr):
 
 signature = {"x": "*fp32", "out": "*fp32", "BLOCK": "constexpr"}
 made = triton.compile(ASTSource(kernel, signature, {(2,): 256}), target=GPUTarget("cuda", 90, 32))
-told = footprint.changed(thoroughly=True)
+told = footprint.changed(thoroughly=True, at_last=True)
 tl.exp = tl.exp2
 tl.sum = tl.max
 print("ptx" in made.asm, told, footprint.changed(thoroughly=True))
