@@ -77,7 +77,7 @@ def test_a_host_is_refused_what_no_kernel_needs(zygote: Zygote, body: str, seen:
 def test_a_host_sees_no_other_process(zygote: Zygote) -> None:
     with zygote.start("candidate", LIMITS) as process:
         seen = attempt(process, "import os\nreturn sorted(int(n) for n in os.listdir('/proc') if n.isdigit())")
-        assert seen == "RuntimeError: [1]"
+        assert seen == "RuntimeError: [1] (line 7)"
 
 
 def test_what_is_in_force_is_reported_and_the_floor_is_in_it(zygote: Zygote) -> None:
