@@ -52,7 +52,6 @@ CROSS_ENTROPY = Problem(
         "masked",
         "masked_ends",
         "masked_rows",
-        "masked_lowest",
         "infinite",
         "nan",
     ),
