@@ -64,6 +64,11 @@ class Bound:
     high: int = 2**53
     multiple: int = 1
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high <= 2**53 or self.multiple < 1:
+            said = f"{self.name} {self.low}..{self.high} /{self.multiple}"
+            raise CandidateError(f"bounds: {said} is not 0 ≤ low ≤ high ≤ 2^53 with a multiple from 1")
+
     def admits(self, value: int) -> bool:
         return self.low <= value <= self.high and value % self.multiple == 0
 
@@ -129,6 +134,8 @@ class Candidate:
             raise CandidateError(f"mutates: {self.mutates} are not distinct positions")
         if bool(self.launches) != (self.language == "cuda"):
             raise CandidateError(f"launches: {len(self.launches)} do not fit language {self.language!r}")
+        if self.scratch_bytes and self.language != "cuda":
+            raise CandidateError(f"scratch_bytes: {self.language!r} allocates its own")
         for layout in self.domain.layouts:
             _choice("domain.layouts", layout, LAYOUTS)
         try:
@@ -155,9 +162,7 @@ class Candidate:
         """The inverse of `to_json`. Raises CandidateError that names the field."""
         record = _record("candidate", value, cls)
         domain = _record("domain", record.get("domain", {}), Domain)
-        bounds = [
-            Bound(**_record("domain.bounds", b, Bound)) for b in _items("domain.bounds", domain.get("bounds"))
-        ]
+        bounds = [_bound(_record("domain.bounds", b, Bound)) for b in _items("domain.bounds", domain.get("bounds"))]
         launches = []
         for item in _items("launches", record.get("launches")):
             launch = _record("launches", item, Launch)
@@ -179,6 +184,13 @@ class Candidate:
             )
         except (TypeError, AttributeError, SealError) as error:
             raise CandidateError(f"candidate: {error}") from error
+
+
+def _bound(record: dict[str, Any]) -> Bound:
+    try:
+        return Bound(**record)
+    except TypeError as error:
+        raise CandidateError(f"domain.bounds: {error}") from error
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

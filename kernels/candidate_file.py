@@ -13,17 +13,18 @@ C++, `//` instead of `#`). The header stays part of the source, so the hash cove
 
 Keys: problem, entry (default ``entry``), language, kind, determinism, mutates, differentiable, dtypes, layouts,
 bounds (``name low..high /multiple``, high and multiple optional), launch (repeated; see `_launch`), scratch_bytes.
-Each but `launch` is given once. Any other key is a note: kept, not interpreted.
+Each but `launch` is given once. Any other key is a note: kept, not interpreted, unless it is nearly one of these.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.candidate import Bound, Candidate, CandidateError, Domain, Launch
+from kernels.candidate import MAX_SOURCE_BYTES, Bound, Candidate, CandidateError, Domain, Launch
 
 FIRST_LINE = "nightshift candidate"
 _KNOWN = frozenset(
@@ -47,15 +48,25 @@ class CandidateFile:
 def read_candidate(path: Path) -> CandidateFile:
     """Raises CandidateError that names the file and the line or key."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CandidateError(f"{path}: {error}") from error
+        if not path.is_file() and path.exists():
+            raise CandidateError(f"{path}: not a file")
+        with path.open("rb") as file:
+            data = file.read(MAX_SOURCE_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise CandidateError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        if len(data) <= MAX_SOURCE_BYTES:
+            raise CandidateError(f"{path}:{line}: not UTF-8 ({error.reason})") from error
+    if len(data) > MAX_SOURCE_BYTES:
+        raise CandidateError(f"{path}: more than {MAX_SOURCE_BYTES} bytes")
     return parse_candidate(text, str(path))
 
 
 def parse_candidate(text: str, name: str = "candidate") -> CandidateFile:
     """The candidate of a file's text; `name` is how errors call it."""
-    header = _header(text, name)
+    header, lines = _header(text, name)
     keys = {key: values[-1] for key, values in header.items()}
     if "problem" not in keys:
         raise CandidateError(f"{name}: the header names no problem")
@@ -66,37 +77,62 @@ def parse_candidate(text: str, name: str = "candidate") -> CandidateFile:
             language=keys.get("language", "triton"),  # type: ignore[arg-type]
             kind=keys.get("kind", "own_kernel"),  # type: ignore[arg-type]
             determinism=keys.get("determinism", "bitwise"),  # type: ignore[arg-type]
-            mutates=tuple(int(position) for position in keys.get("mutates", "").split()),
+            mutates=tuple(_position(word) for word in _listed(keys.get("mutates", ""))),
             differentiable=_flag(keys.get("differentiable", "no")),
             domain=Domain(
-                tuple(keys.get("dtypes", "").split()),
-                tuple(keys.get("layouts", "").split()),
+                _listed(keys.get("dtypes", "")),
+                _listed(keys.get("layouts", "")),
                 tuple(_bound(item) for item in keys.get("bounds", "").split(",") if item.strip()),
             ),
             launches=tuple(_launch(line) for line in header.get("launch", ())),
             scratch_bytes=tuple(item.strip() for item in keys.get("scratch_bytes", "").split(";") if item.strip()),
         )
-    except ValueError as error:
-        raise CandidateError(f"{name}: {error}") from error
+    except CandidateError as error:
+        field = str(error).partition(":")[0].removeprefix("domain.")
+        line = lines.get(field.replace("launches", "launch"))
+        raise CandidateError(f"{name}:{line}: {error}" if line else f"{name}: {error}") from error
     notes = {key: value for key, value in keys.items() if key not in _KNOWN}
     return CandidateFile(candidate, keys["problem"], notes)
 
 
-def _header(text: str, name: str) -> dict[str, list[str]]:
+def _header(text: str, name: str) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """The values of each key, and the line of its last."""
     lines = re.split(r"\r\n|\r|\n", text)  # where Python ends a line, so that reader and machine see one header
     if not lines or lines[0].lstrip("#/ ").strip() != FIRST_LINE:
         raise CandidateError(f"{name}:1: expected '# {FIRST_LINE}'")
     header: dict[str, list[str]] = {}
+    places: dict[str, int] = {}
+    ended = 0  # by a comment without a key
     for number, line in enumerate(lines[1:], 2):
         if not line.startswith(("#", "//")):
             break
-        key, colon, value = line.lstrip("#/ ").partition(":")
-        if not colon:
-            break
-        if key.strip() in header and key.strip() in _KNOWN - {"launch"}:
-            raise CandidateError(f"{name}:{number}: {key.strip()!r} is given a second time")
-        header.setdefault(key.strip(), []).append(value.strip())
-    return header
+        key, colon, value = (part.strip() for part in line.lstrip("#/ ").partition(":"))
+        if ended and colon and key in _KNOWN:
+            raise CandidateError(
+                f"{name}:{number}: {key!r} is not read: line {ended} has no key and ends the header"
+            )
+        ended = ended or (0 if colon else number)
+        if ended:
+            continue
+        if key in header and key in _KNOWN - {"launch"}:
+            raise CandidateError(f"{name}:{number}: {key!r} is given a second time")
+        near = difflib.get_close_matches(key, _KNOWN, 1, 0.8)
+        if near and key not in _KNOWN:
+            raise CandidateError(f"{name}:{number}: {key!r} is no key; {near[0]!r} is")
+        header.setdefault(key, []).append(value)
+        places[key] = number
+    return header, places
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Words, with commas between them or without."""
+    return tuple(text.replace(",", " ").split())
+
+
+def _position(word: str) -> int:
+    if not word.isdecimal():
+        raise CandidateError(f"mutates: {word!r} is not the position of an input, from 0")
+    return int(word)
 
 
 def _flag(text: str) -> bool:

@@ -81,7 +81,12 @@ def _forms(problem: Problem, made: Inputs) -> list[tuple[tuple[int, ...], torch.
 
 
 def input_count(problem: Problem) -> int:
-    """How many inputs a problem has, seen on the smallest case of its axes."""
+    """How many inputs a problem has."""
+    return len(smallest_inputs(problem))
+
+
+def smallest_inputs(problem: Problem) -> Inputs:
+    """Inputs of the smallest case of a problem's axes."""
     case = problem.cases[0]
     smallest: dict[str, Any] = {**case.sizes, **{axis.name: max(axis.low, axis.multiple) for axis in problem.axes}}
-    return len(problem.inputs(Case.of(case.dtype, **smallest), "normal", 1, "cpu"))
+    return problem.inputs(Case.of(case.dtype, **smallest), "normal", 1, "cpu")

@@ -134,6 +134,7 @@ class Problem:
         "ramps",
         "far",
         "zero_rows",
+        "infinite",
         "nan",
     )
     layouts: tuple[str, ...] = ("contiguous", "padded", "transposed", "offset")

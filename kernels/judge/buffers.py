@@ -209,6 +209,11 @@ class Borrower:
         self._pointers: dict[int, int] = {}
         self._map = None if arena is None else mmap.mmap(arena, os.fstat(arena).st_size)
 
+    @property
+    def count(self) -> int:
+        """Buffers that are mapped."""
+        return len(self._payloads)
+
     def attach(self, lent: Lent) -> None:
         if self._device == "cuda":
             if lent.index in self._pointers:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.library
 import torch.nn.functional
 import torch.nn.modules.module
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -44,6 +43,8 @@ _OPTIMISER = os.path.join(_TORCH, "optim", "optimizer.py")
 _LEAST = 2.0**-1060  # zero where subnormal numbers are flushed
 _MANY = 8
 """Outputs of so many calls alive at once are none that a call still needs."""
+_FEW = 16
+"""So many tensors more than before the first call may be alive, and one for every fourth call."""
 
 
 class Footprint:
@@ -79,13 +80,20 @@ class Footprint:
             self._outputs = [ref for ref in self._outputs if not ref.expired()]  # type: ignore[no-untyped-call]
         return len(self._outputs) if len(self._outputs) >= _MANY else 0
 
+    def grown(self, calls: int, ours: int) -> int:
+        """How many tensors that are not `ours` have come to be alive since, where that is of the order of `calls`:
+        inputs, scratch memory or upstream gradients that nobody lets go of."""
+        gc.collect()
+        grown = surroundings.tensors() - self._everything.tensors - ours
+        return grown if grown > _FEW + calls // 4 else 0
+
     def threads(self) -> int:
         """Threads of Python that were not there before."""
         return max(0, _thread._count() - self._threads)
 
-    def changed(self, thoroughly: bool = False) -> list[str]:
+    def changed(self, thoroughly: bool = False, at_last: bool = False) -> list[str]:
         """Names of what is no longer as it was, sorted, with the value before and now where that is short.
-        thoroughly: every function of every module as well, which takes some 0.05 s."""
+        thoroughly: every function of every module as well, which takes some 0.02 s; at_last: every operator too."""
         now = _settings(self._device)
         found = [
             f"{name} ({str(old)[:40]} before, now {str(now[name])[:40]})"
@@ -98,6 +106,8 @@ class Footprint:
                 found.append(f"{room}.{name}")
         if thoroughly:
             found += set(self._everything.replaced(_by_torch_compile)) - self._replaced
+        if at_last:
+            found += self._everything.overridden()
         if self._drawn() > 1:  # once is a model whose weights are drawn when it is made
             found.append("state of torch's generator")
         known = {*self._variables, *(name for name in os.environ if name.startswith(_ROOMS))}
@@ -141,7 +151,6 @@ def _settings(device: str) -> dict[str, Any]:
         "attention by matrix products enabled": backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
         "subnormal numbers flushed": _LEAST * len(_WATCHED) == 0,
         "hooks on all modules": sum(len(vars(torch.nn.modules.module)[name] or ()) for name in _HOOKS),
-        "operators of torch put in another's place": _overridden(),
         **surroundings.settings(),
     }
     if device == "cuda":
@@ -180,8 +189,3 @@ def _innermost(function: Any) -> Any:
             break
         function = inner
     return function
-
-
-def _overridden() -> int:
-    """Kernels registered from Python for torch's own operators; torch's own registrations are there before."""
-    return sum(name.startswith("aten/") for name in getattr(torch.library, "_impls", ()))

@@ -35,6 +35,8 @@ def unchecked(
         said.append("that its launches alone make its outputs: they were not replayed without its Python")
     if problem.gradients and not candidate.differentiable:
         said.append("gradients: the problem has some, the candidate declares none")
+    elif problem.gradients:
+        said.append("gradients of gradients: a backward pass of a kernel's own is constant to a second one")
     shapes = [math.prod(max(1, n) for n in case.sizes.values()) for case in probed]
     if problem.huge and max(shapes, default=0) < _LARGE:
         said.append("indices beyond 2^31")

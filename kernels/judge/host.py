@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,7 +23,8 @@ from kernels.judge.beside import amid_others, another_layers, late_inputs, load_
 from kernels.judge.buffers import Borrower, Lent, View
 from kernels.judge.channel import Channel
 from kernels.judge.footprint import Footprint
-from kernels.judge.surroundings import Functions, sources, watch_registrations
+from kernels.judge.returned import Unfit, as_tensors, attached, frugal, usable
+from kernels.judge.surroundings import Functions, watch_registrations
 from kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
@@ -35,14 +36,6 @@ def warm() -> None:
     """Before hosts are forked: look at all functions once for all of them."""
     watch_registrations()
     _functions.append(Functions())
-
-
-class Unfit(Exception):
-    """The entry's result has the wrong form."""
-
-    def __init__(self, reason: Reason, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
 
 
 def serve(channel: Channel, device: str, arena: int | None) -> None:
@@ -59,13 +52,21 @@ def serve(channel: Channel, device: str, arena: int | None) -> None:
         channel.send(body, blob)
 
 
+def _source() -> Path:
+    return Path("candidate.py").absolute()
+
+
 def told(error: BaseException) -> str:
-    """An exception's class and words, where it can say any."""
+    """An exception's class, words and line of the source, where it can say any."""
     try:
         words = str(error)[:2000]
     except BaseException as again:  # noqa: BLE001  the candidate's own class
         words = f"(its words cannot be told: {type(again).__name__})"
-    return f"{type(error).__name__}: {words or 'no words'}"
+    last, trace = 0, error.__traceback__
+    while trace is not None:
+        last = trace.tb_lineno if trace.tb_frame.f_code.co_filename == str(_source()) else last
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {words or 'no words'}" + f" (line {last})" * bool(last)
 
 
 def reason_of(error: BaseException) -> Reason:
@@ -96,13 +97,15 @@ class Host:
         self._entry: Callable[..., Any] | None = None
         self._footprint: Footprint | None = None
         self._slots: list[tuple[list[Any], list[Any]]] = []
+        self._leaves: list[torch.Tensor] = []
+        self._calls = 0  # examined ones, of each with tensors of their own
 
     def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Carry out one order; (body, blob) of the reply."""
         match order["op"]:
             case "load":
                 self._load(order)
-                return {"ok": True, **self._left_behind(thoroughly=True)}, b""
+                return {"ok": True, **self._left_behind("imported")}, b""
             case "compile":
                 return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
             case "attach":
@@ -110,6 +113,7 @@ class Host:
                     self._borrower.attach(Lent(**lent))
                 return {"ok": True}, b""
             case "call":
+                self._calls += 1
                 body, blob, outputs = self._call(order)
                 later = self._changed_later(outputs, order)  # what the call was given is let go of by now
                 return {**body, "later": later, **self._left_behind()}, blob
@@ -123,7 +127,7 @@ class Host:
                 self._wait()
                 return {"ok": True}, b""
             case "left":
-                return {"ok": True, **self._left_behind(thoroughly=True)}, b""
+                return {"ok": True, **self._left_behind("examined")}, b""
             case "profile":
                 return self._profile(order), b""
             case other:
@@ -137,8 +141,7 @@ class Host:
             if order["language"] == "triton":
                 record.replace_launcher()
         torch.manual_seed(order.get("seed", 0))
-        path = Path("candidate.py").absolute()
-        sources.add(str(path))
+        path = _source()
         self._footprint = Footprint(self._device, _functions[0] if _functions else None)
         path.write_text(order["source"])
         spec = importlib.util.spec_from_file_location("candidate", path)
@@ -161,11 +164,15 @@ class Host:
             positions, count = order["step"]
             self._entry = differentiated(self._entry, tuple(positions), count)
 
-    def _left_behind(self, thoroughly: bool = False) -> dict[str, Any]:
+    def _left_behind(self, once: Literal["imported", "examined", "called"] = "called") -> dict[str, Any]:
         """What the candidate has changed in its process, how many outputs it keeps, and how many threads run."""
         assert self._footprint is not None
-        seen = self._footprint
-        return {"changed": seen.changed(thoroughly), "outlived": seen.outlived(), "threads": seen.threads()}
+        seen, outlived = self._footprint, self._footprint.outlived()
+        if once == "examined":
+            ours = 2 * (self._borrower.count + sum(len(values) for values, _ in self._slots))  # views and theirs
+            outlived = outlived or seen.grown(self._calls, ours)
+        changed = seen.changed(once != "called", once == "examined")
+        return {"changed": changed, "outlived": outlived, "threads": seen.threads()}
 
     def _inputs(self, items: Sequence[Any]) -> list[Any]:
         return [
@@ -177,18 +184,23 @@ class Host:
         with torch.no_grad():
             return self._entry(*inputs)
 
+    def _leaf(self, given: torch.Tensor) -> torch.Tensor:
+        """An input as a layer's parameter is: it asks for a gradient."""
+        self._leaves.append(given.detach().requires_grad_(True))
+        return self._leaves[-1]
+
     def _plain(self, given: Sequence[Any], order: Mapping[str, Any]) -> Any:
         """As a training job calls it: gradients are enabled, whether any of the inputs asks for one or not."""
         assert self._entry is not None
         inputs = list(given)
         required = order.get("required", ())
         for position in required:
-            inputs[position] = inputs[position].detach().requires_grad_(True)
+            inputs[position] = self._leaf(inputs[position])
         outputs = self._entry(*inputs)
-        return [x.detach() for x in _as_tensors(outputs)] if required else outputs
+        return [x.detach() for x in as_tensors(outputs)] if required else outputs
 
     def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes, Sequence[torch.Tensor]]:
-        inputs = self._inputs(order["inputs"])
+        inputs, self._leaves = self._inputs(order["inputs"]), []
         body: dict[str, Any] = {"ok": True}
         blob = b""
         with contextlib.ExitStack() as stack:
@@ -212,7 +224,7 @@ class Host:
                 body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
                 if self._device == "cuda":
                     try:
-                        made = recorder.plan([] if order["mutates"] else _as_tensors(outputs))
+                        made = recorder.plan([] if order["mutates"] else as_tensors(outputs))
                         body["plan"], blob = made.to_message()
                     except plan.PlanError as error:
                         body["no_plan"] = str(error)[:500]
@@ -221,23 +233,26 @@ class Host:
             else:
                 outputs = run(inputs)
             if not order["mutates"]:
-                body["strided"] = [n for n, x in enumerate(_as_tensors(outputs)) if not x.is_contiguous()]
+                body["strided"] = [n for n, x in enumerate(as_tensors(outputs)) if not x.is_contiguous()]
                 places = {
                     x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()
                 }
                 body["aliases"] = [
                     number
-                    for number, x in enumerate(_as_tensors(outputs))
+                    for number, x in enumerate(as_tensors(outputs))
                     if x.numel() and x.untyped_storage().data_ptr() in places
                 ]
                 if not order.get("gradients"):
-                    _usable(_as_tensors(outputs), inputs)
+                    usable(as_tensors(outputs), inputs)
                     assert self._footprint is not None
-                    fresh = [x for n, x in enumerate(_as_tensors(outputs)) if n not in body["aliases"]]
+                    fresh = [x for n, x in enumerate(as_tensors(outputs)) if n not in body["aliases"]]
+                    frugal(fresh)
                     self._footprint.handed_over(fresh)
             self._store(outputs, order["outputs"], order["mutates"])
-            outputs = () if order["mutates"] else _as_tensors(outputs)
-            body["attached"] = [*_attached("input", inputs), *_attached("output", outputs)]
+            outputs = () if order["mutates"] else as_tensors(outputs)
+            body["attached"] = [*attached("input", inputs), *attached("output", outputs)]
+            body["attached"] += attached("input that asks for a gradient", self._leaves)
+            self._leaves = []
         self._wait()
         return body, blob, outputs
 
@@ -255,8 +270,8 @@ class Host:
         assert self._entry is not None
         inputs = list(given)
         for position in order["gradients"]:
-            inputs[position] = inputs[position].detach().requires_grad_(True)
-        outputs = _as_tensors(self._entry(*inputs))
+            inputs[position] = self._leaf(inputs[position])
+        outputs = as_tensors(self._entry(*inputs))
         later = self._entry(*another_layers(inputs)) if order.get("overlap") else ()
         seeds = self._inputs(order["seeds"])
         if len(seeds) != len(outputs):
@@ -300,7 +315,7 @@ class Host:
         """Copy outputs into the lent buffers, once their form is right; in-place results are already there."""
         if mutates:
             return
-        outputs = _as_tensors(result)
+        outputs = as_tensors(result)
         if len(outputs) != len(wanted):
             raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(wanted)}")
         for number, (output, item) in enumerate(zip(outputs, wanted, strict=True)):
@@ -319,26 +334,6 @@ class Host:
             torch.cuda.synchronize()
 
 
-def _as_tensors(result: Any) -> tuple[torch.Tensor, ...]:
-    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
-    for number, output in enumerate(outputs):
-        if type(output) is not torch.Tensor:
-            raise Unfit(Reason.wrong_type, f"output {number} is a {type(output).__name__}, not a torch.Tensor")
-    return outputs
-
-
-def _usable(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
-    """Whether outputs are to any reader what eager's are: their memory holds the values, autograd takes them."""
-    for number, output in enumerate(outputs):
-        if output.layout != torch.strided or output.is_neg() or output.is_conj():
-            text = f"output {number} is not what its memory holds: it is sparse, packed, or to be negated when read"
-            raise Unfit(Reason.wrong_type, text)
-        if output.is_inference() and not any(isinstance(x, torch.Tensor) and x.is_inference() for x in inputs):
-            raise Unfit(Reason.wrong_type, f"output {number} was made in inference mode: autograd refuses it")
-        if output.requires_grad:
-            raise Unfit(Reason.wrong_type, f"output {number} asks for a gradient, though no input does")
-
-
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes; a copy of them where it is not contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -349,12 +344,6 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     mine, others = _bits(one), _bits(other)
     pieces = (slice(start, start + _PIECE_BYTES) for start in range(0, len(mine), _PIECE_BYTES))
     return all(torch.equal(mine[piece], others[piece]) for piece in pieces)
-
-
-def _attached(kind: str, values: Sequence[Any]) -> list[str]:
-    """Python attributes of tensors, but for torch.compile's own marks."""
-    names = [(n, name) for n, x in enumerate(values) if isinstance(x, torch.Tensor) for name in vars(x)]
-    return [f".{name} of {kind} {n}" for n, name in names if not name.startswith("_dynamo")][:8]
 
 
 def _span(tensor: torch.Tensor) -> int:

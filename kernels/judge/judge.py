@@ -118,9 +118,20 @@ class Judge:
         alone: bool = False,
     ) -> Verdict:
         """Judge once. `secret` decides every probe, seed and order; drawn fresh where None. `alone`: with no other
-        candidate of this judge beside it."""
+        candidate of this judge beside it.
+
+        Where one of its processes was killed, by itself or by somebody outside (a kernel out of memory, a person),
+        once more: only whose process is killed again is told that it died."""
+        secret = self._entropy(16) if secret is None else secret
         with self._company.alone() if alone else self._company.shared():
-            return self._verdict(candidate, problem, request, self._entropy(16) if secret is None else secret)
+            made = self._verdict(candidate, problem, request, secret)
+            if made.reason is not Reason.host_died or not any(host.killed for host in self._mine.hosts):
+                return made
+            again = self._verdict(candidate, problem, request, secret)
+            if again.reason is not Reason.host_died:
+                return again
+            told = f"twice, and the judge ended neither: {again.detail}"
+            return replace(again, detail=told, took_s=made.took_s + again.took_s)
 
     def _verdict(self, candidate: Candidate, problem: Problem, request: Request, secret: bytes) -> Verdict:
         self._mine.hosts = []

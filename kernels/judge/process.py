@@ -78,6 +78,7 @@ class Process:
         self.limits = limits
         self._said = _Said()
         self.layers: dict[str, str] = {}
+        self.killed = False  # by SIGKILL, which nobody here sent
         self._channel = channel
         self._output = output
         self._status = status
@@ -257,17 +258,18 @@ class Process:
             return self.ended
         os.set_blocking(self._status, False)
         try:
-            ended = int(json.loads(os.read(self._status, 1 << 12) or b"{}").get("status", 0))
+            told = json.loads(os.read(self._status, 1 << 12) or b"{}")
         except (BlockingIOError, ValueError):
-            ended = 0
+            told = {}
+        ended = int(told.get("status", 0))
         words = self.said()[-300:]
         if os.WIFSIGNALED(ended):
             number = os.WTERMSIG(ended)
-            known = {
-                int(signal.SIGXCPU): Reason.call_timeout,
-                int(signal.SIGXFSZ): Reason.disk_limit,
-                int(signal.SIGKILL): Reason.host_died,
-            }
+            if number in (signal.SIGKILL, signal.SIGXCPU) and told["cpu_s"] > self.limits.cpu_s - 1:
+                text = f"it used {told['cpu_s']:.0f} s of a processor, and {self.limits.cpu_s} are granted"
+                return Refusal(Reason.call_timeout, text, stage)
+            known = {int(signal.SIGXFSZ): Reason.disk_limit}
+            self.killed = number == signal.SIGKILL
             name = signal.Signals(number).name
             return Refusal(known.get(number, Reason.host_died), f"the process ended by {name}: {words}", stage)
         return Refusal(Reason.host_died, f"the process ended with code {os.WEXITSTATUS(ended)}: {words}", stage)

@@ -26,7 +26,7 @@ _ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 _ZERO = {"zeros", "zeros_like", "new_zeros", "zero_"}
 _FREE = {"detach", "alias", "lift_fresh"}
 _SAME = {"detach", "alias"}  # another tensor, the same memory
-_current: list[Recorder] = []
+current: list[Recorder] = []
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -48,13 +48,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept: dict[int, int] = {}
 
     def __enter__(self) -> Recorder:
-        _current.append(self)
+        current.append(self)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
         super().__exit__(*details)  # type: ignore[no-untyped-call]
-        _current.remove(self)
+        current.remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace not in ("aten", "prims", "prim") and (inside := _implementation(func, args)) is not None:
@@ -164,34 +164,6 @@ def _locate(places: Sequence[tuple[plan.Pointer, int, int]], address: int) -> pl
     raise plan.PlanError("opaque: a kernel was given an address that belongs to no buffer")
 
 
-def count_interpreted() -> None:
-    """Count launches of Triton's interpreter, whose own torch calls are no candidate's work; and let it tune,
-    though it has no GPU to time on: every configuration runs once, and the first is taken."""
-    from triton.runtime import autotuner, interpreter
-
-    def run_once(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-        kernel_call()
-        return [1.0 for _ in quantiles]
-
-    autotuner.Autotuner.do_bench = property(lambda self: run_once)
-
-    original: Callable[..., Any] = interpreter.GridExecutor.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _current:
-            return original(self, *args, **kwargs)
-        recorder = _current[-1]
-        recorder.launches += 1
-        recorder.given([*args, *kwargs.values()])
-        kept = len(recorder.opaque)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            del recorder.opaque[kept:]
-
-    interpreter.GridExecutor.__call__ = call
-
-
 class PlanLauncher:
     """Stands in for Triton's CudaLauncher (3.6 to 3.9): `(src, metadata)`, then called once per launch."""
 
@@ -225,11 +197,11 @@ class PlanLauncher:
         parameters = [_parameter(kind, value) for kind, value in typed]
         cuda.enter()
         cuda.Launch(ctypes.c_void_p(function), shape, parameters)(stream)
-        if _current:
+        if current:
             name, binary = self.binaries[function]
             kept = [value.base if isinstance(value, _Tile) else value for value in values]
-            _current[-1].given(kept)
-            _current[-1].fire(binary, name, shape, typed, [*kept, scratch])
+            current[-1].given(kept)
+            current[-1].fire(binary, name, shape, typed, [*kept, scratch])
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def hold_to_footprint(candidate: Candidate, answer: Mapping[str, Any], stage: st
         text = f"the candidate changed what the rest of its process goes by: {changed} ({where})"
         raise Refusal(Reason.process_changed, text, stage)
     if isinstance(kept, int) and kept > 0:
-        text = f"outputs of {kept} calls are kept alive after the calls: memory that is never given back ({where})"
+        text = f"{kept} tensors of earlier calls are kept alive: memory that is never given back ({where})"
         raise Refusal(Reason.state_kept, text, stage)
 
 

@@ -15,95 +15,20 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from kernels.candidate import Candidate
+from kernels.judge import words
 from kernels.judge.verdict import Reason
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-MODULES = frozenset(
-    {
-        "__future__",
-        "collections.abc",
-        "dataclasses",
-        "functools",
-        "itertools",
-        "math",
-        "operator",
-        "torch",
-        "torch.autograd",
-        "torch.func",
-        "torch.nn",
-        "torch.nn.functional",
-        "triton",
-        "triton.experimental",
-        "triton.experimental.gluon",
-        "triton.experimental.gluon.language",
-        "triton.experimental.gluon.language.nvidia.hopper",
-        "triton.experimental.gluon.nvidia.hopper",
-        "triton.language",
-        "triton.language.extra",
-        "triton.language.extra.cuda",
-        "triton.language.extra.libdevice",
-        "triton.tools.tensor_descriptor",
-        "typing",
-    }
-)
-LIBRARY_MODULES = MODULES | {"liger_kernel", "torch.nn.attention", "torch.nn.attention.flex_attention"}
-BUILTINS = _words("""
-    __builtins__ __import__ breakpoint compile delattr eval exec getattr globals hash id input locals
-    memoryview open setattr vars
-""")
-"""Names no kernel needs: other ways to run text, to reach objects by name, and identities to key a cache with."""
-TORCH_MAKERS = _words("""
-    Size Tensor _check arange as_strided broadcast_shapes device dtype empty empty_like empty_strided enable_grad
-    finfo full full_like iinfo is_complex is_floating_point is_grad_enabled is_tensor no_grad ones ones_like
-    promote_types result_type scalar_tensor tensor zeros zeros_like
-""")
-"""What an own kernel may call from torch: allocation and constants. Dtypes are attributes, not calls."""
-TORCH_ROOMS = frozenset({"autograd", "cuda", "func", "nn"})
-TORCH_NAMED = frozenset(
-    {("amp", "custom_bwd"), ("amp", "custom_fwd"), ("compiler", "disable"), ("compiler", "is_compiling")}
-    | {
-        ("library", name)
-        for name in _words("custom_op infer_schema register_autograd register_fake triton_op wrap_triton")
-    }
-)
-"""Single functions of further rooms: what wraps a kernel for autocast, the compiler and the dispatcher."""
-TORCH_CUDA = _words("""
-    current_device device device_of get_device_capability get_device_name get_device_properties is_available
-""")
-METHODS = _words("""
-    addmm amax amin argmax argsort bmm cumsum div einsum exp log log_softmax logsumexp
-    masked_fill matmul max mean min mm mul norm pow prod rsqrt scatter_add scatter_add_ silu softmax
-    sqrt std sub sum topk var
-""")
-"""Tensor methods that compute; those that own kernels' host code is caught with. Operators show at run time, and so
-do methods that Python's lists and sets have as well."""
-ATTRIBUTES = _words("""
-    _C _cdata _dynamo _inductor backends cpp_extension cudart f_back f_globals f_locals gi_frame storage
-    tb_frame tb_next untyped_storage
-""")
-BY_TEXT = frozenset({("operator", "attrgetter"), ("operator", "methodcaller")})
-"""Ways to reach for names that no reader sees."""
-_JIT = ("jit", "autotune", "heuristics")
-_DUNDERS = _words("__doc__ __init__ __name__ __post_init__ __qualname__")
-"""Attributes between double underscores that only say how a thing is called, or set it up."""
-_PLAIN = _words("None bool bytes dtype float frozenset int str torch torch.dtype tuple")
-"""Annotations of values that are the same whoever asks: a cache of these remembers no tensor."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One rule that the source breaks. `line` counts from 1."""
+    """One rule that the source breaks. `line` counts from 1; 0: none, what is missing has no line."""
 
     reason: Reason
     line: int
     text: str
 
     def __str__(self) -> str:
-        return f"line {self.line}: {self.text}"
+        return f"line {self.line}: {self.text}" if self.line else self.text
 
 
 def read(candidate: Candidate) -> tuple[Observation, ...]:
@@ -113,7 +38,8 @@ def read(candidate: Candidate) -> tuple[Observation, ...]:
     try:
         tree = ast.parse(candidate.source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return (Observation(Reason.syntax, getattr(error, "lineno", None) or 0, f"does not parse: {error}"),)
+        told = getattr(error, "msg", None) or error
+        return (Observation(Reason.syntax, getattr(error, "lineno", None) or 0, f"does not parse: {told}"),)
     try:
         found = sorted(_Reader(candidate, tree).observations(), key=lambda o: (o.line, o.text))
     except RecursionError:
@@ -180,31 +106,56 @@ def _own_names(node: ast.AST) -> set[ast.AST]:
     return {n for part in body for n in ast.walk(part) if isinstance(n, ast.Name) and n.id in own}
 
 
-def _asks_whether_it_is_main(node: ast.AST) -> set[ast.AST]:
-    """The names in `__name__ == "__main__"`, the one question to which a judge's answer is everybody's."""
-    if isinstance(node, ast.Compare) and "__main__" in [getattr(x, "value", "") for x in node.comparators]:
-        return {node.left} if isinstance(node.left, ast.Name) else set()
+def _asks_whether_it_is_main(node: ast.AST) -> bool:
+    """`if __name__ == "__main__":`, the one question to which a judge's answer is everybody's."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) in words.MAIN
+
+
+def _harmless(node: ast.AST) -> set[ast.AST]:
+    """Names that are asked for in a way that tells nothing: `getattr(torch, "float8_e4m3fn", None)`, an attribute
+    that may be missing, and a logger's name."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="getLogger"), args=[ast.Name(id="__name__") as name]):
+            return {name}
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as name), *_], keywords=[]):
+            return (
+                set() if name in words.ATTRIBUTES or (_dunder(name) and name not in words.DUNDERS) else {node.func}
+            )
     return set()
 
 
+def _spaces(node: ast.Call) -> set[str]:
+    """Namespaces of operators that a registration names: "mine" of `Library("mine", "DEF")` and of "mine::norm"."""
+    first = next((x.value for x in node.args[:1] if isinstance(x, ast.Constant) and isinstance(x.value, str)), "")
+    made = _dotted(node.func)[-1:]
+    return {first.partition("::")[0]} if "::" in first or made == ("Library",) else set()
+
+
 def _only_imports(node: ast.Try) -> bool:
-    """Whether a module is looked for at one place and then at another."""
+    """Whether a module is looked for at one place and then at another, and what was found is noted."""
     parts = (*node.body, *(x for handler in node.handlers for x in handler.body), *node.orelse, *node.finalbody)
     caught = [ast.unparse(handler.type) if handler.type else "" for handler in node.handlers]
     known = all(word in ("ImportError", "ModuleNotFoundError") for word in caught)
-    return known and all(isinstance(x, ast.Import | ast.ImportFrom) for x in parts)
+    notes = (x.value for x in parts if isinstance(x, ast.Assign))
+    return (
+        known
+        and all(isinstance(x, ast.Import | ast.ImportFrom | ast.Assign | ast.Pass) for x in parts)
+        and all(isinstance(note, ast.Constant) for note in notes)
+    )
 
 
 def _plainly_annotated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether parameters and result are numbers, texts, dtypes or tuples of such, by their annotations."""
+    """Whether its parameters are numbers, texts, dtypes or tuples of such, by their annotations, and its result is
+    not called a tensor."""
     a = node.args
     parameters = (*a.posonlyargs, *a.args, *a.kwonlyargs, *([a.vararg] if a.vararg else []))
-    notes = [node.returns, *(x.annotation for x in parameters)]
+    notes = [x.annotation for x in parameters]
     chains = [
         _dotted(n) for note in notes if note for n in ast.walk(note) if isinstance(n, ast.Name | ast.Attribute)
     ]
-    words = {chain[-1:] for chain in chains}
-    return None not in notes and a.kwarg is None and words <= {(word,) for word in _PLAIN}
+    called = {chain[-1:] for chain in chains}
+    tensor = node.returns is not None and "Tensor" in ast.unparse(node.returns)
+    return None not in notes and a.kwarg is None and not tensor and called <= {(word,) for word in words.PLAIN}
 
 
 class _Reader:
@@ -212,12 +163,14 @@ class _Reader:
         self._candidate = candidate
         self._tree = tree
         self._own = candidate.kind != "library"
-        self._allowed = MODULES if self._own else LIBRARY_MODULES
+        self._allowed = words.MODULES if self._own else words.LIBRARY_MODULES
         self._roots = {name.split(".")[0] for name in self._allowed}
         self._modules: dict[str, str] = {}  # local name → dotted module or object
         self._excused: set[ast.AST] = set()  # nodes that mean something else than their name says
         self._functions: set[str] = set()
         self._kernels: set[ast.AST] = set()
+        self._spaces: set[str] = set()  # of operators of its own
+        self._renamed = "__name__" in _stored(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -226,11 +179,13 @@ class _Reader:
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     self._modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.Call):
+                self._spaces |= _spaces(node) - words.OF_TORCH
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._functions.add(node.name)
-                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(_JIT):
+                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(words.JIT):
                     self._kernels.add(node)
-            self._excused |= _own_names(node) | _asks_whether_it_is_main(node)
+            self._excused |= _own_names(node) | _harmless(node)
             if isinstance(node, ast.Try) and _only_imports(node):
                 self._excused.add(node)
 
@@ -245,8 +200,14 @@ class _Reader:
                 yield from self._library(node)
 
     def _host_nodes(self, root: ast.AST) -> Iterator[ast.AST]:
-        """All nodes outside kernel bodies (whose words are the GPU's), decorators of kernels included."""
+        """All nodes outside kernel bodies (whose words are the GPU's), decorators of kernels included; not what
+        runs only where the file is the program, which no job makes it."""
         for child in ast.iter_child_nodes(root):
+            if isinstance(child, ast.If) and _asks_whether_it_is_main(child) and not self._renamed:
+                for other in child.orelse:
+                    yield other
+                    yield from self._host_nodes(other)
+                continue
             if isinstance(child, ast.FunctionDef) and child in self._kernels:
                 for decorator in child.decorator_list:
                     yield decorator
@@ -266,9 +227,11 @@ class _Reader:
             yield Observation(Reason.library_call, 0, "declared a kernel of its own, but launches none")
 
     def _launches(self) -> bool:
-        """Whether some `kernel[grid](…)` stands in the host code."""
-        calls = (node.func for node in self._host_nodes(self._tree) if isinstance(node, ast.Call))
-        return any(isinstance(func, ast.Subscript) for func in calls)
+        """Whether some `kernel[grid]` stands in the host code: called there, or taken for a call further down."""
+        kernels = {node.name for node in self._kernels if isinstance(node, ast.FunctionDef)}
+        host = list(self._host_nodes(self._tree))
+        called = any(isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) for node in host)
+        return called or any(isinstance(node, ast.Name) and node.id in kernels for node in host)
 
     def _module_state(self) -> Iterator[Observation]:
         """Empty containers at module level, which could only serve to remember earlier calls; not those that are
@@ -304,7 +267,7 @@ class _Reader:
 
     def _reached(self, line: int, chain: Sequence[str]) -> Iterator[Observation]:
         """Modules of others that an allowed module happens to hold, and names that stand in texts."""
-        if tuple(chain) in BY_TEXT:
+        if tuple(chain) in words.BY_TEXT:
             yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
@@ -315,13 +278,13 @@ class _Reader:
         line = _line(node)
         if node in self._excused:
             return
-        if isinstance(node, ast.Name) and (node.id in BUILTINS or (_dunder(node.id) and _loaded(node))):
+        if isinstance(node, ast.Name) and (node.id in words.BUILTINS or (_dunder(node.id) and _loaded(node))):
             yield Observation(Reason.static_refusal, line, f"uses {node.id}")
         elif isinstance(node, ast.Attribute):
-            if node.attr in ATTRIBUTES or (_dunder(node.attr) and node.attr not in _DUNDERS):
+            if node.attr in words.ATTRIBUTES or (_dunder(node.attr) and node.attr not in words.DUNDERS):
                 yield Observation(Reason.static_refusal, line, f"reaches for .{node.attr}")
             chain = self._absolute(node)
-            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:
+            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in words.TORCH_CUDA:
                 yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
             yield from self._reached(line, chain)
         elif isinstance(node, ast.Global | ast.Nonlocal):
@@ -332,7 +295,7 @@ class _Reader:
                     yield Observation(Reason.static_refusal, line, f"derives a class from {ast.unparse(base)}")
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if _decorators(node) & {"cache", "lru_cache"} and not _plainly_annotated(node):
-                told = f"caches the results of {node.name}, whose parameters and result are not annotated as plain"
+                told = f"caches the results of {node.name}, whose parameters are not annotated as plain values"
                 yield Observation(Reason.static_refusal, line, told)
             defaults = [*node.args.defaults, *node.args.kw_defaults]
             if any(isinstance(default, ast.Dict | ast.List | ast.Set) for default in defaults):
@@ -356,11 +319,18 @@ class _Reader:
             yield Observation(Reason.library_call, _line(node), "multiplies matrices with @")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             chain = self._absolute(node.func)
-            if chain[:1] == ("torch",) and len(chain) > 1:
-                inner = chain[1] in TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
-                if chain[1] not in TORCH_MAKERS and not inner and chain[1:3] not in TORCH_NAMED:
+            if chain[:2] == ("torch", "library") and _spaces(node) & words.OF_TORCH:
+                yield Observation(
+                    Reason.static_refusal, _line(node), "registers something for torch's own operators"
+                )
+            elif chain[:1] == ("torch",) and len(chain) > 1:
+                inner = chain[1] in words.TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
+                inner |= chain[1] == "ops" and bool(self._spaces & {*chain[2:3]})
+                if chain[1] not in words.TORCH_MAKERS and not inner and chain[1:3] not in words.TORCH_NAMED:
                     yield Observation(Reason.library_call, _line(node), f"calls {'.'.join(chain)}")
-            elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and chain[:1] != ("math",):
+            elif (
+                isinstance(node.func, ast.Attribute) and node.func.attr in words.METHODS and chain[:1] != ("math",)
+            ):
                 yield Observation(Reason.library_call, _line(node), f"calls .{node.func.attr}()")
 
     def _absolute(self, node: ast.expr) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from kernels.judge import inputs, static
 from kernels.judge import plan as launch_plan
 from kernels.judge.contest import FULL, Pace, Race, slot_count
 from kernels.judge.contestants import Baseline, Hosted, Replayed, Stir
+from kernels.judge.declaration import misfit
 from kernels.judge.examine import Examiner
 from kernels.judge.inputs import Probe
 from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
@@ -70,6 +71,8 @@ class Trial:
     smoke: tuple[Probe, ...] = ()  # the first probe, once it has passed
 
     def run(self) -> tuple[Reason, str, str]:
+        if told := misfit(self.candidate, self.problem):
+            raise Refusal(Reason.declaration, told, "declaration")
         if self.request.static:
             for observation in static.read(self.candidate):
                 raise Refusal(observation.reason, str(observation), "static")
@@ -230,6 +233,7 @@ class Trial:
         verdict names, whatever the Python around them does one day.
         """
         if not self._admits(case):
+            self._look_back(runner, "after all calls")
             return
         track = Track(runner.process, self.problem, case, self.candidate.mutates, 2, self.judge.device, Truths())
         rng = random.Random(self.secret + b"endurance")
@@ -249,13 +253,16 @@ class Trial:
                 track.refresh(0, rng.getrandbits(63))
                 entrant.run([0])
                 track.check(0)
-            left = runner.process.request({"op": "left"}, self.judge.limits.call_s, stage="integrity")
-            hold_to_footprint(self.candidate, left.body, "integrity", f"after {calls} calls on {case}")
+            self._look_back(runner, f"after {calls} calls on {case}")
         except Refusal as refusal:
             if refusal.reason not in RESULTS | {Reason.timed_output_wrong}:
                 raise
             text = f"after {calls} calls on {case}: {refusal.detail}"
             raise Refusal(Reason.state_kept, text, "integrity") from refusal
+
+    def _look_back(self, runner: HostRunner, where: str) -> None:
+        left = runner.process.request({"op": "left"}, self.judge.limits.call_s, stage="integrity")
+        hold_to_footprint(self.candidate, left.body, "integrity", where)
 
     def _ask_huge(self, examiner: Examiner, probe: Probe) -> None:
         """Of a process of its own, which ends right after, and one such at a time: many GiB are lent for it."""

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     entry_missing = "entry_missing"
     static_refusal = "static_refusal"
     compile_failed = "compile_failed"
+    declaration = "declaration"
     empty_domain = "empty_domain"
     no_plan = "no_plan"
     # the process
@@ -104,6 +105,7 @@ _BY_STATUS: Mapping[Status, tuple[Reason, ...]] = {
         Reason.syntax,
         Reason.entry_missing,
         Reason.compile_failed,
+        Reason.declaration,
         Reason.empty_domain,
         Reason.no_plan,
     ),

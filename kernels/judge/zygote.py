@@ -63,9 +63,9 @@ def warm(device: str) -> None:
         CudaUtils.__init__ = lambda self: None  # a singleton, but each call would build it again
         get_ptxas_version(0)
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        from kernels.judge.record import count_interpreted
+        from kernels.judge.interpreted import replace_interpreter
 
-        count_interpreted()
+        replace_interpreter()
 
 
 def serve(line: socket.socket, device: str) -> None:
@@ -114,9 +114,9 @@ def _keep(order: Mapping[str, Any], descriptors: list[int], pid_pipe: int, devic
         os.write(pid_pipe, str(host).encode())
         for descriptor in (pid_pipe, channel, output, *arena):
             os.close(descriptor)
-        _, ended = os.waitpid(host, 0)
+        _, ended, used = os.wait4(host, 0)
         _end_descendants()
-        os.write(status, json.dumps({"status": ended}).encode())
+        os.write(status, json.dumps({"status": ended, "cpu_s": used.ru_utime + used.ru_stime}).encode())
         code = 0
     except BaseException:  # noqa: BLE001  the keeper's last words, then it ends whatever the error
         traceback.print_exc()

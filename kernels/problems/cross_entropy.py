@@ -52,6 +52,7 @@ CROSS_ENTROPY = Problem(
         "masked",
         "masked_ends",
         "masked_rows",
+        "infinite",
         "nan",
     ),
     gradients=(0,),

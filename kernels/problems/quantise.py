@@ -35,7 +35,12 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
 
 def make_dequantise_inputs(case: Case, draw: Draw) -> Inputs:
     code = draw.integers((case["m"], case["n"]), 256, torch.int64) - 128
-    return code.to(torch.int8), draw.uniform((case["m"],), case.torch_dtype, 0.001, 0.1)
+    if draw.distribution not in ("wide", "infinite", "nan"):
+        return code.to(torch.int8), draw.uniform((case["m"],), case.torch_dtype, 0.001, 0.1)
+    scale = draw.values((case["m"],), case.torch_dtype)
+    if case["m"] and draw.distribution != "wide":  # 0 times this is NaN
+        scale[draw.integer(0, case["m"])] = float("nan" if draw.distribution == "nan" else "inf")
+    return code.to(torch.int8), scale
 
 
 _AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1021, 4096), 1, 16384))
@@ -59,6 +64,7 @@ QUANTISE = Problem(
         "tiny",
         "zeros",
         "zero_rows",
+        "subnormal",
         "huge",
     ),
     row_inputs=(0,),
@@ -73,7 +79,7 @@ DEQUANTISE = Problem(
     axes=_AXES,
     compulsory_bytes=lambda case: case["m"] * (case["n"] * (case.element_bytes + 1) + case.element_bytes),
     flops=lambda case: case["m"] * case["n"],
-    distributions=("normal", "ties"),
+    distributions=("normal", "ties", "wide", "infinite", "nan"),
     elementwise=True,
     row_inputs=(0, 1),
 )

@@ -20,7 +20,8 @@ def max_reference(x: torch.Tensor) -> torch.Tensor:
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     if case.dtype.startswith("int"):
-        values = draw.integers((case["m"], case["n"]), 1 << 30, case.torch_dtype) - (1 << 29)
+        bits = 32 if draw.distribution == "huge" else 30  # two of 32 are further apart than a third can say
+        values = (draw.integers((case["m"], case["n"]), 1 << bits) - (1 << bits - 1)).to(case.torch_dtype)
         if draw.distribution == "nan" and case["m"]:  # integers have none: some rows hold only the least there is
             spared = draw.integers((case["m"], 1), 1 << 20) % 3 > 0
             spared[draw.integer(0, case["m"])] = False
@@ -84,6 +85,7 @@ MAX = Problem(
         "ramps",
         "far",
         "huge",
+        "subnormal",
         "masked",
         "masked_ends",
         "masked_rows",

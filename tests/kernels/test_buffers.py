@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.judge.buffers import GUARD_BYTES, Borrower, CpuLender, View
+from kernels.judge.footprint import Footprint
+from kernels.judge.host import Host
 from kernels.judge.layouts import place
 
 
@@ -83,3 +85,16 @@ def test_a_view_lies_inside_the_bytes_that_its_placement_asks_for(
     assert again == replace(view)
     again.of(payload).copy_(torch.ones(shape, dtype=dtype))
     assert torch.equal(again.of(payload), torch.ones(shape, dtype=dtype))
+
+
+def test_what_is_lent_is_no_memory_that_a_candidate_keeps(lender: CpuLender) -> None:
+    """Each buffer and each slot's input is two tensors, and there are more of them than may be kept."""
+    host = Host("cpu", Borrower("cpu", lender.descriptor))
+    buffers = [asdict(lent) for index in range(40) if (lent := lender.ensure(index, 64)) is not None]
+    host._footprint = Footprint("cpu")
+    host.answer({"op": "attach", "buffers": buffers})
+    views = [View(index, "float32", (16,), (1,)).to_json() for index in range(40)]
+    host.answer({"op": "slots", "slots": [{"in": views, "out": []}]})
+    assert host.answer({"op": "left"})[0]["outlived"] == 0
+    kept = [torch.empty(1) for _ in range(40)]
+    assert host.answer({"op": "left"})[0]["outlived"] >= len(kept)

@@ -29,6 +29,7 @@ def test_a_header_becomes_a_declaration_and_notes() -> None:
     assert file.candidate.domain.dtypes == ("float16", "bfloat16")
     assert file.candidate.differentiable
     assert file.candidate.source == TEXT
+    assert parse_candidate(TEXT.replace("float16 b", "float16, b")).candidate.domain == file.candidate.domain
     assert file.notes == {"class": "none of the known ones"}
 
 
@@ -46,11 +47,19 @@ def test_a_cuda_launch_is_read() -> None:
     [
         ("# nightshift candidate\n", "", ":1:"),
         ("# problem: softmax\n", "", "no problem"),
-        ("8..4096 /8", "8-4096", "bounds"),
-        ("yes", "maybe", "differentiable"),
+        ("8..4096 /8", "8-4096", ":5: bounds"),
+        ("8..4096 /8", "8..4096 /0", ":5: bounds"),
+        ("8..4096 /8", "9..8", ":5: bounds"),
+        ("8..4096 /8", "8..99999999999999999999", ":5: bounds"),
+        ("yes", "maybe", ":6: differentiable"),
         ("own_kernel", "in_place", "mutates"),
-        ("# kind", "# mutates: one\n# kind", "invalid literal"),
-        ("# kind", "# launch: k | 1\n# kind", "launch"),
+        ("own_kernel", "fast", ":3: kind"),
+        ("# kind", "# mutates: one\n# kind", ":3: mutates: 'one' is not the position"),
+        ("# kind", "# launch: k | 1\n# kind", ":3: launch"),
+        ("# kind", "# scratch_bytes: n\n# kind", ":3: scratch_bytes"),
+        ("# kind", "# layouts: diagonal\n# kind", ":3: domain.layouts"),
+        ("# dtypes", "# dtype", ":4: 'dtype' is no key; 'dtypes' is"),
+        ("# kind", "# a fast one\n# kind", ":4: 'kind' is not read: line 3 has no key"),
         ("# kind", "# kind: library\n# kind", ":4: 'kind' is given a second time"),
     ],
 )
@@ -76,6 +85,16 @@ def test_a_byte_order_mark_is_no_part_of_the_source(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_bytes(b"\xff\xfe")
-    with pytest.raises(CandidateError, match=r"x\.py"):
-        read_candidate(tmp_path / "x.py")
+    """With the line; and neither what is no file nor what is longer than any source is read to its end."""
+    path = tmp_path / "x.py"
+    path.write_bytes(TEXT.encode() + b"# caf\xe9\n")
+    with pytest.raises(CandidateError, match=r"x\.py:11: not UTF-8"):
+        read_candidate(path)
+    path.write_bytes(TEXT.encode() + b"#" * (1 << 20))
+    with pytest.raises(CandidateError, match=r"x\.py: more than 1048576 bytes"):
+        read_candidate(path)
+    for odd in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(CandidateError, match="not a file"):
+            read_candidate(odd)
+    with pytest.raises(CandidateError, match=r"gone\.py: No such file"):
+        read_candidate(tmp_path / "gone.py")

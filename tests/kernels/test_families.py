@@ -12,6 +12,7 @@ from kernels.generate.known import octaves, templates
 from kernels.generate.space import Space
 from kernels.generate.template import Family, Template, Warm, candidate
 from kernels.judge import static
+from kernels.judge.declaration import misfit
 from kernels.judge.inputs import INTERPRETER
 from kernels.judge.judge import Judge, Request
 from kernels.problem import Case
@@ -93,6 +94,7 @@ def test_a_space_is_finite_and_each_of_its_points_reads_as_an_own_kernel(family:
         for config in random.Random(1).sample(list(space), 4):
             made = candidate(family, name, case, config)
             assert static.read(made) == ()
+            assert misfit(made, named(name)) == ""
             assert made.domain.admits(case.sizes, case.dtype, case.layout)
             assert made.kind != "library"
 

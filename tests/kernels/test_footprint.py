@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy
 import pytest
@@ -131,10 +132,12 @@ def test_an_optimiser_that_is_made_changes_nothing() -> None:
 COMPILING = """
 import torch
 from kernels.judge.footprint import Footprint
+from kernels.judge.surroundings import watch_registrations
 
+watch_registrations()
 footprint = Footprint("cpu")
 torch.compile(lambda x: (2 * x).sin(), backend="eager")(torch.ones(4))
-told = footprint.changed(thoroughly=True)
+told = footprint.changed(thoroughly=True, at_last=True)
 torch.manual_seed = torch._disable_dynamo(lambda seed: None)
 print(told, footprint.changed())
 """
@@ -171,3 +174,64 @@ def test_a_thread_that_stays_is_counted() -> None:
 
 def test_a_changed_process_is_the_candidates_fault() -> None:
     assert STATUS_OF[Reason.process_changed] is Status.wrong
+
+
+def test_constants_modules_and_operators_in_anothers_place_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the dispatcher's own word: what is registered past `torch.library` is seen as well."""
+    footprint = Footprint("cpu")
+    monkeypatch.setattr("math.pi", 3.0)
+    monkeypatch.setattr(torch, "float", torch.float16)
+    monkeypatch.setitem(sys.modules, "torch.nn.functional", torch.nn.init)
+    library = torch._C._dispatch_library("IMPL", "aten", "Meta", "", 0)
+    library.impl("aten::mish", "Meta", lambda x: x)
+    told = footprint.changed(thoroughly=True, at_last=True)
+    library.reset()
+    assert told == ["math.pi", "operator aten::mish", "sys.modules['torch.nn.functional']", "torch.float"]
+
+
+def test_tensors_that_nobody_lets_go_of_are_counted_when_they_are_as_many_as_the_calls() -> None:
+    """Inputs and scratch memory: a few constants of a candidate's own are none of these."""
+    footprint = Footprint("cpu")
+    kept = [torch.empty(5) for _ in range(40)]
+    assert footprint.grown(calls=40, ours=0) >= 40
+    assert footprint.grown(calls=40, ours=30) == 0
+    del kept[16:]
+    assert footprint.grown(calls=40, ours=0) == 0
+
+
+COMPILED = """
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.judge.footprint import Footprint
+
+footprint = Footprint("cpu")
+
+@triton.jit
+def kernel(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    tl.store(out + at, tl.exp(v - tl.max(v, 0)) / tl.sum(v, 0))
+
+signature = {"x": "*fp32", "out": "*fp32", "BLOCK": "constexpr"}
+made = triton.compile(ASTSource(kernel, signature, {(2,): 256}), target=GPUTarget("cuda", 90, 32))
+told = footprint.changed(thoroughly=True, at_last=True)
+tl.exp = tl.exp2
+tl.sum = tl.max
+print("ptx" in made.asm, told, footprint.changed(thoroughly=True))
+"""
+
+
+def test_a_kernel_that_triton_compiles_changes_nothing_and_one_of_its_functions_in_anothers_place_does(
+    tmp_path: Path,
+) -> None:
+    """Not under its interpreter, which does so itself for each launch."""
+    room = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    room |= {"PYTHONPATH": os.getcwd(), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(tmp_path / "compiled.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=room, check=False)
+    assert "True [] ['triton.language.exp', 'triton.language.sum']" in done.stdout, done.stderr

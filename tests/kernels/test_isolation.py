@@ -77,7 +77,7 @@ def test_a_host_is_refused_what_no_kernel_needs(zygote: Zygote, body: str, seen:
 def test_a_host_sees_no_other_process(zygote: Zygote) -> None:
     with zygote.start("candidate", LIMITS) as process:
         seen = attempt(process, "import os\nreturn sorted(int(n) for n in os.listdir('/proc') if n.isdigit())")
-        assert seen == "RuntimeError: [1]"
+        assert seen == "RuntimeError: [1] (line 7)"
 
 
 def test_what_is_in_force_is_reported_and_the_floor_is_in_it(zygote: Zygote) -> None:
@@ -110,6 +110,13 @@ def test_abuse_ends_the_host_with_a_reason_and_leaves_the_judge_alive(
     assert not Path(f"/proc/{process.pid}").exists()
     with zygote.start("candidate", LIMITS) as fresh:
         assert "still here" in attempt(fresh, "return 'still here'")
+
+
+def test_a_process_that_has_used_its_seconds_is_told_so_and_not_that_it_died(zygote: Zygote) -> None:
+    limits = replace(LIMITS, cpu_s=2, call_s=120.0)
+    with zygote.start("candidate", limits) as process, pytest.raises(Refusal, match="s of a processor") as caught:
+        attempt(process, "while True:\n    pass")
+    assert caught.value.reason is Reason.call_timeout
 
 
 def test_memory_above_the_limit_is_told_whole_and_below_it_is_none() -> None:

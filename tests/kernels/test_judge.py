@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from kernels.judge.contest import Pace, Race
 from kernels.judge.contestants import Hosted
 from kernels.judge.inputs import CPU, INTERPRETER
 from kernels.judge.judge import Judge, Request
+from kernels.judge.process import Process, Role
 from kernels.judge.runners import HostRunner
 from kernels.judge.track import Track, Truths
 from kernels.judge.usage import state
@@ -54,6 +57,37 @@ def library(body: str, preamble: str = "import torch\n", kind: str = "library") 
     return Candidate(source, "entry", "python", kind, "bitwise", domain=Domain(("float32",)))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("kills", "reason"), [(1, Reason.passed), (2, Reason.host_died)])
+def test_a_candidate_whose_process_somebody_kills_is_judged_once_more(
+    cpu_judge: Judge, monkeypatch: pytest.MonkeyPatch, kills: int, reason: Reason
+) -> None:
+    """The kernel may be out of memory, or a person has ended the wrong process: that is not the candidate's death,
+    unless it comes again."""
+    start, killed = cpu_judge.start, list[int]()
+
+    def doomed(role: Role, peers: bool = False) -> Process:
+        process = start(role, peers)
+        if len(killed) < kills:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(cpu_judge, "start", doomed)
+    candidate = library("return torch.softmax(x, -1)")
+    verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(TINY, None, static=False), b"one")
+    assert verdict.reason is reason
+    assert len(killed) == kills
+    assert kills == 1 or "twice" in verdict.detail
+
+
+@pytest.mark.parametrize("preamble", ["import torch\n", "import torch\n\nlen(3)\n"])
+def test_what_a_candidate_raises_is_told_with_the_line_of_its_source(cpu_judge: Judge, preamble: str) -> None:
+    """The innermost that is its own, where torch raised."""
+    candidate = library("if x.numel():\n    x.view(-1, 0)\nreturn x", preamble)
+    verdict = cpu_judge.verdict(candidate, SOFTMAX, Request(TINY, None), b"one")
+    assert verdict.detail.endswith("(line 5)" if "len" not in preamble else "(line 3)"), verdict.detail
+
+
 def test_an_own_kernel_passes_every_stage(interpreting_judge: Judge) -> None:
     candidate = Candidate(KERNEL, "entry", "triton", "own_kernel", "bitwise", domain=Domain(("float16",)))
     scope = replace(INTERPRETER, max_bytes=1 << 13, sweep_random=1)
@@ -87,7 +121,7 @@ def test_a_kernel_that_forgets_the_mask_is_refused(interpreting_judge: Judge) ->
         (library("return x", "import torch\nraise RuntimeError('at import')\n"), Reason.compile_failed),
         (replace(library("return x"), entry="missing"), Reason.entry_missing),
         (replace(library("return x"), source="def entry(x:\n"), Reason.syntax),
-        (replace(library("return x"), domain=Domain(("int8",))), Reason.empty_domain),
+        (replace(library("return x"), domain=Domain(("int8",))), Reason.declaration),
     ],
 )  # fmt: skip
 def test_a_faulty_candidate_is_refused_for_its_fault_without_the_static_read(

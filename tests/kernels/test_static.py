@@ -50,11 +50,20 @@ def test_an_honest_kernel_has_nothing_against_it() -> None:
         "@torch.library.custom_op('a::b', mutates_args=())\ndef g(x: torch.Tensor) -> torch.Tensor: ...",
         "@torch.amp.custom_fwd(device_type='cuda')\ndef g(ctx, x): return torch.ones_like(x), torch.arange(3)",
         "if __name__ == '__main__':\n    print(entry(torch.ones(3)))",
+        "if __name__ == '__main__':\n    import time\n    torch.testing.assert_close(entry(torch.randn(3)), 1)",
         "W = dict(a=1)\nL = list(range(3))",
+        "import functools\n@functools.cache\ndef g(n: int): return triton.Config({'BLOCK': n})",
+        "try:\n    import triton.runtime\n    H = True\nexcept ImportError:\n    H = False",
+        "F8 = getattr(torch, 'float8_e4m3fn', None)\nOLD = triton.__version__ < '3'",
+        "import enum, logging\nclass P(enum.IntEnum):\n    A = 0\nlog = logging.getLogger(__name__)",
+        "L = torch.library.Library('mine', 'DEF')\nL.define('f(Tensor x) -> Tensor')\ny = torch.ops.mine.f(1)",
+        "from torch.autograd.function import once_differentiable\nfrom torch.amp import custom_fwd",
+        "from triton.runtime import driver\nN = driver.active.utils.get_device_properties(0)",
     ],
 )
 def test_what_honest_code_often_says_is_not_held_against_it(lines: str) -> None:
-    """Caches of plain numbers, parameters called as builtins are, lists of configurations, fallback imports."""
+    """Caches under plain numbers, parameters called as builtins are, lists of configurations, fallback imports, a
+    library of operators, attributes that may be missing, a file's own test."""
     assert _read(HONEST + lines + "\n") == ()
 
 
@@ -103,7 +112,20 @@ def test_a_library_composition_may_call_torch() -> None:
         ("try:\n    import math\nexcept Exception:\n    import math", Reason.static_refusal, "catches"),
         ("try:\n    entry(1)\nexcept ImportError:\n    import math", Reason.static_refusal, "catches"),
         ("def g(x, open=open): return open(x)", Reason.static_refusal, "open"),
-        ("L = torch.library.Library('aten', 'IMPL')", Reason.library_call, "torch.library.Library"),
+        ("L = torch.library.Library('aten', 'IMPL')", Reason.static_refusal, "torch's own operators"),
+        ("torch.library.register_fake('aten::mm')", Reason.static_refusal, "torch's own operators"),
+        ("y = torch.ops.aten.mm(1, 2)", Reason.library_call, "torch.ops.aten.mm"),
+        ("y = torch.ops.theirs.fast(1)", Reason.library_call, "torch.ops.theirs.fast"),
+        ("y = getattr(torch, '_C')", Reason.static_refusal, "getattr"),
+        ("n = 'softmax'\ny = getattr(torch, n)", Reason.static_refusal, "getattr"),
+        ("__name__ = '__main__'\nif __name__ == '__main__':\n    import os", Reason.static_refusal, "imports os"),
+        ("if __name__ == '__main__':\n    pass\nelse:\n    import os", Reason.static_refusal, "imports os"),
+        (
+            "try:\n    import math\n    n = entry(1)\nexcept ImportError:\n    pass",
+            Reason.static_refusal,
+            "catches",
+        ),
+        ("import collections\ncollections._sys.exit()", Reason.static_refusal, "module sys"),
     ],
 )
 def test_each_rule_names_its_line(line: str, reason: Reason, word: str) -> None:
@@ -144,3 +166,11 @@ def test_no_text_breaks_the_reader(source: str) -> None:
     except UnicodeEncodeError:
         return
     assert isinstance(_read(source), tuple)
+
+
+def test_a_kernel_may_be_launched_by_a_name_for_its_grid() -> None:
+    grid = HONEST.replace("kernel[(triton.cdiv(x.numel(), 1024),)](", "launch = kernel[(4,)]\n        launch(")
+    assert _read(grid) == ()
+    assert [o.reason for o in _read(HONEST.replace("kernel[(triton.cdiv(x.numel(), 1024),)](", "max("))] == [
+        Reason.library_call
+    ]
