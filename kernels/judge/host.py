@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.func
 
 from kernels.differentiate import differentiated
 from kernels.judge import cuda, plan, record
@@ -34,6 +35,7 @@ _functions: list[Functions] = []
 
 def warm() -> None:
     """Before hosts are forked: look at all functions once for all of them."""
+    torch.func.vmap(torch.neg)(torch.zeros(1))  # its first use teaches some of torch's operators
     watch_registrations()
     _functions.append(Functions())
 
