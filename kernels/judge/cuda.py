@@ -276,10 +276,13 @@ def memset(pointer: int, size_bytes: int, stream: int = 0) -> None:
     _check("cuMemsetD8Async", ctypes.c_uint64(pointer), 0, ctypes.c_size_t(size_bytes), ctypes.c_void_p(stream))
 
 
+def _packages() -> list[str]:
+    return [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
+
+
 @cache
 def _nvrtc() -> ctypes.CDLL:
-    roots = [Path(entry) for entry in sys.path if entry.endswith("site-packages")]
-    patterns = [f"{root}/nvidia/*/lib/libnvrtc.so.*" for root in roots]
+    patterns = [f"{root}/nvidia/*/lib/libnvrtc.so.*" for root in _packages()]
     patterns += ["/usr/local/cuda/lib64/libnvrtc.so.*", "/usr/lib/*/libnvrtc.so.*"]
     found = [name for pattern in patterns for name in sorted(glob.glob(pattern)) if "builtins" not in name]
     if not found:
@@ -288,8 +291,7 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def _includes() -> list[str]:
-    roots = [Path(entry) for entry in sys.path if entry.endswith("site-packages")]
-    found = [path for root in roots for path in glob.glob(f"{root}/nvidia/*/include")]
+    found = [path for root in _packages() for path in glob.glob(f"{root}/nvidia/*/include")]
     return [path for path in [*found, "/usr/local/cuda/include"] if (Path(path) / "cuda_fp16.h").exists()][:1]
 
 

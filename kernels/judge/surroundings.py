@@ -59,6 +59,12 @@ _FIXED = (types.ModuleType, float, complex, torch.dtype, torch.layout, torch.mem
 """What a module's name stands for as long as a process lives."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
+_INSTALLED = (
+    "/site-packages/",
+    "/dist-packages/",
+    os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), ""),
+)
+"""Where packages lie: the second is Debian's, and so that of NVIDIA's containers."""
 _Place = tuple[str, Mapping[str, Any], str, Any]
 """Full name, namespace, name there, value."""
 _registered: list[str] = []
@@ -154,7 +160,7 @@ def settings() -> dict[str, Any]:
         "sys.stderr": sys.stderr,
         "sys.meta_path": _of_no_package(sys.meta_path),
         "sys.path_hooks": _of_no_package(sys.path_hooks),
-        "sys.path": tuple(path for path in sys.path if "site-packages" not in path),
+        "sys.path": tuple(path for path in sys.path if not _installed(path)),
         "recursion limit": sys.getrecursionlimit(),
         "switch interval": sys.getswitchinterval(),
         "garbage collection": gc.isenabled(),
@@ -190,7 +196,11 @@ def _of_package(value: Any) -> bool:
     """Whether a function, class or object is an installed package's: some adapt the standard library to them."""
     home = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
     path = getattr(getattr(value, "__code__", home), "co_filename", getattr(home, "__file__", None))
-    return "site-packages" in str(path)
+    return _installed(str(path))
+
+
+def _installed(path: str) -> bool:
+    return any(room in os.path.join(path, "") for room in _INSTALLED)
 
 
 def _knobs() -> tuple[str, ...]:
@@ -253,7 +263,7 @@ def _of_a_package(frame: types.FrameType | None) -> bool:
     The standard library asks for whoever called it."""
     while frame is not None:
         path = frame.f_code.co_filename
-        if "site-packages" in path or path.startswith("<frozen importlib"):
+        if _installed(path) or path.startswith("<frozen importlib"):
             return True
         if not path.startswith((_STANDARD, "<frozen ")):
             return False

@@ -149,6 +149,23 @@ def test_what_torch_compile_does_to_torch_at_its_first_use_is_no_change_and_what
     assert done.stdout.strip() == "[] ['torch.manual_seed']"
 
 
+AT_FIRST_USE = """
+from kernels.judge.footprint import Footprint
+from kernels.judge.surroundings import watch_registrations
+
+watch_registrations()
+footprint = Footprint("cpu")
+for place in ("/usr/local/lib/python3.12/dist-packages/torch/late.py", "/scratch/candidate.py"):
+    exec(compile("import atexit, os; atexit.register(print); os.register_at_fork(before=print)", place, "exec"))
+    print(len(footprint.changed()))
+"""
+
+
+def test_what_a_package_registers_at_its_first_use_is_no_change_also_where_debian_keeps_packages() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_FIRST_USE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "2"]
+
+
 def test_outputs_that_are_kept_are_counted_and_a_few_are_not() -> None:
     footprint = Footprint("cpu")
     kept = [torch.empty(5) for _ in range(7)]
