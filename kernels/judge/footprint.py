@@ -83,7 +83,6 @@ class Footprint:
     def grown(self, calls: int, ours: int) -> int:
         """How many tensors that are not `ours` have come to be alive since, where that is of the order of `calls`:
         inputs, scratch memory or upstream gradients that nobody lets go of."""
-        gc.collect()
         grown = surroundings.tensors() - self._everything.tensors - ours
         return grown if grown > _FEW + calls // 4 else 0
 
