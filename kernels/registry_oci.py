@@ -12,7 +12,6 @@ signature; of the history only its last move travels.
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from collectors.seal import sha256_hex
+from kernels.ledger import write_whole
 from kernels.registry import Entry, Registry, RegistryError, State
 
 ARTIFACT = "application/vnd.nightshift.kernel.v1+json"
@@ -48,8 +48,8 @@ def write_layout(registry: Registry, folder: Path) -> int:
         described = {**_blob(blobs, text, MANIFEST), "artifactType": ARTIFACT}
         tag = f"{entry.state}-{_component(entry.problem)}-{entry.certificate[:16]}"
         manifests.append({**described, "annotations": {REFERENCE: tag}})
-    _put(folder / "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
-    _put(folder / "index.json", _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}))
+    write_whole(folder / "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
+    write_whole(folder / "index.json", _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}))
     return len(manifests)
 
 
@@ -126,7 +126,7 @@ def _blob(blobs: Path, content: bytes, kind: str) -> dict[str, Any]:
     digest = sha256_hex(content)
     path = blobs / digest
     if not path.exists() or path.read_bytes() != content:
-        _put(path, content)
+        write_whole(path, content)
     return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)}
 
 
@@ -186,12 +186,3 @@ def _listed(value: Mapping[str, Any], name: str, place: Path) -> list[dict[str, 
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _put(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

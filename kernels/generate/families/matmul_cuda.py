@@ -3,13 +3,12 @@
 `down` blocks below each other can share the right operand's tile and `across` blocks beside each other the left
 one's: each brings a part, and the bulk copy engine writes it into the shared memory of all of them
 (`.multicast::cluster`, PTX ISA 8.0). One warp brings tiles, two warpgroups multiply (`wgmma`, sm_90a), and a block
-makes one tile. Of 2048³ on an H200 its tiles fill the GPU once, so all blocks begin and end together, and these are
-what a kernel can be better at (the steps between run at 99 % of the tensor cores' rate):
+makes one tile. Of 2048³ on an H200 the tiles fill the GPU once, so all blocks begin and end together, and what can
+be gained lies there (`benchmarks/results/kernels_tables/` holds every configuration's time):
 
 - The first tiles of the ring each block brings for itself, before it knows that its neighbours are there.
 - When all that is left lies in the ring, the second warpgroup lets the first one finish: either alone keeps the
-  tensor cores busy, and half of the result leaves while the other half is being made. 27.0 µs where it is 27.7
-  without and cuBLAS takes 27.9, each the median of 100 rounds in one process.
+  tensor cores busy, and half of the result leaves while the other half is being made.
 - A warpgroup's result goes where its own left tiles were, so it waits for nobody.
 """
 
