@@ -218,6 +218,7 @@ def test_the_status_under_a_stop_names_what_it_holds_half_way(chat: Chat, to: st
     chat.gate.approve(name, action.plan_sha256, Person("root", frozenset({Role.APPROVER}), "cli"))
     chat.store.move(name, Cause.INTENT_STORED, "lifecycle", "", chat.store.incident(name).version)
     _fine(chat.stand_in.command(ANN, "halt", CHANNEL, to=to))
+    _told(chat, 1)  # commands are carried out beside each other
     _fine(chat.stand_in.command(ANN, "status", CHANNEL, to=to))
     assert f"Held where it stands: {name} (restart job of job:team/job; what it has stopped" in _told(chat, 2)
 
