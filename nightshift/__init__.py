@@ -1,0 +1,1 @@
+"""The on-call engineer for GPU clusters."""
