@@ -37,16 +37,16 @@ from scipy.stats import norm
 
 from benchmarks.budget_telemetry import DAY_S, GPU_METRICS, imbalance, recordings, serving
 from benchmarks.report import write
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Detector, RateBasis, State
-from detectors.calibration import Heard, fitted, listen, loosened, save
-from detectors.evaluate import AlarmAt, Score, garwood, score
-from detectors.learning import Plan, learn_from, looks
-from detectors.memory_leak import MemoryLeak
-from detectors.multivariate import Multivariate, MultivariateSettings
-from detectors.plugins import ALL
-from detectors.tail import Tail
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Detector, RateBasis, State
+from nightshift.detectors.calibration import Heard, fitted, listen, loosened, save
+from nightshift.detectors.evaluate import AlarmAt, Score, garwood, score
+from nightshift.detectors.learning import Plan, learn_from, looks
+from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.multivariate import Multivariate, MultivariateSettings
+from nightshift.detectors.plugins import ALL
+from nightshift.detectors.tail import Tail
 
 LADDER = (1000.0, 600.0, 300.0, 100.0, 10.0)
 LEAK_LADDER = (400.0, 250.0, 125.0, 50.0, 10.0)
@@ -55,7 +55,7 @@ SIGNALS = {
     "GPU counters and clocks": ("ecc", "throttle", "interconnect", "gpu_lost"),
 }
 PLAN = Plan("serving", GPU_METRICS, look_s=300.0, persist=2, settle=12, usual=0.95)
-SHIPPED = Path(__file__).parent.parent / "detectors" / "calibration.json"
+SHIPPED = Path(__file__).parent.parent / "nightshift" / "detectors" / "calibration.json"
 TRACE = "Alibaba clusterdata v2026-GenAI, GPU and pod memory of serving pods"
 
 
@@ -249,7 +249,9 @@ def events() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="fit all pods and write detectors/calibration.json")
+    parser.add_argument(
+        "--write", action="store_true", help="fit all pods and write nightshift/detectors/calibration.json"
+    )
     arguments = parser.parse_args()
     folder = os.environ.get("NIGHTSHIFT_DATA")
     if not folder:

@@ -28,16 +28,16 @@ import numpy as np
 
 from benchmarks.budget_telemetry import serving
 from benchmarks.report import write
-from collectors.frame import Frame, Instant, SeriesIndex, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, Severity, State
-from detectors.budget import Budget, BudgetSettings
-from detectors.calibration import Heard, Loosened, listen, loosened
-from detectors.evaluate import garwood
-from detectors.memory_leak import MemoryLeak
-from detectors.plugins import ALL
-from detectors.promise import promises
+from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, State
+from nightshift.detectors.budget import Budget, BudgetSettings
+from nightshift.detectors.calibration import Heard, Loosened, listen, loosened
+from nightshift.detectors.evaluate import garwood
+from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.plugins import ALL
+from nightshift.detectors.promise import promises
 
 WEEKS, HOUR_S, FLEETS = 26, 3600.0, 3
 SIZES = (16, 190, 1000)

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.detect_straggler import bytedance
-from collectors.frame import Frame, SeriesIndex, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 from tests.recordings.replay import Job, h200, h200_rank
 
 GENAI = "readonly/gentd26/pod_{}_anon_dev_half.parquet"

@@ -19,23 +19,23 @@ from typing import Any
 
 import structlog
 
-from agent.clock import WallClock
-from agent.gate import Gate
-from agent.incident import IncidentState
-from agent.lifecycle import Lifecycle
-from agent.people import Directory
-from agent.people import Settings as PeopleSettings
-from agent.policy import ApprovalSettings, Role
-from agent.slack.room import Slack
-from agent.slack.settings import Settings
-from agent.stage_parts import LifecycleSettings, Parts
-from agent.store import Store
 from benchmarks.report import write
 from benchmarks.waiting_incidents import diagnose, end, finding, plan, reach, spread
-from collectors.subject import Subject, SubjectKind
-from controllers.actuators.simulated import SimulatedActuator
 from examples.slack_stand_in.server import StandIn
 from examples.slack_stand_in.workspace import TEAM
+from nightshift.agent.clock import WallClock
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.people import Directory
+from nightshift.agent.people import Settings as PeopleSettings
+from nightshift.agent.policy import ApprovalSettings, Role
+from nightshift.agent.slack.room import Slack
+from nightshift.agent.slack.settings import Settings
+from nightshift.agent.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.store import Store
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.actuators.simulated import SimulatedActuator
 
 ANN, CHANNEL, INCIDENTS = "U1", "C1", 40
 

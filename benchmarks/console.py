@@ -20,12 +20,12 @@ from typing import Any
 import structlog
 from playwright.sync_api import Browser, sync_playwright
 
-from agent.console.app import build_console
-from agent.console.server import Server
-from agent.console.settings import Settings
 from benchmarks.console_fleet import LargeFleet
 from benchmarks.report import write
 from benchmarks.waiting_incidents import spread
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.settings import Settings
 
 _VISITS = 12
 _WEIGHED = """() => performance.getEntriesByType("navigation").concat(performance.getEntriesByType("resource"))

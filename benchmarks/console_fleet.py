@@ -7,20 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.clock import SteppedClock
-from agent.console.sessions import Account, Doorkeeper
-from agent.console.site import Health, Parts
-from agent.gate import Gate
-from agent.incident import Cause
-from agent.people import Directory, Settings
-from agent.policy import ApprovalSettings
-from agent.store import Store
-from agent.suppression import Suppressor
-from collectors.frame import Frame, Instant, SeriesIndex, SourceStatus
-from collectors.history import History
-from collectors.subject import Inventory, Membership, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.console.sessions import Account, Doorkeeper
+from nightshift.agent.console.site import Health, Parts
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import Cause
+from nightshift.agent.people import Directory, Settings
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Suppressor
+from nightshift.collectors.frame import Frame, Instant, SeriesIndex, SourceStatus
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 NOW_S = 1_790_000_000.0
 PER_NODE, NODES_PER_RACK = 8, 8

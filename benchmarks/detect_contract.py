@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RESULTS, write
-from collectors.tick import Tick
-from detectors.check import CONTRACT, Kind, calls, make, problems, run
-from detectors.check_streams import faults, played
-from detectors.check_walks import LENGTH, draw, walk
-from detectors.check_world import World
-from detectors.plugins import ALL
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.check import CONTRACT, Kind, calls, make, problems, run
+from nightshift.detectors.check_streams import faults, played
+from nightshift.detectors.check_walks import LENGTH, draw, walk
+from nightshift.detectors.check_world import World
+from nightshift.detectors.plugins import ALL
 
 SAVED = Path(__file__).parent.parent / "tests" / "detectors" / "snapshots"
 TOLD = 20

@@ -28,15 +28,15 @@ import pandas as pd
 from sklearn.ensemble import RandomForestClassifier
 
 from benchmarks.report import write
-from collectors.frame import Frame, Instant, LogRecord, SeriesIndex
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, State
-from detectors.ecc import Ecc
-from detectors.ecc_counters import CORRECTED, UNCORRECTED
-from detectors.ecc_hazard import BURST_S, IMMINENT_FROM, OFTEN, OFTEN_FROM, STRATA, History
-from detectors.evaluate import exact_interval
+from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, State
+from nightshift.detectors.ecc import Ecc
+from nightshift.detectors.ecc_counters import CORRECTED, UNCORRECTED
+from nightshift.detectors.ecc_hazard import BURST_S, IMMINENT_FROM, OFTEN, OFTEN_FROM, STRATA, History
+from nightshift.detectors.evaluate import exact_interval
 
 DATA = "readonly/hbm/hbm_errors_dev_half.csv.gz"
 HORIZON_S = 86400.0

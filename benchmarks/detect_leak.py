@@ -25,12 +25,12 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.report import write
-from collectors.frame import Frame, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import State
-from detectors.evaluate import exact_interval, garwood
-from detectors.memory_leak import MemoryLeak
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import State
+from nightshift.detectors.evaluate import exact_interval, garwood
+from nightshift.detectors.memory_leak import MemoryLeak
 
 LIMIT_BYTES = 64.0 * 2**30
 LEAD_S = 900.0

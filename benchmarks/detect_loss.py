@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.report import write
-from collectors.frame import StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import State
-from detectors.divergence import Divergence
-from detectors.evaluate import exact_interval
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import State
+from nightshift.detectors.divergence import Divergence
+from nightshift.detectors.evaluate import exact_interval
 from tests.recordings.truth import Truth, truth
 
 RECORDINGS = Path(__file__).parent.parent / "tests" / "recordings"

@@ -20,13 +20,13 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 
 from benchmarks.report import write  # noqa: E402
-from collectors.frame import Frame, SeriesIndex, SourceStatus  # noqa: E402
-from collectors.metrics import METRICS  # noqa: E402
-from collectors.subject import Inventory, Subject, SubjectKind  # noqa: E402
-from collectors.tick import Tick  # noqa: E402
-from detectors.budget import Budget, BudgetSettings  # noqa: E402
-from detectors.check import make  # noqa: E402
-from detectors.plugins import ALL  # noqa: E402
+from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus  # noqa: E402
+from nightshift.collectors.metrics import METRICS  # noqa: E402
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind  # noqa: E402
+from nightshift.collectors.tick import Tick  # noqa: E402
+from nightshift.detectors.budget import Budget, BudgetSettings  # noqa: E402
+from nightshift.detectors.check import make  # noqa: E402
+from nightshift.detectors.plugins import ALL  # noqa: E402
 
 _RARE = ("gpu_remap_banks", "gpu_retired")  # not on every kind of GPU
 NAMES = tuple(m.name for m in METRICS if m.kind is SubjectKind.GPU and not m.name.startswith(_RARE))[:24]

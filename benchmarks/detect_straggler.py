@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.report import write
-from collectors.frame import StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import State
-from detectors.straggler import STAGE, Straggler
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import State
+from nightshift.detectors.straggler import STAGE, Straggler
 
 RECORDING = Path(__file__).parent.parent / "tests" / "recordings" / "h200_ranks_steps.csv.gz"
 PHASES = {

@@ -25,14 +25,14 @@ from typing import Any
 import yaml
 from kubernetes import client, config
 
-from agent.clock import WallClock
-from agent.election import Settings
-from agent.gate import Gate
-from agent.incident import IncidentState
-from agent.policy import ApprovalSettings
-from agent.store import Store
 from benchmarks.report import write
-from controllers.actuators.simulated import SimulatedCluster
+from nightshift.agent.clock import WallClock
+from nightshift.agent.election import Settings
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.store import Store
+from nightshift.controllers.actuators.simulated import SimulatedCluster
 from tests.agent.incidents import a_finding
 from tests.agent.replicas import replica
 from tests.agent.world import ANN
@@ -99,7 +99,7 @@ def one_round(url: str, election: Settings) -> dict[str, float]:
 
 
 def _closed(store: Store, incident: str) -> tuple[Any, ...]:
-    from agent.incident import Cause
+    from nightshift.agent.incident import Cause
 
     return Cause.CONFIRMED, "benchmark", "the next round begins", store.incident(incident).version
 

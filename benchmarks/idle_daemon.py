@@ -59,7 +59,7 @@ def measure(window_s: float) -> dict[str, object]:
         fleet = threading.Thread(target=_play, args=(world, over), daemon=True)
         fleet.start()
         began_s = time.monotonic()
-        command = [sys.executable, "-m", "agent", "run", "--config", str(config)]
+        command = [sys.executable, "-m", "nightshift.agent", "run", "--config", str(config)]
         with (folder / "daemon.log").open("w") as log:
             daemon = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         try:

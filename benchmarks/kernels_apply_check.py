@@ -30,14 +30,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kernels.apply.bundle import candidate_record, write_bundle
-from kernels.generate.families import families_of, interprets
-from kernels.generate.families.linear import Linear
-from kernels.generate.families.matmul import Matmul
-from kernels.generate.families.rotary import Rotary
-from kernels.generate.families.rows_cuda import RowsCuda
-from kernels.generate.template import Family, candidate
-from kernels.problem import Case
+from nightshift.kernels.apply.bundle import candidate_record, write_bundle
+from nightshift.kernels.generate.families import families_of, interprets
+from nightshift.kernels.generate.families.linear import Linear
+from nightshift.kernels.generate.families.matmul import Matmul
+from nightshift.kernels.generate.families.rotary import Rotary
+from nightshift.kernels.generate.families.rows_cuda import RowsCuda
+from nightshift.kernels.generate.template import Family, candidate
+from nightshift.kernels.problem import Case
 
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 FILE = "kernels_apply_check.json"

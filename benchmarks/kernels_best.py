@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_tables import OUT
-from kernels.generate import known
-from kernels.generate.base import GeneratorError
-from kernels.generate.families import family_named
-from kernels.problem import Case
+from nightshift.kernels.generate import known
+from nightshift.kernels.generate.base import GeneratorError
+from nightshift.kernels.generate.families import family_named
+from nightshift.kernels.problem import Case
 
 
 def read(folder: Path = OUT) -> list[dict[str, Any]]:

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_rows import ANCHORS, losing, told
-from kernels.candidate import Candidate
-from kernels.generate.families import family_named
-from kernels.generate.template import candidate
-from kernels.judge.contest import FULL
-from kernels.judge.inputs import QUICK_GPU, Scope
-from kernels.judge.judge import Judge, Request
-from kernels.judge.timing import interval
-from kernels.judge.verdict import Comparison, Status, Verdict
-from kernels.kernelbench import CORRECT
-from kernels.problem import Case
-from kernels.problems import named
-from kernels.search import CAREFUL
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.generate.families import family_named
+from nightshift.kernels.generate.template import candidate
+from nightshift.kernels.judge.contest import FULL
+from nightshift.kernels.judge.inputs import QUICK_GPU, Scope
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.timing import interval
+from nightshift.kernels.judge.verdict import Comparison, Status, Verdict
+from nightshift.kernels.kernelbench import CORRECT
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
+from nightshift.kernels.search import CAREFUL
 
 Choice = tuple[str, dict[str, int | str]]
 Note = Callable[[str, Any], None]

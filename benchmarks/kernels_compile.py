@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from kernels.candidate import Candidate
-from kernels.generate.families import family_named
-from kernels.generate.template import candidate
-from kernels.judge import cuda
-from kernels.problem import Case, Inputs, Problem
-from kernels.problems import named
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.generate.families import family_named
+from nightshift.kernels.generate.template import candidate
+from nightshift.kernels.judge import cuda
+from nightshift.kernels.problem import Case, Inputs, Problem
+from nightshift.kernels.problems import named
 
 
 def own_gpu(gpu: int) -> None:

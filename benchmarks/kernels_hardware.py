@@ -29,17 +29,17 @@ from typing import Any
 import torch
 from typer.testing import CliRunner
 
-from collectors.seal import Signer
-from kernels.candidate import Candidate
-from kernels.candidate_file import CandidateFile, read_candidate
-from kernels.certificate import issue, verify
-from kernels.executor import Job, LocalExecutor
-from kernels.judge import inputs
-from kernels.judge.contest import FULL
-from kernels.judge.contestants import Baseline, graphed
-from kernels.judge.judge import Judge, Request
-from kernels.judge.verdict import Verdict
-from kernels.problems import ALL, named
+from nightshift.collectors.seal import Signer
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.candidate_file import CandidateFile, read_candidate
+from nightshift.kernels.certificate import issue, verify
+from nightshift.kernels.executor import Job, LocalExecutor
+from nightshift.kernels.judge import inputs
+from nightshift.kernels.judge.contest import FULL
+from nightshift.kernels.judge.contestants import Baseline, graphed
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.verdict import Verdict
+from nightshift.kernels.problems import ALL, named
 
 ROOT = Path(__file__).resolve().parents[1]
 GALLERY = ROOT / "tests" / "kernels"
@@ -133,7 +133,7 @@ def graphs(judge: Judge) -> dict[str, Any]:
 
 def rerun(judge: Judge) -> dict[str, Any]:
     """Issue, verify by the command line with --rerun, then with another driver noted: stale."""
-    from kernels.cli import app
+    from nightshift.kernels.cli import app
 
     file = _file("good", "reduce_sum_row")
     problem = named(file.problem)

@@ -30,19 +30,19 @@ import torch
 
 from benchmarks.kernels_close import BALLAST_BYTES
 from benchmarks.kernels_compile import load
-from kernels.candidate import Candidate, Domain
-from kernels.candidate_file import read_candidate
-from kernels.executor import Job, LocalExecutor
-from kernels.judge import inputs
-from kernels.judge.contest import FULL, QUICK, Race, slot_count
-from kernels.judge.contestants import Baseline, Replayed, Stir
-from kernels.judge.judge import Judge, Request
-from kernels.judge.plan import Plan
-from kernels.judge.timing import MARGIN, WIDTH, interval
-from kernels.judge.track import Track
-from kernels.judge.verdict import Interval, Refusal, Status
-from kernels.problem import Case
-from kernels.problems import named
+from nightshift.kernels.candidate import Candidate, Domain
+from nightshift.kernels.candidate_file import read_candidate
+from nightshift.kernels.executor import Job, LocalExecutor
+from nightshift.kernels.judge import inputs
+from nightshift.kernels.judge.contest import FULL, QUICK, Race, slot_count
+from nightshift.kernels.judge.contestants import Baseline, Replayed, Stir
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.plan import Plan
+from nightshift.kernels.judge.timing import MARGIN, WIDTH, interval
+from nightshift.kernels.judge.track import Track
+from nightshift.kernels.judge.verdict import Interval, Refusal, Status
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE = Case.of("bfloat16", m=16384, n=4096)

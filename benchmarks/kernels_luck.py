@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_exploits import FOLDER, MUTANTS, ROOT, limits
-from detectors.evaluate import exact_interval
-from kernels.judge.gallery import Piece, read_gallery, show
-from kernels.judge.inputs import CPU, INTERPRETER
-from kernels.judge.judge import Judge
+from nightshift.detectors.evaluate import exact_interval
+from nightshift.kernels.judge.gallery import Piece, read_gallery, show
+from nightshift.kernels.judge.inputs import CPU, INTERPRETER
+from nightshift.kernels.judge.judge import Judge
 
 PARTS = (*MUTANTS, "exploits", "good")
 Row = dict[str, Any]

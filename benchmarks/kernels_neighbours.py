@@ -27,14 +27,14 @@ import torch
 from benchmarks.kernels_best import best, read
 from benchmarks.kernels_compile import own_arch
 from benchmarks.kernels_tables import Bench
-from kernels.candidate import Candidate
-from kernels.generate.families import family_named
-from kernels.generate.template import candidate
-from kernels.judge import cuda
-from kernels.judge.environment import environment
-from kernels.judge.replay import timed
-from kernels.problem import Case, Inputs
-from kernels.problems import named
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.generate.families import family_named
+from nightshift.kernels.generate.template import candidate
+from nightshift.kernels.judge import cuda
+from nightshift.kernels.judge.environment import environment
+from nightshift.kernels.judge.replay import timed
+from nightshift.kernels.problem import Case, Inputs
+from nightshift.kernels.problems import named
 
 OUT = Path(__file__).resolve().parent / "results" / "kernels_neighbours.json"
 PROBLEMS = ("rmsnorm", "layernorm", "softmax", "softmax_backward")

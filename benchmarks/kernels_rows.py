@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_best import best
-from kernels.generate import known
-from kernels.problem import Case
-from kernels.problems import ALL as PROBLEMS
-from kernels.problems import named
+from nightshift.kernels.generate import known
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import ALL as PROBLEMS
+from nightshift.kernels.problems import named
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks" / "results" / "kernels_table.json"

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_best import read
-from kernels.generate.base import Config, Value
-from kernels.generate.families import family_named
-from kernels.generate.known import octaves
-from kernels.generate.rows import carry
-from kernels.generate.space import Space
-from kernels.generate.template import Family, Template, Warm
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, Value
+from nightshift.kernels.generate.families import family_named
+from nightshift.kernels.generate.known import octaves
+from nightshift.kernels.generate.rows import carry
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import Family, Template, Warm
+from nightshift.kernels.problem import Case
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks" / "results" / "kernels_search.json"

@@ -10,12 +10,12 @@ import json
 import time
 from pathlib import Path
 
-from kernels.generate.families import family_named
-from kernels.generate.template import candidate
-from kernels.judge.inputs import QUICK_GPU
-from kernels.judge.judge import Judge, Request
-from kernels.problem import Case
-from kernels.problems import named
+from nightshift.kernels.generate.families import family_named
+from nightshift.kernels.generate.template import candidate
+from nightshift.kernels.judge.inputs import QUICK_GPU
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
 
 
 def main() -> None:

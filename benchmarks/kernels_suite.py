@@ -21,16 +21,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kernels.executor import LocalExecutor
-from kernels.judge.contest import Pace
-from kernels.judge.inputs import QUICK_GPU
-from kernels.judge.judge import Judge, Request
-from kernels.kernelbench import CORRECT, load_task, speedup
-from kernels.ledger import Ledger, Provenance
-from kernels.optimise import ON_CPU
-from kernels.problem import ProblemError
-from kernels.search import Budget, Ladder, Search
-from kernels.suite import from_suite
+from nightshift.kernels.executor import LocalExecutor
+from nightshift.kernels.judge.contest import Pace
+from nightshift.kernels.judge.inputs import QUICK_GPU
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.kernelbench import CORRECT, load_task, speedup
+from nightshift.kernels.ledger import Ledger, Provenance
+from nightshift.kernels.optimise import ON_CPU
+from nightshift.kernels.problem import ProblemError
+from nightshift.kernels.search import Budget, Ladder, Search
+from nightshift.kernels.suite import from_suite
 
 SUITE = Path(__file__).parent / "kernelbench_suite"
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))

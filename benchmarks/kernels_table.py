@@ -43,16 +43,16 @@ from benchmarks.kernels_best import best
 from benchmarks.kernels_close import Choice, Done, elsewhere, improve, row_json, written
 from benchmarks.kernels_compile import own_gpu
 from benchmarks.kernels_rows import OUT, dearest_first, resummarise, rows, summary
-from kernels.generate import known
-from kernels.generate.base import GeneratorError
-from kernels.generate.families import interprets
-from kernels.judge.contest import FULL
-from kernels.judge.inputs import FULL_GPU, INTERPRETER, QUICK_GPU
-from kernels.judge.judge import Judge, Request
-from kernels.judge.replay import timed
-from kernels.optimise import TINY
-from kernels.problem import Case
-from kernels.problems import named
+from nightshift.kernels.generate import known
+from nightshift.kernels.generate.base import GeneratorError
+from nightshift.kernels.generate.families import interprets
+from nightshift.kernels.judge.contest import FULL
+from nightshift.kernels.judge.inputs import FULL_GPU, INTERPRETER, QUICK_GPU
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.replay import timed
+from nightshift.kernels.optimise import TINY
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
 
 
 def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:

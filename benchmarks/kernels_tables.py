@@ -30,15 +30,15 @@ from typing import Any
 import torch
 
 from benchmarks.kernels_compile import compile_all, load, own_arch, own_gpu
-from kernels.candidate import Candidate
-from kernels.generate.base import Config
-from kernels.generate.families import families_of, family_named
-from kernels.generate.template import Family, candidate
-from kernels.judge import cuda, plan, record
-from kernels.judge.replay import timed
-from kernels.problem import Case, Inputs, Problem, as_outputs
-from kernels.problems import ALL as PROBLEMS
-from kernels.problems import named
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.families import families_of, family_named
+from nightshift.kernels.generate.template import Family, candidate
+from nightshift.kernels.judge import cuda, plan, record
+from nightshift.kernels.judge.replay import timed
+from nightshift.kernels.problem import Case, Inputs, Problem, as_outputs
+from nightshift.kernels.problems import ALL as PROBLEMS
+from nightshift.kernels.problems import named
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks" / "results" / "kernels_tables"

@@ -82,21 +82,21 @@ def trace(job: Job, data: list[torch.Tensor], path: Path) -> None:
 
 def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | None) -> dict[str, Any]:
     """Trace → hotspots → searches → certificates → the job's file. Nobody chooses anything."""
-    from collectors.seal import Signer
-    from kernels import loop_cli
-    from kernels import optimise as loop
-    from kernels.apply.bundle import FILE, kernel_record, write_bundle
-    from kernels.apply.job.problems import SPECS, UNTRAINED
-    from kernels.fan_out import Means, as_it_is, search_all
-    from kernels.judge.contest import Pace
-    from kernels.judge.inputs import QUICK_GPU
-    from kernels.judge.judge import Request
-    from kernels.profile.hotspots import as_text
-    from kernels.profile.hotspots import profile as read_profile
-    from kernels.profile.roofline import probe
-    from kernels.report import write_report
-    from kernels.run_folder import write_json
-    from kernels.search import Budget, Ladder
+    from nightshift.collectors.seal import Signer
+    from nightshift.kernels import loop_cli
+    from nightshift.kernels import optimise as loop
+    from nightshift.kernels.apply.bundle import FILE, kernel_record, write_bundle
+    from nightshift.kernels.apply.job.problems import SPECS, UNTRAINED
+    from nightshift.kernels.fan_out import Means, as_it_is, search_all
+    from nightshift.kernels.judge.contest import Pace
+    from nightshift.kernels.judge.inputs import QUICK_GPU
+    from nightshift.kernels.judge.judge import Request
+    from nightshift.kernels.profile.hotspots import as_text
+    from nightshift.kernels.profile.hotspots import profile as read_profile
+    from nightshift.kernels.profile.roofline import probe
+    from nightshift.kernels.report import write_report
+    from nightshift.kernels.run_folder import write_json
+    from nightshift.kernels.search import Budget, Ladder
 
     on_gpu = not given.tiny
     peaks = probe("cuda") if on_gpu else None

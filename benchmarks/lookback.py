@@ -92,7 +92,14 @@ def main() -> None:
         subprocess.run(backfill, check=True, capture_output=True)
         server = serve(home, log)
         try:
-            command = [sys.executable, "-m", "agent", "lookback", "--prometheus", f"http://127.0.0.1:{PORT}"]
+            command = [
+                sys.executable,
+                "-m",
+                "nightshift.agent",
+                "lookback",
+                "--prometheus",
+                f"http://127.0.0.1:{PORT}",
+            ]
             began_s = time.monotonic()
             done = subprocess.run([*command, "--days", str(DAYS), "--json"], check=True, capture_output=True)
             wall_s = time.monotonic() - began_s

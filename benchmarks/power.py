@@ -21,18 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from agent.power_clocks import UNBOUND
 from benchmarks.power_look import look_cpu_s
 from benchmarks.report import write
-from collectors.seal import trusted_keys
-from controllers.policy_file import read
-from controllers.power import descent
-from controllers.power.baselines import Descent, PlainDescent, Static, Zeus
-from controllers.power.belief import Bank, Ints
-from controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
-from controllers.power.clocks import Settings as ClockSettings
-from controllers.power.curves import Curve, on_levels, read_sweeps, synthetic
-from controllers.power.evaluate import (
+from nightshift.agent.power_clocks import UNBOUND
+from nightshift.collectors.seal import trusted_keys
+from nightshift.controllers.policy_file import read
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.baselines import Descent, PlainDescent, Static, Zeus
+from nightshift.controllers.power.belief import Bank, Ints
+from nightshift.controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
+from nightshift.controllers.power.clocks import Settings as ClockSettings
+from nightshift.controllers.power.curves import Curve, on_levels, read_sweeps, synthetic
+from nightshift.controllers.power.evaluate import (
     BUDGETS,
     CANDIDATES,
     GOALS,
@@ -44,9 +44,9 @@ from controllers.power.evaluate import (
     scored,
     summary,
 )
-from controllers.power.features import INTERFACE
-from controllers.power.learn import LEARNABLE
-from controllers.power.simulate import Controller, ledgers, lowest_levels
+from nightshift.controllers.power.features import INTERFACE
+from nightshift.controllers.power.learn import LEARNABLE
+from nightshift.controllers.power.simulate import Controller, ledgers, lowest_levels
 
 MHZ = ClockSettings().max_mhz
 

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from agent import power_loop
-from agent.power_parts import Around
 from benchmarks.report import RESULTS, write
-from collectors.frame import Frame, SeriesIndex, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
-from controllers.decision import Mode, Trust
-from controllers.power.belief import TOP
-from controllers.power.curves import LEVELS, on_levels, synthetic
-from controllers.power.settings import PowerSettings
+from nightshift.agent import power_loop
+from nightshift.agent.power_parts import Around
+from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
+from nightshift.controllers.decision import Mode, Trust
+from nightshift.controllers.power.belief import TOP
+from nightshift.controllers.power.curves import LEVELS, on_levels, synthetic
+from nightshift.controllers.power.settings import PowerSettings
 
 MAX, FALLBACK = 700_000, 420_000
 PER_NODE, PER_RACK = 8, 32

@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import write
-from collectors.base import Permanent
-from controllers.power.belief import Bank
-from controllers.power.curves import Curve, read_sweeps, synthetic
-from controllers.power.evaluate import interval
-from controllers.power.rack import RANGE, Believed, CommonCap
-from controllers.power.rack_run import RackScore, Scene, Told, at_once, oracle, rack
-from controllers.power.share import Sharing
-from detectors.throttle import POWER_CAP
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.power.belief import Bank
+from nightshift.controllers.power.curves import Curve, read_sweeps, synthetic
+from nightshift.controllers.power.evaluate import interval
+from nightshift.controllers.power.rack import RANGE, Believed, CommonCap
+from nightshift.controllers.power.rack_run import RackScore, Scene, Told, at_once, oracle, rack
+from nightshift.controllers.power.share import Sharing
+from nightshift.detectors.throttle import POWER_CAP
 
 GPUS, WINDOWS, SHARES = 16, 240, (0.7, 0.8)
 LEAST_MEAN, LEAST_GAP = -0.005, 0.5

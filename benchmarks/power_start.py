@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import write
-from controllers.power import descent
-from controllers.power.baselines import Descent
-from controllers.power.belief import TOP, Bank
-from controllers.power.curves import LEVELS, Curve, Floats, on_levels, read_sweeps, synthetic
-from controllers.power.evaluate import BUDGETS, interval
-from controllers.power.simulate import ledgers, lowest_levels
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.baselines import Descent
+from nightshift.controllers.power.belief import TOP, Bank
+from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels, read_sweeps, synthetic
+from nightshift.controllers.power.evaluate import BUDGETS, interval
+from nightshift.controllers.power.simulate import ledgers, lowest_levels
 
 LEAPS = (1, 3, 6)
 WINDOWS = 120

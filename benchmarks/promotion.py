@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import write
-from controllers.estimate import Turn, clustered_mean, doubly_robust, scores
-from controllers.promotion import Criteria
+from nightshift.controllers.estimate import Turn, clustered_mean, doubly_robust, scores
+from nightshift.controllers.promotion import Criteria
 
 SPREAD = 0.05
 

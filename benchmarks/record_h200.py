@@ -32,17 +32,17 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from collectors.dcgm_exporter import DcgmExporterCollector
-from collectors.frame import Frame, SeriesIndex, SourceStatus
-from collectors.merge import Merger
-from collectors.metrics import of_kind
-from collectors.node_log import NodeLogCollector
-from collectors.pages import source_subject
-from collectors.recording import RecordingWriter
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
-from collectors.training_logs import TrainingLogsCollector
-from collectors.workload import container_subject, pod_subject, rank_of
+from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus
+from nightshift.collectors.merge import Merger
+from nightshift.collectors.metrics import of_kind
+from nightshift.collectors.node_log import NodeLogCollector
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.recording import RecordingWriter
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.training_logs import TrainingLogsCollector
+from nightshift.collectors.workload import container_subject, pod_subject, rank_of
 
 TICK_S = 0.25
 PORT = 19400
@@ -201,7 +201,7 @@ class Meter:
 
         self.nvml = pynvml
         pynvml.nvmlInit()
-        from collectors.nvml import open_device
+        from nightshift.collectors.nvml import open_device
 
         self.device = open_device(0)
         self.before_s, self.before_mj = 0.0, 0
@@ -279,7 +279,7 @@ def start_node(stub: bool, out: Path) -> subprocess.Popen[bytes]:
         import ctypes
 
         ctypes.CDLL(str(library / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
-    command = [sys.executable, "-m", "agent", "node", "--host", "127.0.0.1", "--port", str(PORT)]
+    command = [sys.executable, "-m", "nightshift.agent", "node", "--host", "127.0.0.1", "--port", str(PORT)]
     node = subprocess.Popen([*command, "--period-s", str(TICK_S)], cwd=ROOT, env=environment)
     for _ in range(150):
         try:

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.rca.redact import Redactor, Settings
 from benchmarks.report import write
+from nightshift.agent.rca.redact import Redactor, Settings
 from tests.agent.redaction_corpus import HARMLESS, secrets
 
 SEEDS = range(1000, 1050)

@@ -25,19 +25,19 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.report import RESULTS, write
-from controllers.learnable import environment_sha256
-from controllers.scheduling import policies, shapes, trace
-from controllers.scheduling.bound import least_mean_jct_s
-from controllers.scheduling.cluster import Shape
-from controllers.scheduling.preemptive import (
+from nightshift.controllers.learnable import environment_sha256
+from nightshift.controllers.scheduling import policies, shapes, trace
+from nightshift.controllers.scheduling.bound import least_mean_jct_s
+from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.scheduling.preemptive import (
     Preemptive,
     least_attained,
     remaining_predicted,
     remaining_true,
 )
-from controllers.scheduling.simulate import Faults, Result, Simulation, World
-from controllers.scheduling.state import State
-from controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.simulate import Faults, Result, Simulation, World
+from nightshift.controllers.scheduling.state import State
+from nightshift.controllers.scheduling.trace import Job
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 ALIKE = (0.5, 0.9, 1.2)

@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmarks.report import write
 from benchmarks.scheduling import ALIKE, BASELINE, OURS, PHILLY, STEADY, Run, parts, rule_sha256, steady, table
-from controllers.policy_file import PolicyFile
-from controllers.scheduling import shapes, trace
-from controllers.scheduling.cluster import Shape
-from controllers.scheduling.learn import LEARNABLE, Learned
-from controllers.scheduling.simulate import World
+from nightshift.controllers.policy_file import PolicyFile
+from nightshift.controllers.scheduling import shapes, trace
+from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.scheduling.learn import LEARNABLE, Learned
+from nightshift.controllers.scheduling.simulate import World
 
 JOBS = 500
 """Of a drawn trace, as in `benchmarks.scheduling`."""

@@ -26,19 +26,19 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
-from agent.clock import WallClock
-from agent.gate import Gate
-from agent.incident import Incident, IncidentState
-from agent.lifecycle import Lifecycle
-from agent.policy import ApprovalSettings, Person, Role
-from agent.rca.diagnosis import Confidence, Diagnosis
-from agent.stage_parts import LifecycleSettings, Parts
-from agent.store import Store
-from collectors.frame import Instant
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Proposal, Undo
-from controllers.actuators.simulated import SimulatedActuator
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.clock import WallClock
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.policy import ApprovalSettings, Person, Role
+from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
+from nightshift.agent.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.store import Store
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Proposal, Undo
+from nightshift.controllers.actuators.simulated import SimulatedActuator
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 RESULT = Path(__file__).parent / "results" / "waiting_incidents.json"
 ANN = Person("ann", frozenset({Role.APPROVER}), "benchmark")

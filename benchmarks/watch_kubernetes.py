@@ -111,8 +111,8 @@ def serve(nodes: int, pods: int) -> None:
 
 
 def measure(nodes: int, pods: int, events: int) -> dict[str, Any]:
-    from collectors.kubernetes import KubernetesCollector
-    from collectors.subject import Inventory, Subject, SubjectKind
+    from nightshift.collectors.kubernetes import KubernetesCollector
+    from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
     server = subprocess.Popen(
         [

@@ -13,11 +13,7 @@ ARG PIP_INDEX_URL
 WORKDIR /src
 RUN python -m venv /opt/nightshift
 COPY pyproject.toml constraints.txt README.md ./
-COPY agent agent
-COPY collectors collectors
-COPY controllers controllers
-COPY detectors detectors
-COPY kernels kernels
+COPY nightshift nightshift
 RUN /opt/nightshift/bin/python -m pip install -c constraints.txt '.[llm]' \
  && /opt/nightshift/bin/python -m pip uninstall --yes pip \
  && python -m compileall -q /opt/nightshift

@@ -15,11 +15,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && python3.12 -m venv /opt/nightshift
 COPY pyproject.toml constraints.txt README.md ./
-COPY agent agent
-COPY collectors collectors
-COPY controllers controllers
-COPY detectors detectors
-COPY kernels kernels
+COPY nightshift nightshift
 RUN /opt/nightshift/bin/python -m pip install -c constraints.txt '.[kernels]' \
  && /opt/nightshift/bin/python -m pip uninstall --yes pip \
  && python3.12 -m compileall -q /opt/nightshift

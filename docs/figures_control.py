@@ -8,11 +8,11 @@ from typing import Any
 
 from figure_rows import Row, Show, Table, number
 
-from controllers.learnable import environment_sha256
+from nightshift.controllers.learnable import environment_sha256
 
 _RUNS = "results/trace3/loads"
 _RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-_RULE = Path(__file__).resolve().parents[1] / "controllers" / "scheduling"
+_RULE = Path(__file__).resolve().parents[1] / "nightshift" / "controllers" / "scheduling"
 
 
 def _over(d: dict[str, dict[str, float]]) -> str:

@@ -58,7 +58,7 @@ def pages() -> dict[str, str]:
 
 
 def telemetry_page() -> str:
-    from collectors.metrics import table
+    from nightshift.collectors.metrics import table
 
     return _NOTE + table()
 
@@ -72,7 +72,7 @@ CHARTS_OWN = frozenset(
 def chart_schema() -> str:
     """The chart's schema as it stands, with the program's own settings as what `config` may hold."""
     schema = json.loads((FOLDER / "../../helm/nightshift/values.schema.json").read_text())
-    from agent.settings import Settings
+    from nightshift.agent.settings import Settings
 
     own = Settings.model_json_schema()
     fields = {name: field for name, field in own["properties"].items() if name not in CHARTS_OWN}
@@ -115,10 +115,10 @@ def _named(part: object) -> set[str]:
 
 def detectors_page() -> str:
     """What each detector promises, in its own words."""
-    from agent.lookback_signals import LOGS, NEEDS
-    from detectors.base import RateBasis
-    from detectors.ecc_sku import page as ecc_sku_page
-    from detectors.plugins import ALL
+    from nightshift.agent.lookback_signals import LOGS, NEEDS
+    from nightshift.detectors.base import RateBasis
+    from nightshift.detectors.ecc_sku import page as ecc_sku_page
+    from nightshift.detectors.plugins import ALL
 
     lines = [
         _NOTE,
@@ -154,7 +154,7 @@ def detectors_page() -> str:
 
 
 def settings_page() -> str:
-    from agent.settings import Settings
+    from nightshift.agent.settings import Settings
 
     schema = Settings.model_json_schema()
     definitions = schema["$defs"]
@@ -254,7 +254,7 @@ def _cell(text: str) -> str:
 def commands_page() -> str:
     import typer.main
 
-    from agent.cli import app
+    from nightshift.agent.cli import app
 
     lines = [
         _NOTE,
@@ -290,7 +290,7 @@ def _parameter(parameter: Any) -> str:
 
 
 def metrics_page() -> str:
-    from agent.metrics import Metrics
+    from nightshift.agent.metrics import Metrics
 
     lines = [_NOTE, "# Metrics of the daemon\n", "Served at `/metrics` on the console's port.\n"]
     lines += ["| metric | type | labels | meaning |", "|---|---|---|---|"]
@@ -309,7 +309,7 @@ def metrics_page() -> str:
 
 def lifecycle_page() -> str:
     """The page as it is, with its table of transitions written anew."""
-    from agent.incident import TRANSITIONS, IncidentState
+    from nightshift.agent.incident import TRANSITIONS, IncidentState
 
     page = (FOLDER.parent / "concepts" / "lifecycle.md").read_text()
     begin, end = page.index("\n", page.index("<!-- transitions:")), page.index("<!-- end of transitions -->")

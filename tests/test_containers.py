@@ -111,7 +111,7 @@ def test_versions_are_the_tested_ones(file: Path) -> None:
 
 
 def test_what_is_copied_is_there_and_reaches_the_build(file: Path) -> None:
-    """Every path exists, and .dockerignore lets it through: all five of our packages."""
+    """Every path exists, and .dockerignore lets it through: our package among them."""
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = {
         path
@@ -120,7 +120,7 @@ def test_what_is_copied_is_there_and_reaches_the_build(file: Path) -> None:
         if not line.startswith("--from")
         for path in line.split()[:-1]
     }
-    assert {"agent", "collectors", "controllers", "detectors", "kernels"} <= copied
+    assert "nightshift" in copied
     for path in copied:
         assert (ROOT / path).exists(), path
         assert any(fnmatch.fnmatch(path, pattern) for pattern in allowed), path

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +13,8 @@ import pytest
 import typer.main
 import yaml
 
-from agent.cli import app
-from agent.settings import load
+from nightshift.agent.cli import app
+from nightshift.agent.settings import load
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -127,26 +124,3 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     ci = (ROOT / ".ci/run").read_text()
     for command in re.findall(r"^\$ (make test\S*)$", (ROOT / "README.md").read_text(), re.M):
         assert re.search(rf"^{command}$", ci, re.M), command
-
-
-def test_the_five_names_are_ours_alone(tmp_path: Path) -> None:
-    """The packages come from this tree, and no other distribution supplies one of the names."""
-    code = (
-        "import json, importlib, importlib.metadata as m\n"
-        "names = ('agent', 'collectors', 'detectors', 'controllers', 'kernels')\n"
-        "print([importlib.import_module(n).__file__ for n in names])\n"
-        "print(json.dumps({n: sorted(set(m.packages_distributions().get(n, ()))) for n in names}))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    files, owners = done.stdout.splitlines()
-    for name in ("agent", "collectors", "detectors", "controllers", "kernels"):
-        assert str(ROOT / name / "__init__.py") in files
-    found = {owner for names in json.loads(owners).values() for owner in names}
-    assert found <= {"nightshift"}, f"another distribution supplies one of our names: {owners}"

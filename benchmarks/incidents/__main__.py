@@ -18,25 +18,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.rca.model import ModelSettings
-from agent.settings import load
 from benchmarks.incidents.calibrate import reliability
 from benchmarks.incidents.play import play
 from benchmarks.incidents.score import Score, score
 from benchmarks.incidents.written import CASES
 from benchmarks.report import environment
+from nightshift.agent.rca.model import ModelSettings
+from nightshift.agent.settings import load
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parent / "results"
 TARGETS = {"detected": 1.0, "located": 0.9, "caused": 0.8, "mitigated": 0.85}
 RULES = (
-    "agent/rca",
-    ":(exclude)agent/rca/calibration.json",
-    "agent/correlate.py",
-    "agent/kinship.py",
-    "agent/mitigate.py",
-    "controllers",
-    "detectors",
+    "nightshift/agent/rca",
+    ":(exclude)nightshift/agent/rca/calibration.json",
+    "nightshift/agent/correlate.py",
+    "nightshift/agent/kinship.py",
+    "nightshift/agent/mitigate.py",
+    "nightshift/controllers",
+    "nightshift/detectors",
 )
 """What is frozen before a half is drawn: all that decides, but not the measured shares that are told beside it."""
 

@@ -45,7 +45,7 @@ def reliability(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]
 
 def fitted() -> dict[str, float]:
     """What is stated per level now."""
-    path = FOLDER.parent.parent / "agent" / "rca" / "calibration.json"
+    path = FOLDER.parent.parent / "nightshift" / "agent" / "rca" / "calibration.json"
     return dict(json.loads(path.read_text())["right"]) if path.exists() else {}
 
 
@@ -59,7 +59,7 @@ def main() -> None:
         right[level] = round((sum(shown) + 1) / (len(shown) + 2), 3)
         counts[level] = [sum(shown), len(shown)]
     body = {"right": right, "counts": counts, "cases": "the written half of benchmarks/incidents"}
-    path = FOLDER.parent.parent / "agent" / "rca" / "calibration.json"
+    path = FOLDER.parent.parent / "nightshift" / "agent" / "rca" / "calibration.json"
     path.write_text(json.dumps(body, indent=1) + "\n")
     print(path.read_text())
 

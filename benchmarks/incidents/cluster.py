@@ -32,14 +32,14 @@ from benchmarks.incidents.parts import (
     Trouble,
     gpu_name,
 )
-from collectors.subject import SubjectKind
-from controllers.action import Action, ActionKind
 from examples.demo import pages
 from examples.demo.job import DEVICE_BYTES, RESERVED_BYTES
 from examples.demo.pages import ContainerView, GpuView
 from examples.demo.recording import Cell
 from examples.demo.scenario import GIB, MIB, GpuPlan
 from examples.demo.serving import CADVISOR, DCGM
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import Action, ActionKind
 
 
 class Cluster:

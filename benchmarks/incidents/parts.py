@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 
-from collectors.subject import Subject, SubjectKind
 from examples.demo import pages
 from examples.demo.pages import KernelLine
 from examples.demo.scenario import GIB
 from examples.demo.serving import KERNEL_LOG
+from nightshift.collectors.subject import Subject, SubjectKind
 
 TICK_S, START_S = 5.0, 1_772_416_800.0
 NODES, GPUS = ("n01", "n02"), 5

@@ -17,29 +17,29 @@ from typing import Any
 
 import httpx
 
-from agent.advisor import Advisor
-from agent.correlate import Known, Verb, correlate
-from agent.incident import Incident, IncidentState, Step, StoredFinding
-from agent.rca.diagnosis import Diagnosis
-from agent.rca.grounding import ground
-from agent.rca.investigate import Investigator
-from agent.rca.model import Model, ModelSettings
-from agent.rca.redact import Redactor
-from agent.stages import called_for
 from benchmarks.incidents.world import World
-from collectors.cadvisor import CadvisorCollector
-from collectors.dcgm_exporter import DcgmExporterCollector
-from collectors.history import History
-from collectors.merge import Merger
-from collectors.node_log import NodeLogCollector
-from collectors.subject import Inventory, SubjectKind
-from collectors.training_logs import TrainingLogsCollector
-from controllers.action import Action, ActionKind
-from controllers.guard import Commitment
-from controllers.playbooks.plugins import build
-from detectors.base import Finding, State
-from detectors.plugins import ALL
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
+from nightshift.agent.advisor import Advisor
+from nightshift.agent.correlate import Known, Verb, correlate
+from nightshift.agent.incident import Incident, IncidentState, Step, StoredFinding
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.rca.grounding import ground
+from nightshift.agent.rca.investigate import Investigator
+from nightshift.agent.rca.model import Model, ModelSettings
+from nightshift.agent.rca.redact import Redactor
+from nightshift.agent.stages import called_for
+from nightshift.collectors.cadvisor import CadvisorCollector
+from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.history import History
+from nightshift.collectors.merge import Merger
+from nightshift.collectors.node_log import NodeLogCollector
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.training_logs import TrainingLogsCollector
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.guard import Commitment
+from nightshift.controllers.playbooks.plugins import build
+from nightshift.detectors.base import Finding, State
+from nightshift.detectors.plugins import ALL
 
 APPROVED_AFTER_S, QUIET_S, CONFIRM_S, RECENT_S = 30.0, 120.0, 900.0, 60.0
 _S = IncidentState

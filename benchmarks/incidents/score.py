@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.incidents.parts import GPUS, JOBS, Trouble, gpu_name
 from benchmarks.incidents.play import Entry, Played
-from controllers.action import ActionKind
-from detectors.base import Fault
+from nightshift.controllers.action import ActionKind
+from nightshift.detectors.base import Fault
 
 _F, _A = Fault, ActionKind
 _HBM = frozenset({_F.HBM_DEGRADED, _F.HBM_IMMINENT})

@@ -14,12 +14,6 @@ from pathlib import Path
 
 import yaml
 
-from agent.app import App
-from agent.gate import Gate
-from agent.incident import Incident, IncidentState
-from agent.policy import Person, Role
-from agent.settings import load as load_settings
-from agent.store import Store
 from examples.demo import recording
 from examples.demo.scenario import TICK_S, BenignKind, Scenario, draw
 from examples.demo.score import Report, score
@@ -27,6 +21,12 @@ from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
 from examples.demo.world import World
 from examples.slack_stand_in.server import StandIn
 from examples.slack_stand_in.workspace import TEAM
+from nightshift.agent.app import App
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.policy import Person, Role
+from nightshift.agent.settings import load as load_settings
+from nightshift.agent.store import Store
 
 CONFIG = "nightshift.yaml"
 LIMIT_S = 7_200.0

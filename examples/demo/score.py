@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agent.incident import Incident, IncidentState
-from collectors.subject import Subject, SubjectKind
-from controllers.action import ActionKind
-from controllers.actuators.simulated import Effect
-from detectors.base import Fault
 from examples.demo.scenario import START_S, TICK_S, FaultKind
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject, pod_subject
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.actuators.simulated import Effect
+from nightshift.detectors.base import Fault
 
 EXPECTED: dict[FaultKind, frozenset[Fault]] = {
     FaultKind.GPU_LEAK: frozenset({Fault.GPU_MEMORY_LEAK}),

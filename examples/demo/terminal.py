@@ -11,10 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agent.incident import Incident, IncidentState
 from examples.demo.run import Demo
 from examples.demo.scenario import GPUS_PER_NODE, NODES
 from examples.demo.score import Report
+from nightshift.agent.incident import Incident, IncidentState
 
 _S = IncidentState
 _LOOK = {

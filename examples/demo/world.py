@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from collectors.subject import Subject, SubjectKind
-from controllers.action import ActionKind
-from controllers.actuators.simulated import Effect, SimulatedCluster
 from examples.demo.job import DEVICE_BYTES, DOWN_TICKS, RESERVED_BYTES, Job, JobState
 from examples.demo.outside import Device, Outside, oom_kill_lines
 from examples.demo.recording import Recording
@@ -28,6 +25,9 @@ from examples.demo.scenario import (
     Scenario,
 )
 from examples.demo.serving import NodeServer
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.actuators.simulated import Effect, SimulatedCluster
 
 _OWNER_ACTS_AFTER_S = 300.0
 _QUARANTINE_RESET_S = 60.0

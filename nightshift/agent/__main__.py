@@ -9,8 +9,8 @@ import sys
 
 
 def main() -> None:
-    from agent.cli import app
-    from collectors.base import Permanent, Temporary
+    from nightshift.agent.cli import app
+    from nightshift.collectors.base import Permanent, Temporary
 
     try:
         app()

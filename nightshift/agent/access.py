@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from agent.policy import Person, Role, lacks
+from nightshift.agent.policy import Person, Role, lacks
 
 
 class Verb(StrEnum):

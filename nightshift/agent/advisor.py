@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.incident import Incident, IncidentState, entered_s
-from agent.kinship import first_cause
-from agent.mitigate import choose
-from agent.rca.bundle import Limits, PastIncident
-from agent.rca.diagnosis import Confidence, Diagnosis
-from agent.rca.evidence import gather
-from agent.rca.investigate import Investigator
-from agent.rca.lookup import Lookup, RangeQuery
-from agent.rca.rules import diagnose
-from agent.unrepaired import is_unrepaired
-from collectors.frame import Instant
-from collectors.history import History
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind, Playbook, Proposal, Situation
-from controllers.guard import Commitment, Ruling, rule
-from controllers.guard import Settings as GuardSettings
-from controllers.playbooks.ladder import Ladder, record_of, rung
-from controllers.playbooks.plan import place_of
-from detectors.base import Fault, Finding
+from nightshift.agent.incident import Incident, IncidentState, entered_s
+from nightshift.agent.kinship import first_cause
+from nightshift.agent.mitigate import choose
+from nightshift.agent.rca.bundle import Limits, PastIncident
+from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
+from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.investigate import Investigator
+from nightshift.agent.rca.lookup import Lookup, RangeQuery
+from nightshift.agent.rca.rules import diagnose
+from nightshift.agent.unrepaired import is_unrepaired
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, Playbook, Proposal, Situation
+from nightshift.controllers.guard import Commitment, Ruling, rule
+from nightshift.controllers.guard import Settings as GuardSettings
+from nightshift.controllers.playbooks.ladder import Ladder, record_of, rung
+from nightshift.controllers.playbooks.plan import place_of
+from nightshift.detectors.base import Fault, Finding
 
 
 @dataclass(frozen=True)

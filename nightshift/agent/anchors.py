@@ -21,9 +21,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from agent.audit import Head
-from collectors.base import Permanent
-from collectors.seal import SealError, Signer, open_envelope
+from nightshift.agent.audit import Head
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import SealError, Signer, open_envelope
 
 TYPE = "application/vnd.nightshift.anchor"
 

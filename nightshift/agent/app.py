@@ -14,42 +14,42 @@ from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 
-from agent.by_hand import ByHand
-from agent.clock import Clock, WallClock
-from agent.collection import Collection
-from agent.config_file import ConfigError
-from agent.console.app import build_console
-from agent.console.server import Server
-from agent.console.sessions import Doorkeeper
-from agent.console.sign_in import accounts, console_key, operator_token
-from agent.console.site import Health, Parts
-from agent.construct import build_actuators, build_collectors, build_detectors
-from agent.detection import Detection
-from agent.doors import Doors
-from agent.doors import Parts as DoorParts
-from agent.election import build as build_election
-from agent.gate import Gate
-from agent.keeping import Keeping
-from agent.kernel_gate import KernelGate
-from agent.kernel_runner import KernelRunner
-from agent.kernel_watch import KernelWatch
-from agent.lifecycle import Lifecycle
-from agent.metrics import Metrics
-from agent.people import Directory
-from agent.policies import build_policies
-from agent.power import build_power
-from agent.practice import Practice
-from agent.repaired import Repaired
-from agent.scheduling import build_scheduling
-from agent.settings import Settings
-from agent.store import Store
-from agent.told_time import tell_time
-from agent.watch import Look, Watch
-from collectors.base import Permanent, Temporary
-from collectors.history import History
-from collectors.subject import Inventory
-from controllers.action import Actuator
-from controllers.actuators.kube_kernel_jobs import KernelJobActuator
+from nightshift.agent.by_hand import ByHand
+from nightshift.agent.clock import Clock, WallClock
+from nightshift.agent.collection import Collection
+from nightshift.agent.config_file import ConfigError
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.sessions import Doorkeeper
+from nightshift.agent.console.sign_in import accounts, console_key, operator_token
+from nightshift.agent.console.site import Health, Parts
+from nightshift.agent.construct import build_actuators, build_collectors, build_detectors
+from nightshift.agent.detection import Detection
+from nightshift.agent.doors import Doors
+from nightshift.agent.doors import Parts as DoorParts
+from nightshift.agent.election import build as build_election
+from nightshift.agent.gate import Gate
+from nightshift.agent.keeping import Keeping
+from nightshift.agent.kernel_gate import KernelGate
+from nightshift.agent.kernel_runner import KernelRunner
+from nightshift.agent.kernel_watch import KernelWatch
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.people import Directory
+from nightshift.agent.policies import build_policies
+from nightshift.agent.power import build_power
+from nightshift.agent.practice import Practice
+from nightshift.agent.repaired import Repaired
+from nightshift.agent.scheduling import build_scheduling
+from nightshift.agent.settings import Settings
+from nightshift.agent.store import Store
+from nightshift.agent.told_time import tell_time
+from nightshift.agent.watch import Look, Watch
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory
+from nightshift.controllers.action import Actuator
+from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator
 
 NEEDS_RESTART = (
     "state_dir",
@@ -73,7 +73,7 @@ _WALL_S = 60.0
 
 def program_version() -> str:
     try:
-        return version("nightshift")
+        return version("nightshift-oncall")
     except PackageNotFoundError:
         return "source"
 

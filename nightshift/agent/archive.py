@@ -9,15 +9,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent.database import Database
-from agent.incident import FindingSummary, Incident, IncidentState, IncidentSummary, Step, StoredFinding
-from agent.rca.diagnosis import Diagnosis
-from agent.records import load
-from agent.tables import diagnoses, findings, incidents, plans, steps, tenancies
-from collectors.base import Permanent
-from collectors.subject import Subject
-from controllers.action import Action, ActionKind
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.database import Database
+from nightshift.agent.incident import FindingSummary, Incident, IncidentState, IncidentSummary, Step, StoredFinding
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.records import load
+from nightshift.agent.tables import diagnoses, findings, incidents, plans, steps, tenancies
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 _MOST_WORDS = 8
 _MANY = 5_000

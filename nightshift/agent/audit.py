@@ -19,10 +19,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent.database import Database
-from agent.records import plain
-from agent.tables import audit, audit_head
-from collectors.seal import canonical_json, sha256_hex
+from nightshift.agent.database import Database
+from nightshift.agent.records import plain
+from nightshift.agent.tables import audit, audit_head
+from nightshift.collectors.seal import canonical_json, sha256_hex
 
 FIRST = "0" * 64
 """What the first record gives as the hash before it."""

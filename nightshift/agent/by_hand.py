@@ -17,16 +17,16 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
-from agent import audit
-from agent.archive import number_of
-from agent.incident import Incident, IncidentState
-from agent.store import Store
-from agent.tables import audit as audit_log
-from collectors.base import Permanent, Temporary
-from collectors.frame import LogRecord
-from collectors.kube_events import CHANGES, EVENTS
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind
+from nightshift.agent import audit
+from nightshift.agent.archive import number_of
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.store import Store
+from nightshift.agent.tables import audit as audit_log
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind
 
 _A = ActionKind
 KIND = "by_hand"

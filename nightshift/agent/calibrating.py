@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.lookback import AFTER_S, LEAD_S, OwnEvent, same_node
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.budget import BudgetSettings
-from detectors.tail import Tail
+from nightshift.agent.lookback import AFTER_S, LEAD_S, OwnEvent, same_node
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.budget import BudgetSettings
+from nightshift.detectors.tail import Tail
 
 
 def excused_by(own: Sequence[OwnEvent], inventory: Inventory) -> Callable[[Subject, float], bool]:

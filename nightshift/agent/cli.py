@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent import kernels_cli
-from agent.cli_history import COMMANDS
-from agent.cli_incidents import IncidentId, incidents, show
-from agent.cli_keeping import COMMANDS as KEEPING
-from agent.cli_keeping import store_app
-from agent.decide_cli import COMMANDS as DECISIONS
-from agent.drill_cli import drill
-from agent.policy_cli import app as policy_app
-from agent.silence_cli import app as silence_app
-from agent.terminal import AsJson, Config, print_json, print_rich, stored
-from kernels.cli import app as kernels_app
+from nightshift.agent import kernels_cli
+from nightshift.agent.cli_history import COMMANDS
+from nightshift.agent.cli_incidents import IncidentId, incidents, show
+from nightshift.agent.cli_keeping import COMMANDS as KEEPING
+from nightshift.agent.cli_keeping import store_app
+from nightshift.agent.decide_cli import COMMANDS as DECISIONS
+from nightshift.agent.drill_cli import drill
+from nightshift.agent.policy_cli import app as policy_app
+from nightshift.agent.silence_cli import app as silence_app
+from nightshift.agent.terminal import AsJson, Config, print_json, print_rich, stored
+from nightshift.kernels.cli import app as kernels_app
 
 if TYPE_CHECKING:
     pass
@@ -44,7 +44,7 @@ for _command in (drill, incidents, show, *COMMANDS, *DECISIONS, *KEEPING):
 @app.command()
 def run(config: Config = None) -> None:
     """Runs the daemon until SIGTERM; SIGHUP reads the configuration again."""
-    from agent.daemon import run as run_daemon
+    from nightshift.agent.daemon import run as run_daemon
 
     run_daemon(config)
 
@@ -65,9 +65,9 @@ def node(
     power_fallback_w: Annotated[float, typer.Option(help="Limit without a lease (W); 0: each GPU's default")] = 0.0,
 ) -> None:
     """Serves this machine's GPUs as a dcgm-exporter page, and its kernel log, until SIGTERM."""
-    from agent.node import Power
-    from agent.node import run as run_node
-    from collectors.exporter import Settings
+    from nightshift.agent.node import Power
+    from nightshift.agent.node import run as run_node
+    from nightshift.collectors.exporter import Settings
 
     run_node(
         Settings(
@@ -85,7 +85,7 @@ def node(
 
 
 def _nvml_power() -> Any:
-    from controllers.actuators.nvml_power import NvmlPower
+    from nightshift.controllers.actuators.nvml_power import NvmlPower
 
     return NvmlPower()
 
@@ -100,10 +100,10 @@ def report(
     chart: Annotated[Path | None, typer.Option(help="Also the deciding signal's chart, as PNG")] = None,
 ) -> None:
     """Writes a post-mortem draft: timeline, evidence, actions, who approved, cost."""
-    from agent.picture import deciding, png
-    from agent.rca.report import post_mortem
-    from agent.store import number_of
-    from collectors.base import Permanent
+    from nightshift.agent.picture import deciding, png
+    from nightshift.agent.rca.report import post_mortem
+    from nightshift.agent.store import number_of
+    from nightshift.collectors.base import Permanent
 
     with stored(config) as (store, _, now_s):
         incident = store.incident(incident_id)
@@ -134,17 +134,17 @@ def replay(
     """Sees a recording or a Prometheus time range again, faster than real time; nothing is carried out."""
     import tempfile
 
-    from agent import logs
-    from agent.present import incident_json, incident_text
-    from agent.replaying import replay as run_replay
-    from agent.settings import Settings, load
+    from nightshift.agent import logs
+    from nightshift.agent.present import incident_json, incident_text
+    from nightshift.agent.replaying import replay as run_replay
+    from nightshift.agent.settings import Settings, load
 
     if (recording is None) == (not prometheus):
         raise typer.BadParameter("name either a recording or --prometheus URL")
     logs.configure("warning")
     base = load(config)
     if recording is not None:
-        from collectors.replay import span
+        from nightshift.collectors.replay import span
 
         start_s, end_s, tick_s = span(recording)
         source: dict[str, Any] = {"type": "recording", "path": recording}
@@ -176,8 +176,8 @@ def record(
     import signal
     import threading
 
-    from agent.replaying import record as run_record
-    from agent.settings import load
+    from nightshift.agent.replaying import record as run_record
+    from nightshift.agent.settings import load
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -193,8 +193,8 @@ def doctor(config: Config = None, as_json: AsJson = False) -> None:
 
     from rich.text import Text
 
-    from agent.doctor import examine
-    from agent.settings import load
+    from nightshift.agent.doctor import examine
+    from nightshift.agent.settings import load
 
     done = []
     for check in examine(load(config)):
@@ -215,8 +215,8 @@ def config_check(
     as_json: AsJson = False,
 ) -> None:
     """Reads a configuration and says every mistake with its file, line and field."""
-    from agent.config_file import ConfigError
-    from agent.settings import load
+    from nightshift.agent.config_file import ConfigError
+    from nightshift.agent.settings import load
 
     try:
         settings = load(file)
@@ -238,7 +238,7 @@ def audit_keygen(
     public: Annotated[Path, typer.Argument(help="New file for the public half (audit verify --trust)")],
 ) -> None:
     """Makes a key that signs the audit log's anchors; to rotate it, make another, and trust both."""
-    from agent.anchors import make_key
+    from nightshift.agent.anchors import make_key
 
     typer.echo(f"key {make_key(private, public)}")
 
@@ -254,9 +254,9 @@ def audit_verify(
     as_json: AsJson = False,
 ) -> None:
     """Checks the whole chain; exits 1 and names the first record that does not hold."""
-    from agent.anchors import anchors as read_anchors
-    from agent.audit import Head
-    from collectors.seal import SealError, trusted_keys
+    from nightshift.agent.anchors import anchors as read_anchors
+    from nightshift.agent.audit import Head
+    from nightshift.collectors.seal import SealError, trusted_keys
 
     try:
         trusted = trusted_keys(trust) if trust else None

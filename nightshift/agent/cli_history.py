@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent.terminal import AsJson, Config
+from nightshift.agent.terminal import AsJson, Config
 
 if TYPE_CHECKING:
-    from agent.lookback import OwnEvent
-    from collectors.prometheus_range import RangeReader
-    from collectors.tick import Tick
+    from nightshift.agent.lookback import OwnEvent
+    from nightshift.collectors.prometheus_range import RangeReader
+    from nightshift.collectors.tick import Tick
 
 
 def lookback(
@@ -29,13 +29,13 @@ def lookback(
     as_json: AsJson = False,
 ) -> None:
     """Tells what Nightshift would have told you lately. Needs a Prometheus and no rights in the cluster."""
-    from agent.construct import build_detectors
-    from agent.lookback import look_back, models, report
-    from agent.lookback_page import as_json_values, as_text
-    from agent.lookback_signals import blind_signals
-    from agent.settings import load as load_settings
-    from collectors.subject import Inventory
-    from detectors.ecc_sku import told_of
+    from nightshift.agent.construct import build_detectors
+    from nightshift.agent.lookback import look_back, models, report
+    from nightshift.agent.lookback_page import as_json_values, as_text
+    from nightshift.agent.lookback_signals import blind_signals
+    from nightshift.agent.settings import load as load_settings
+    from nightshift.collectors.subject import Inventory
+    from nightshift.detectors.ecc_sku import told_of
 
     settings = load_settings(config)
     reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
@@ -77,10 +77,10 @@ def _opened(
     prometheus: str, matchers: str, days: float, step_s: float, load: float
 ) -> tuple[RangeReader, float, float]:
     """A reader of the last `days`, and from when to when they are (Unix s), in whole steps."""
-    from collectors.base import Permanent
-    from collectors.http import checked_url
-    from collectors.prometheus import PrometheusCollector
-    from collectors.prometheus_range import RangeReader
+    from nightshift.collectors.base import Permanent
+    from nightshift.collectors.http import checked_url
+    from nightshift.collectors.prometheus import PrometheusCollector
+    from nightshift.collectors.prometheus_range import RangeReader
 
     try:
         source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
@@ -119,9 +119,9 @@ def _own_record(reader: RangeReader, start_s: float, end_s: float) -> tuple[list
     """Cordons and unready nodes by kube-state-metrics, and whether it is there; None: that could not be read."""
     import numpy as np
 
-    from agent.lookback import own_events
-    from agent.lookback_signals import CORDONS, READY
-    from collectors.http import SourceError
+    from nightshift.agent.lookback import own_events
+    from nightshift.agent.lookback_signals import CORDONS, READY
+    from nightshift.collectors.http import SourceError
 
     asks = (
         ("cordoned", f"max by (node) ({CORDONS})", 0.5),
@@ -154,13 +154,13 @@ def calibrate(
 
     Alarms on a node within a day of its own cordon or unreadiness are left out; all others count as false.
     """
-    from agent.calibrating import excused_by, table
-    from agent.settings import load as load_settings
-    from collectors.base import Permanent
-    from collectors.http import checked_url
-    from collectors.subject import Inventory
-    from detectors.calibration import fitted, listen, loosened, save
-    from detectors.plugins import ALL
+    from nightshift.agent.calibrating import excused_by, table
+    from nightshift.agent.settings import load as load_settings
+    from nightshift.collectors.base import Permanent
+    from nightshift.collectors.http import checked_url
+    from nightshift.collectors.subject import Inventory
+    from nightshift.detectors.calibration import fitted, listen, loosened, save
+    from nightshift.detectors.plugins import ALL
 
     settings = load_settings(config)
     reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
@@ -201,10 +201,10 @@ def learn(
     ] = "",
 ) -> None:
     """Learns what GPUs usually look like, for the multivariate detector. Needs scikit-learn."""
-    from agent.config_file import ConfigError
-    from collectors.metrics import BY_NAME
-    from detectors.learning import METRICS, Plan, looks
-    from detectors.learning import learn as learn_model
+    from nightshift.agent.config_file import ConfigError
+    from nightshift.collectors.metrics import BY_NAME
+    from nightshift.detectors.learning import METRICS, Plan, looks
+    from nightshift.detectors.learning import learn as learn_model
 
     chosen = tuple(name.strip() for name in metrics.split(",") if name.strip()) or METRICS
     if unknown := [name for name in chosen if name not in BY_NAME]:
@@ -225,9 +225,9 @@ def _recorded(paths: list[Path], sku: str) -> Iterator[Tick]:
     """The ticks of all recordings, with only the GPUs of that model; those of unknown model count."""
     from dataclasses import replace
 
-    from collectors.frame import SeriesIndex
-    from collectors.recording import read
-    from collectors.subject import Subject, SubjectKind
+    from nightshift.collectors.frame import SeriesIndex
+    from nightshift.collectors.recording import read
+    from nightshift.collectors.subject import Subject, SubjectKind
 
     models: dict[Subject, str] = {}
     for path in paths:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agent.terminal import AsJson, Config, print_json, print_rich, stored
+from nightshift.agent.terminal import AsJson, Config, print_json, print_rich, stored
 
 if TYPE_CHECKING:
-    from agent.store import Store
-    from agent.suppression import Standing
+    from nightshift.agent.store import Store
+    from nightshift.agent.suppression import Standing
 
 IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
 
@@ -24,9 +24,9 @@ def incidents(
     as_json: AsJson = False,
 ) -> None:
     """Lists open incidents; those that nobody is told of now are marked."""
-    from agent.incident import IncidentState
-    from agent.present import incident_json, incident_table
-    from agent.remote import remote, summary_of
+    from nightshift.agent.incident import IncidentState
+    from nightshift.agent.present import incident_json, incident_table
+    from nightshift.agent.remote import remote, summary_of
 
     there = remote()
     if there is not None:
@@ -49,8 +49,8 @@ def incidents(
 
 def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False) -> None:
     """Shows one incident: what, why with evidence, the plan and its cost, the history."""
-    from agent.present import incident_json, incident_text
-    from agent.remote import incident_of, remote
+    from nightshift.agent.present import incident_json, incident_text
+    from nightshift.agent.remote import incident_of, remote
 
     there = remote()
     if there is not None:
@@ -71,10 +71,10 @@ def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False
 
 def _standing(store: Store, config: Path | None) -> Standing:
     """What suppresses now, by the places that the daemon has stored."""
-    from agent.settings import load
-    from agent.suppression import Suppressor
-    from agent.told_time import ToldClock
-    from collectors.subject import Inventory
+    from nightshift.agent.settings import load
+    from nightshift.agent.suppression import Suppressor
+    from nightshift.agent.told_time import ToldClock
+    from nightshift.collectors.subject import Inventory
 
     settings = load(config)
     inventory = Inventory(settings.cluster)

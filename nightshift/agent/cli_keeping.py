@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agent.terminal import AsJson, Config, print_json, print_rich, stored
+from nightshift.agent.terminal import AsJson, Config, print_json, print_rich, stored
 
 store_app = typer.Typer(no_args_is_help=True, help="The database's schema.")
 
@@ -18,8 +18,8 @@ def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
 
     from rich.table import Table
 
-    from agent.scoreboard import Scoreboard
-    from agent.settings import load
+    from nightshift.agent.scoreboard import Scoreboard
+    from nightshift.agent.settings import load
 
     with stored(config) as (store, _, now_s):
         ratings = Scoreboard(store.database, load(config).autonomy).ratings(now_s)
@@ -51,7 +51,7 @@ def rma(
     config: Config = None,
 ) -> None:
     """Writes one archive for a return to the vendor: logs, counters and history of a GPU."""
-    from agent.rma import bundle
+    from nightshift.agent.rma import bundle
 
     with stored(config) as (store, _, now_s):
         output.write_bytes(bundle(store, gpu, now_s))
@@ -61,8 +61,8 @@ def rma(
 @store_app.command()
 def version(config: Config = None, as_json: AsJson = False) -> None:
     """Says which schema the database has and which ones this program can make of it."""
-    from agent.database import Database, schemas
-    from agent.settings import load
+    from nightshift.agent.database import Database, schemas
+    from nightshift.agent.settings import load
 
     database = Database(load(config).store_url, migrate=False)
     found = {"schema": database.schema(), "program": schemas()}
@@ -79,8 +79,8 @@ def downgrade(
     config: Config = None,
 ) -> None:
     """Takes the schema back for an earlier program. Stop every replica first; what newer tables hold is dropped."""
-    from agent.database import Database
-    from agent.settings import load
+    from nightshift.agent.database import Database
+    from nightshift.agent.settings import load
 
     database = Database(load(config).store_url, migrate=False)
     try:
@@ -102,8 +102,8 @@ def certificates(
     """Makes and renews the chart's own authority and what it signs, in Secrets; run it more often than they end."""
     import time
 
-    from controllers.actuators.kube_certificates import Wanted, keep
-    from controllers.actuators.kube_client import KubeClient
+    from nightshift.controllers.actuators.kube_certificates import Wanted, keep
+    from nightshift.controllers.actuators.kube_client import KubeClient
 
     day_s = 86_400.0
     names = (f"{name}-authority", f"{name}-server", f"{name}-client")

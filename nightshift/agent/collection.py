@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
-from collectors.base import Collector
-from collectors.frame import Reason, SourceStatus
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.base import Collector
+from nightshift.collectors.frame import Reason, SourceStatus
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 _GRACE_S = 0.25
 """Beyond the timeout that a collector was given, for it to say so itself."""

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic_core import ErrorDetails
 
-from collectors.base import Permanent
+from nightshift.collectors.base import Permanent
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import collectors.plugins
-import controllers.actuators.plugins
-import detectors.plugins
-from agent.clock import Clock
-from collectors.base import Collector, Permanent
-from collectors.seal import fingerprint
-from controllers.action import Actuator
-from detectors.base import Detector
+from nightshift.agent.clock import Clock
+from nightshift.collectors.base import Collector, Permanent
+from nightshift.collectors.plugins import ALL as COLLECTORS
+from nightshift.collectors.seal import fingerprint
+from nightshift.controllers.action import Actuator
+from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
+from nightshift.detectors.base import Detector
+from nightshift.detectors.plugins import ALL as DETECTORS
 
 LOCAL = ("nvml", "kernel_log")
 """What is watched without a configuration: this machine's GPUs and its kernel log."""
@@ -24,7 +24,7 @@ NVML_LIBRARY = "libnvidia-ml.so.1"
 def build_collectors(entries: Sequence[Any], state_dir: Path | None = None) -> list[Collector]:
     """One collector per entry of `sources`. Without entries: this machine's, where it has NVIDIA's driver. What a
     collector keeps over restarts goes to `state_dir`; without one it keeps nothing."""
-    known: dict[str, Any] = {plugin.plugin: plugin for plugin in collectors.plugins.ALL}
+    known: dict[str, Any] = {plugin.plugin: plugin for plugin in COLLECTORS}
     if not entries:
         if not has_nvidia_driver():
             raise Permanent(
@@ -47,13 +47,13 @@ def _with_state(entry: Any, state_dir: Path | None) -> Any:
 
 def build_detectors(entries: Any) -> list[Detector]:
     """One detector per enabled entry."""
-    chosen = [(plugin, getattr(entries, plugin.plugin)) for plugin in detectors.plugins.ALL]
+    chosen = [(plugin, getattr(entries, plugin.plugin)) for plugin in DETECTORS]
     return [plugin(entry) for plugin, entry in chosen if entry.enabled]
 
 
 def build_actuators(entries: Sequence[Any], clock: Clock) -> list[Actuator]:
     """One actuator per entry of `actuators`."""
-    known: dict[str, Any] = {plugin.plugin: plugin for plugin in controllers.actuators.plugins.ALL}
+    known: dict[str, Any] = {plugin.plugin: plugin for plugin in ACTUATORS}
     return [known[entry.type].from_settings(entry, now_s=clock.now_s) for entry in entries]
 
 

@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from agent.correlated import Decision, Group, Known, Settings, Verb
-from agent.kinship import (
+from nightshift.agent.correlated import Decision, Group, Known, Settings, Verb
+from nightshift.agent.kinship import (
     EFFECTS,
     SAME,
     Effect,
@@ -31,10 +31,10 @@ from agent.kinship import (
     kin_of,
     onset_key,
 )
-from agent.silent_storage import Events, Waiting, no_events
-from agent.storms import Storms
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Finding, State
+from nightshift.agent.silent_storage import Events, Waiting, no_events
+from nightshift.agent.storms import Storms
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Finding, State
 
 __all__ = ["Decision", "Known", "Settings", "Verb", "correlate"]
 

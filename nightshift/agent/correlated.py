@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.incident import IncidentState
-from agent.kinship import STAGE, first_cause, kin_of
-from detectors.base import Finding, Severity
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.kinship import STAGE, first_cause, kin_of
+from nightshift.detectors.base import Finding, Severity
 
 
 class Settings(BaseModel):

@@ -18,10 +18,10 @@ from types import FrameType
 
 import structlog
 
-from agent import logs
-from agent.app import App
-from agent.config_file import ConfigError
-from agent.settings import Settings, load
+from nightshift.agent import logs
+from nightshift.agent.app import App
+from nightshift.agent.config_file import ConfigError
+from nightshift.agent.settings import Settings, load
 
 LOOK_EVERY_S = 5.0
 

@@ -29,7 +29,7 @@ from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from collectors.base import Permanent, Temporary
+from nightshift.collectors.base import Permanent, Temporary
 
 BUSY_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 5.0

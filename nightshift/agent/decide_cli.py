@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agent.cli_incidents import IncidentId
-from agent.terminal import AsJson, Config, operator, print_json, stored, tell
+from nightshift.agent.cli_incidents import IncidentId
+from nightshift.agent.terminal import AsJson, Config, operator, print_json, stored, tell
 
 if TYPE_CHECKING:
-    from agent.gate import Gate, GateAnswer
-    from agent.policy import Person
-    from agent.remote import Remote
-    from agent.store import Store
+    from nightshift.agent.gate import Gate, GateAnswer
+    from nightshift.agent.policy import Person
+    from nightshift.agent.remote import Remote
+    from nightshift.agent.store import Store
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Here:
     by: Person
 
     def plan_of(self, incident_id: str, prefix: str) -> str:
-        from agent.remote import checked_plan
+        from nightshift.agent.remote import checked_plan
 
         action = self.store.incident(incident_id).action
         return checked_plan(incident_id, action.plan_sha256 if action is not None else "", prefix)
@@ -56,7 +56,7 @@ class _Here:
 
 @contextmanager
 def _asked(config: Path | None) -> Iterator[_Here | Remote]:
-    from agent.remote import remote
+    from nightshift.agent.remote import remote
 
     there = remote()
     if there is not None:
@@ -118,8 +118,8 @@ def resume(config: Config = None, as_json: AsJson = False) -> None:
 
 def token(config: Config = None) -> None:
     """Prints the operator's sign-in token for the console."""
-    from agent.console.sign_in import operator_token
-    from agent.settings import load
+    from nightshift.agent.console.sign_in import operator_token
+    from nightshift.agent.settings import load
 
     settings = load(config)
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def sign_out(
     as_json: AsJson = False,
 ) -> None:
     """Signs a person out of the console, everywhere, at their next click."""
-    from agent.console.sessions import end_sessions
+    from nightshift.agent.console.sessions import end_sessions
 
     with stored(config) as (store, _, _now_s):
         ended = end_sessions(store.database, person)

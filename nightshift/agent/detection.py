@@ -13,13 +13,13 @@ from pathlib import Path
 
 import structlog
 
-from agent.metrics import Metrics
-from collectors.subject import Inventory
-from collectors.tick import Tick
-from detectors.base import Detector, Finding, SnapshotError
-from detectors.budget import Budget, BudgetSettings, words
-from detectors.calibration import load
-from detectors.promise import promises
+from nightshift.agent.metrics import Metrics
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Detector, Finding, SnapshotError
+from nightshift.detectors.budget import Budget, BudgetSettings, words
+from nightshift.detectors.calibration import load
+from nightshift.detectors.promise import promises
 
 _PREFIX = "detector/"
 _BUDGET = "budget"

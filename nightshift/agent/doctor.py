@@ -15,18 +15,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, SecretStr
 
-from agent.clock import WallClock
-from agent.construct import NVML_LIBRARY, build_actuators, build_collectors, has_nvidia_driver
-from agent.database import Database
-from agent.outlets.settings import Settings as OutletSettings
-from agent.outlets.settings import build as build_outlets
-from agent.rca.model import Failed, Model, ModelSettings, try_out
-from agent.settings import Settings
-from agent.slack.room import try_out as try_slack
-from agent.slack.settings import Settings as SlackSettings
-from collectors.base import Permanent, Temporary
-from collectors.listening import listening
-from collectors.subject import Inventory
+from nightshift.agent.clock import WallClock
+from nightshift.agent.construct import NVML_LIBRARY, build_actuators, build_collectors, has_nvidia_driver
+from nightshift.agent.database import Database
+from nightshift.agent.outlets.settings import Settings as OutletSettings
+from nightshift.agent.outlets.settings import build as build_outlets
+from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
+from nightshift.agent.settings import Settings
+from nightshift.agent.slack.room import try_out as try_slack
+from nightshift.agent.slack.settings import Settings as SlackSettings
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.listening import listening
+from nightshift.collectors.subject import Inventory
 
 _SECRET_WORDS = ("token", "password", "secret", "key", "cert")
 

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
-from agent.clock import Clock
-from agent.gate import Gate
-from agent.metrics import Metrics
-from agent.outlets.courier import Parts as OutletParts
-from agent.outlets.room import Outlets
-from agent.outlets.settings import build as build_outlets
-from agent.people import Directory
-from agent.settings import Settings
-from agent.slack.room import Slack
-from agent.store import Store
-from agent.suppression import Suppressor
-from collectors.base import Permanent
-from collectors.subject import Inventory
-from controllers.guard import Window
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import Gate
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.outlets.courier import Parts as OutletParts
+from nightshift.agent.outlets.room import Outlets
+from nightshift.agent.outlets.settings import build as build_outlets
+from nightshift.agent.people import Directory
+from nightshift.agent.settings import Settings
+from nightshift.agent.slack.room import Slack
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Suppressor
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.subject import Inventory
+from nightshift.controllers.guard import Window
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,21 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.advisor import Advisor
-from agent.construct import build_detectors
-from agent.incident import Incident
-from agent.settings import DetectorEntries
-from collectors.base import Permanent
-from collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
-from collectors.history import History
-from collectors.kernel_log import KernelLogParser
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.action import Action
-from controllers.actuators.simulated import SimulatedActuator
-from controllers.guard import Settings as GuardSettings
-from controllers.playbooks import plugins as playbooks
-from detectors.base import Finding, Severity, State
+from nightshift.agent.advisor import Advisor
+from nightshift.agent.construct import build_detectors
+from nightshift.agent.incident import Incident
+from nightshift.agent.settings import DetectorEntries
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
+from nightshift.collectors.history import History
+from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import Action
+from nightshift.controllers.actuators.simulated import SimulatedActuator
+from nightshift.controllers.guard import Settings as GuardSettings
+from nightshift.controllers.playbooks import plugins as playbooks
+from nightshift.detectors.base import Finding, Severity, State
 
 FACT = "drill_at_s"
 """In a finding's facts: it belongs to a drill whose telemetry ends at that time (Unix s)."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agent.terminal import Config, operator, stored
+from nightshift.agent.terminal import Config, operator, stored
 
 if TYPE_CHECKING:
-    from agent.incident import Incident
-    from agent.store import Store
+    from nightshift.agent.incident import Incident
+    from nightshift.agent.store import Store
 
 POLL_S = 0.3
 _ASLEEP_S = 20.0
@@ -25,8 +25,8 @@ def drill(
 ) -> None:
     """Opens a TEST incident, waits for a person to decide on it in Slack, the console or here, acts on a simulated
     cluster and shows recovery. Nothing real is touched."""
-    from agent.drill import stage
-    from agent.incident import IncidentState as S
+    from nightshift.agent.drill import stage
+    from nightshift.agent.incident import IncidentState as S
 
     with stored(config) as (store, _, now_s):
         told = stage(name, float(round(now_s)))
@@ -60,7 +60,7 @@ def drill(
 
 
 def _clear(store: Store, incident: Incident) -> None:
-    from detectors.base import State
+    from nightshift.detectors.base import State
 
     for stored_finding in incident.findings:
         if stored_finding.state is State.FIRING:

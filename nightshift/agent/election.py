@@ -8,11 +8,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.config_file import ConfigError
-from agent.lease import LEASE_S, Election
-from collectors.base import Permanent
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_lease import KubeLease
+from nightshift.agent.config_file import ConfigError
+from nightshift.agent.lease import LEASE_S, Election
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_lease import KubeLease
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

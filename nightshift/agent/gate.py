@@ -23,16 +23,16 @@ from dataclasses import asdict, dataclass
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent import audit
-from agent.access import Sight, Verb, may, sight
-from agent.clock import Clock
-from agent.incident import Cause, Incident, IncidentState
-from agent.people import Directory
-from agent.policy import PEOPLE, ApprovalSettings, Person, Role, Rule, may_not_approve, rule_for
-from agent.records import dump, load
-from agent.store import Conflict, Move, NoSuchIncident, Store, number_of
-from agent.tables import approvals, controls
-from controllers.action import Action, ActionKind
+from nightshift.agent import audit
+from nightshift.agent.access import Sight, Verb, may, sight
+from nightshift.agent.clock import Clock
+from nightshift.agent.incident import Cause, Incident, IncidentState
+from nightshift.agent.people import Directory
+from nightshift.agent.policy import PEOPLE, ApprovalSettings, Person, Role, Rule, may_not_approve, rule_for
+from nightshift.agent.records import dump, load
+from nightshift.agent.store import Conflict, Move, NoSuchIncident, Store, number_of
+from nightshift.agent.tables import approvals, controls
+from nightshift.controllers.action import Action, ActionKind
 
 _S = IncidentState
 _DECIDED = (_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING)

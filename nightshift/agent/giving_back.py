@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agent.advisor import situation_of
-from agent.incident import Cause, Incident, IncidentState, last_cause
-from agent.intents import standing_cordons
-from agent.store import Store
-from collectors.history import History
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind
-from controllers.playbooks.plan import Economy
-from controllers.playbooks.return_node import return_node
-from detectors.base import State
+from nightshift.agent.advisor import situation_of
+from nightshift.agent.incident import Cause, Incident, IncidentState, last_cause
+from nightshift.agent.intents import standing_cordons
+from nightshift.agent.store import Store
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.playbooks.plan import Economy
+from nightshift.controllers.playbooks.return_node import return_node
+from nightshift.detectors.base import State
 
 FRESH_S = 120.0
 """A GPU that was not seen for so long is not seen: missing telemetry is never health."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.rca.diagnosis import Diagnosis
-from collectors.subject import Subject
-from controllers.action import Action, ActionKind
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 
 class IncidentState(StrEnum):

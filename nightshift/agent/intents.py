@@ -7,14 +7,14 @@ from dataclasses import replace
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent import audit
-from agent.database import Database
-from agent.records import dump, load, plain
-from agent.tables import audit_head, intents, plans
-from collectors.base import Permanent
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
-from controllers.cordon import CORDONS, GIVES_BACK_ITSELF, TAKES_OUT, node_of
-from controllers.guard import Commitment
+from nightshift.agent import audit
+from nightshift.agent.database import Database
+from nightshift.agent.records import dump, load, plain
+from nightshift.agent.tables import audit_head, intents, plans
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.controllers.cordon import CORDONS, GIVES_BACK_ITSELF, TAKES_OUT, node_of
+from nightshift.controllers.guard import Commitment
 
 _HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
 _GIVES_BACK = (ActionKind.UNCORDON, ActionKind.RETURN_NODE)

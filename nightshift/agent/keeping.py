@@ -18,14 +18,14 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from agent import audit
-from agent.anchors import line, signer_of
-from agent.audit import AuditLog, Head
-from agent.database import Database
-from agent.incident import IncidentState
-from agent.intents import commitments
-from agent.receipts import Receipts
-from agent.tables import (
+from nightshift.agent import audit
+from nightshift.agent.anchors import line, signer_of
+from nightshift.agent.audit import AuditLog, Head
+from nightshift.agent.database import Database
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.intents import commitments
+from nightshift.agent.receipts import Receipts
+from nightshift.agent.tables import (
     approvals,
     chat_messages,
     diagnoses,
@@ -38,8 +38,8 @@ from agent.tables import (
     steps,
     tenancies,
 )
-from collectors.base import Permanent, Temporary
-from controllers.guard import TAKES_CAPACITY
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.guard import TAKES_CAPACITY
 
 DAY_S = 86_400.0
 _OF_AN_INCIDENT = (

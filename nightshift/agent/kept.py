@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 
-from agent.clock import Clock
-from agent.database import Database
-from agent.tables import kept, memberships
-from collectors.subject import Membership, Subject
+from nightshift.agent.clock import Clock
+from nightshift.agent.database import Database
+from nightshift.agent.tables import kept, memberships
+from nightshift.collectors.subject import Membership, Subject
 
 
 class Kept:

@@ -17,18 +17,18 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent import audit
-from agent.access import Sight, Verb, may, sight
-from agent.clock import Clock
-from agent.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
-from agent.kernel_search import ANSWERED, SEARCH, KernelSearch, put_search, search_of
-from agent.policy import PEOPLE, Person, Rule, may_not_approve, rule_for
-from agent.records import dump, load
-from agent.store import Store
-from agent.tables import controls
-from agent.tenancy import namespaces_of
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.agent import audit
+from nightshift.agent.access import Sight, Verb, may, sight
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
+from nightshift.agent.kernel_search import ANSWERED, SEARCH, KernelSearch, put_search, search_of
+from nightshift.agent.policy import PEOPLE, Person, Rule, may_not_approve, rule_for
+from nightshift.agent.records import dump, load
+from nightshift.agent.store import Store
+from nightshift.agent.tables import controls
+from nightshift.agent.tenancy import namespaces_of
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 
 VALID_S = 7 * 86400.0
 _PREFIX = "kernel/"

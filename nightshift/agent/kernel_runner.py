@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import structlog
 
-from agent.gate import NIGHTSHIFT
-from agent.kernel_gate import KernelGate, ProposalState, promotion
-from agent.kernel_search import (
+from nightshift.agent.gate import NIGHTSHIFT
+from nightshift.agent.kernel_gate import KernelGate, ProposalState, promotion
+from nightshift.agent.kernel_search import (
     DONE,
     FAILED,
     GONE,
@@ -33,16 +33,16 @@ from agent.kernel_search import (
     KernelSearch,
     evidence,
 )
-from agent.policy import Rule, rule_for
-from agent.store import Store
-from collectors.base import Permanent, Temporary
-from collectors.seal import SealError, canonical_json, trusted_keys
-from controllers.action import Action, ActionKind, Outcome
-from controllers.actuators.kube_kernel_jobs import Seen, job_name
-from kernels import told
-from kernels.envelope import CertificateError, certificate_sha256, read
-from kernels.profile.gradients import searches_of
-from kernels.profile.trigger import Settings
+from nightshift.agent.policy import Rule, rule_for
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.seal import SealError, canonical_json, trusted_keys
+from nightshift.controllers.action import Action, ActionKind, Outcome
+from nightshift.controllers.actuators.kube_kernel_jobs import Seen, job_name
+from nightshift.kernels import told
+from nightshift.kernels.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.profile.gradients import searches_of
+from nightshift.kernels.profile.trigger import Settings
 
 EVERY_S = 30.0
 WEEK_S = 7 * 86400.0

@@ -15,10 +15,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent.gate import NIGHTSHIFT
-from agent.records import dump, load
-from agent.tables import controls
-from controllers.action import Action
+from nightshift.agent.gate import NIGHTSHIFT
+from nightshift.agent.records import dump, load
+from nightshift.agent.tables import controls
+from nightshift.controllers.action import Action
 
 SEARCH = "kernel-search/"
 DONE, FAILED, PREEMPTED, STOPPED, GONE, NO_GPU = "done", "failed", "preempted", "stopped", "gone", "no_gpu"

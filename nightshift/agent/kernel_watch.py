@@ -15,16 +15,16 @@ from pathlib import Path
 
 import structlog
 
-from agent.clock import Clock
-from agent.kernel_gate import KernelGate, ProposalState, search
-from collectors.frame import LogRecord
-from collectors.kernel_use import KernelUse, read_use
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action
-from kernels.profile.gradients import searches_of
-from kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes
-from kernels.profile.roofline import Peaks
-from kernels.profile.trigger import Decision, Settings, Stake, decide
+from nightshift.agent.clock import Clock
+from nightshift.agent.kernel_gate import KernelGate, ProposalState, search
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.kernel_use import KernelUse, read_use
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action
+from nightshift.kernels.profile.gradients import searches_of
+from nightshift.kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes
+from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.profile.trigger import Decision, Settings, Stake, decide
 
 WEEK_S = 7 * 86400.0
 _TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent.terminal import Config, answer_plan
-from collectors.base import Permanent
+from nightshift.agent.terminal import Config, answer_plan
+from nightshift.collectors.base import Permanent
 
 if TYPE_CHECKING:
-    from agent.kernel_gate import KernelGate
-    from agent.kernel_search import KernelSearch
-    from agent.policy import Person
+    from nightshift.agent.kernel_gate import KernelGate
+    from nightshift.agent.kernel_search import KernelSearch
+    from nightshift.agent.policy import Person
 
 RegistryFolder = Annotated[
     Path, typer.Option("--registry", envvar="NIGHTSHIFT_KERNEL_REGISTRY", help="The registry's folder")
@@ -36,12 +36,12 @@ def promote(
     config: Config = None,
 ) -> None:
     """Proposes a certified kernel; carries it out once the plan is approved. Exit code 1: it waits for approval."""
-    from agent.kernel_gate import KernelGate, promotion
-    from agent.kernel_search import evidence
-    from agent.settings import load
-    from agent.terminal import operator, stored
-    from agent.told_time import ToldClock
-    from kernels.registry import RegistryError, State
+    from nightshift.agent.kernel_gate import KernelGate, promotion
+    from nightshift.agent.kernel_search import evidence
+    from nightshift.agent.settings import load
+    from nightshift.agent.terminal import operator, stored
+    from nightshift.agent.told_time import ToldClock
+    from nightshift.kernels.registry import RegistryError, State
 
     if to not in ("canary", "active"):
         raise typer.BadParameter(f"--to: {to!r} is neither canary nor active")
@@ -98,9 +98,9 @@ def reject(
 
 @contextmanager
 def _gate(config: Path | None) -> Iterator[tuple[KernelGate, Person]]:
-    from agent.kernel_gate import KernelGate
-    from agent.terminal import operator, stored
-    from agent.told_time import ToldClock
+    from nightshift.agent.kernel_gate import KernelGate
+    from nightshift.agent.terminal import operator, stored
+    from nightshift.agent.told_time import ToldClock
 
     with stored(config) as (store, gate, now_s):
         yield KernelGate(gate, store, ToldClock(store.database)), operator(now_s)
@@ -114,12 +114,12 @@ def demote(
     config: Config = None,
 ) -> None:
     """Takes a kernel out for good: the safe direction, so nobody has to approve. Jobs notice at their next step."""
-    from agent.terminal import operator, stored
-    from kernels.registry import RegistryError
+    from nightshift.agent.terminal import operator, stored
+    from nightshift.kernels.registry import RegistryError
 
     try:
         with stored(config) as (store, _, now_s):
-            from agent import audit
+            from nightshift.agent import audit
 
             who = operator(now_s)
             entry = _registry(registry, key).demote(certificate, who.identity, reason, now_s)
@@ -147,10 +147,10 @@ def registry(
     below the others, with the file, and come into no bundle or layout: exit code 1."""
     import time
 
-    from kernels.apply.bundle import write_bundle
-    from kernels.envelope import CertificateError
-    from kernels.registry import RegistryError
-    from kernels.registry_oci import read_layout, write_layout
+    from nightshift.kernels.apply.bundle import write_bundle
+    from nightshift.kernels.envelope import CertificateError
+    from nightshift.kernels.registry import RegistryError
+    from nightshift.kernels.registry_oci import read_layout, write_layout
 
     try:
         held = _registry(registry, key)
@@ -193,7 +193,7 @@ def searches(
     config: Config = None,
 ) -> None:
     """Lists the searches that ran on the cluster: how each ended, what it took, what it brought."""
-    from agent.kernel_runner import ledger_of
+    from nightshift.agent.kernel_runner import ledger_of
 
     with _gate(config) as (kernels, _):
         found = kernels.searches()
@@ -235,8 +235,8 @@ def _listed(search: KernelSearch) -> dict[str, Any]:
 
 
 def _registry(folder: Path, keys: list[Path]) -> Any:
-    from kernels.cli import _trusted
-    from kernels.registry import Registry
+    from nightshift.kernels.cli import _trusted
+    from nightshift.kernels.registry import Registry
 
     return Registry(folder, _trusted(keys))
 

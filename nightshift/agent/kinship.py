@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault, Finding, Severity
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault, Finding, Severity
 
 MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 BUS_XIDS = frozenset({54, 79, 167})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from agent.advisor import findings_of
-from agent.correlate import Known
-from agent.incident import Incident, IncidentState, IncidentSummary, entered_s
+from nightshift.agent.advisor import findings_of
+from nightshift.agent.correlate import Known
+from nightshift.agent.incident import Incident, IncidentState, IncidentSummary, entered_s
 
 
 class Reads(Protocol):

@@ -31,9 +31,9 @@ import structlog
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from agent.database import Database
-from agent.tables import leases
-from collectors.base import Permanent, Temporary
+from nightshift.agent.database import Database
+from nightshift.agent.tables import leases
+from nightshift.collectors.base import Permanent, Temporary
 
 LEASE_S = 6.0
 _NAME = "leader"

@@ -16,20 +16,20 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 import structlog
 
-from agent.giving_back import may_be_proposed, stays
-from agent.incident import NEEDS_A_PERSON, Cause, IncidentState
-from agent.lease import LEASE_S, Election, Leadership
-from agent.policy import Rule
-from agent.stage_parts import Parts
-from agent.stage_queue import POLL_S, Run, StageQueue
-from agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Stages
-from agent.store import Conflict, name_of
-from agent.tables import findings, incidents
-from agent.unrepaired import unrepaired
-from collectors.base import Permanent, Temporary
-from controllers.action import ActionKind
-from controllers.cordon import TAKES_OUT
-from detectors.base import State
+from nightshift.agent.giving_back import may_be_proposed, stays
+from nightshift.agent.incident import NEEDS_A_PERSON, Cause, IncidentState
+from nightshift.agent.lease import LEASE_S, Election, Leadership
+from nightshift.agent.policy import Rule
+from nightshift.agent.stage_parts import Parts
+from nightshift.agent.stage_queue import POLL_S, Run, StageQueue
+from nightshift.agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Stages
+from nightshift.agent.store import Conflict, name_of
+from nightshift.agent.tables import findings, incidents
+from nightshift.agent.unrepaired import unrepaired
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.cordon import TAKES_OUT
+from nightshift.detectors.base import State
 
 _S, _C = IncidentState, Cause
 _SEEN_AT_ONCE = 500

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.correlate import Decision, Known, Settings, Verb, correlate
-from agent.incident import IncidentState
-from agent.kinship import first_cause
-from agent.lookback_signals import Blind
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Detector, Finding, RateBasis, State
-from detectors.budget import Budget, BudgetSettings
-from detectors.calibration import load
-from detectors.evaluate import garwood
-from detectors.promise import promises
+from nightshift.agent.correlate import Decision, Known, Settings, Verb, correlate
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.kinship import first_cause
+from nightshift.agent.lookback_signals import Blind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Detector, Finding, RateBasis, State
+from nightshift.detectors.budget import Budget, BudgetSettings
+from nightshift.detectors.calibration import load
+from nightshift.detectors.evaluate import garwood
+from nightshift.detectors.promise import promises
 
 WEEK_S = 7 * 86400.0
 LEAD_S = 24 * 3600.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from agent.console.words import duration, full_time
-from agent.lookback import LEAD_S, Report, Seen, Warned
-from agent.records import plain
-from collectors.prometheus_range import Reading
+from nightshift.agent.console.words import duration, full_time
+from nightshift.agent.lookback import LEAD_S, Report, Seen, Warned
+from nightshift.agent.records import plain
+from nightshift.collectors.prometheus_range import Reading
 
 
 def as_text(told: Report, reading: Reading) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-from agent.incident import IncidentState
-from collectors.tick import Tick
-from detectors.base import Finding, State
-from detectors.budget import Budget
-from detectors.ledger import DAY_S
+from nightshift.agent.incident import IncidentState
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Finding, State
+from nightshift.detectors.budget import Budget
+from nightshift.detectors.ledger import DAY_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.kinship import APPLICATION_XIDS, FOLLOWER_XIDS
-from controllers.action import ActionKind, Playbook, Proposal, Situation
-from controllers.playbooks.plan import number
-from detectors.base import Fault
+from nightshift.agent.kinship import APPLICATION_XIDS, FOLLOWER_XIDS
+from nightshift.controllers.action import ActionKind, Playbook, Proposal, Situation
+from nightshift.controllers.playbooks.plan import number
+from nightshift.detectors.base import Fault
 
 _A, _F = ActionKind, Fault
 _HARDWARE = (_A.REBOOT_NODE, _A.RESET_GPU, _A.QUARANTINE_GPU)

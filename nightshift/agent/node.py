@@ -12,12 +12,12 @@ from types import FrameType
 
 import structlog
 
-from agent import logs
-from collectors.base import Permanent, Temporary
-from collectors.exporter import NodeExporter, Settings
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.nvml import NvmlCollector
-from controllers.actuators.power_leases import Device, PowerLeases, Refused
+from nightshift.agent import logs
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.exporter import NodeExporter, Settings
+from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.nvml import NvmlCollector
+from nightshift.controllers.actuators.power_leases import Device, PowerLeases, Refused
 
 
 def run(settings: Settings, name: str = "", power: Power | None = None) -> None:

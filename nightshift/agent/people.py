@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from agent.policy import ORDER, Grant, Person, Role
+from nightshift.agent.policy import ORDER, Grant, Person, Role
 
 NOBODY: Literal["nobody"] = "nobody"
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from agent.console.chart import Chart, axis_range, drawable, thin, ticks, with_gaps
-from agent.console.incident_page import evidence_chart
-from agent.console.words import clock_time, quantity
-from agent.incident import Incident
-from agent.rca.diagnosis import SERIES, Diagnosis, Evidence, Predicate
-from agent.rca.summary import plain
+from nightshift.agent.console.chart import Chart, axis_range, drawable, thin, ticks, with_gaps
+from nightshift.agent.console.incident_page import evidence_chart
+from nightshift.agent.console.words import clock_time, quantity
+from nightshift.agent.incident import Incident
+from nightshift.agent.rca.diagnosis import SERIES, Diagnosis, Evidence, Predicate
+from nightshift.agent.rca.summary import plain
 
 WIDTH, HEIGHT, SCALE = 640, 220, 2
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 34, 26

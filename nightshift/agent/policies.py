@@ -10,19 +10,19 @@ from pathlib import Path
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from agent import audit
-from agent.clock import Clock
-from agent.gate import Gate
-from agent.metrics import Metrics
-from agent.policy_gate import PolicyGate
-from agent.policy_watch import REASONS, PolicyWatch
-from agent.receipts import Receipts
-from agent.settings import Settings
-from agent.store import Store
-from collectors.base import Permanent
-from collectors.seal import SealError, trusted_keys
-from controllers.drift import Envelope
-from controllers.policy_file import Interface, PolicyFile, PolicyRefused, parse, read_bytes
+from nightshift.agent import audit
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import Gate
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.policy_watch import REASONS, PolicyWatch
+from nightshift.agent.receipts import Receipts
+from nightshift.agent.settings import Settings
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import SealError, trusted_keys
+from nightshift.controllers.drift import Envelope
+from nightshift.controllers.policy_file import Interface, PolicyFile, PolicyRefused, parse, read_bytes
 
 _FILE = "policy-file/"
 

@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import SubjectKind
-from controllers.action import STOPPED_GPUS, Action, ActionKind
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind
 
 
 class Role(StrEnum):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from agent import policy_steps_cli
+from nightshift.agent import policy_steps_cli
 
 app = typer.Typer(
     no_args_is_help=True, help="Learned control of power and scheduling: how far it is trusted, and why."
@@ -34,10 +34,10 @@ def train(
     import os
     from dataclasses import replace
 
-    from collectors.base import Permanent
-    from collectors.seal import SealError, Signer
-    from controllers.learnable import learnable
-    from controllers.policy_file import write
+    from nightshift.collectors.base import Permanent
+    from nightshift.collectors.seal import SealError, Signer
+    from nightshift.controllers.learnable import learnable
+    from nightshift.controllers.policy_file import write
 
     part = learnable(kind)
     try:
@@ -68,11 +68,11 @@ def evaluate(
     """Compares a policy with every baseline and heuristic, on the same jobs and seeds."""
     from rich.table import Table
 
-    from agent.terminal import print_json, print_rich
-    from collectors.base import Permanent
-    from collectors.seal import SealError, trusted_keys
-    from controllers.learnable import learnable
-    from controllers.policy_file import read
+    from nightshift.agent.terminal import print_json, print_rich
+    from nightshift.collectors.base import Permanent
+    from nightshift.collectors.seal import SealError, trusted_keys
+    from nightshift.controllers.learnable import learnable
+    from nightshift.controllers.policy_file import read
 
     part = learnable(kind)
     if policy is not None and not key:

@@ -13,21 +13,21 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent import audit
-from agent.access import Verb, may
-from agent.clock import Clock
-from agent.gate import NIGHTSHIFT, Gate, GateAnswer
-from agent.kernel_gate import VALID_S, KernelGate, KernelProposal, ProposalState
-from agent.policy import Person
-from agent.records import dump, load, plain
-from agent.store import Store
-from agent.tables import controls
-from collectors.base import Permanent
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Undo
-from controllers.decision import Mode
-from controllers.estimate import Turn
-from controllers.promotion import (
+from nightshift.agent import audit
+from nightshift.agent.access import Verb, may
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import NIGHTSHIFT, Gate, GateAnswer
+from nightshift.agent.kernel_gate import VALID_S, KernelGate, KernelProposal, ProposalState
+from nightshift.agent.policy import Person
+from nightshift.agent.records import dump, load, plain
+from nightshift.agent.store import Store
+from nightshift.agent.tables import controls
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.decision import Mode
+from nightshift.controllers.estimate import Turn
+from nightshift.controllers.promotion import (
     CRITERIA,
     STEPS,
     Criteria,

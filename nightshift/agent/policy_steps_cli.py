@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agent.terminal import AsJson, Config, answer_plan, operator, print_json, stored
-from collectors.base import Permanent
+from nightshift.agent.terminal import AsJson, Config, answer_plan, operator, print_json, stored
+from nightshift.collectors.base import Permanent
 
 if TYPE_CHECKING:
-    from agent.policy import Person
-    from agent.policy_gate import PolicyGate
-    from agent.receipts import Receipts
+    from nightshift.agent.policy import Person
+    from nightshift.agent.policy_gate import PolicyGate
+    from nightshift.agent.receipts import Receipts
 
 Kind = Annotated[str, typer.Argument(help="power or scheduling")]
 
 
 @contextmanager
 def _opened(config: Path | None) -> Iterator[tuple[PolicyGate, Receipts, Person]]:
-    from agent.policy_gate import PolicyGate
-    from agent.receipts import Receipts
-    from agent.settings import load
-    from agent.told_time import ToldClock
+    from nightshift.agent.policy_gate import PolicyGate
+    from nightshift.agent.receipts import Receipts
+    from nightshift.agent.settings import load
+    from nightshift.agent.told_time import ToldClock
 
     with stored(config) as (store, gate, now_s):
         policies = PolicyGate(gate, store, ToldClock(store.database), load(config).cluster)
@@ -39,10 +39,10 @@ def stand(
 ) -> None:
     """Puts a policy file into the daemon's store, and its policy into shadow: nothing of it is executed. It has to
     be signed by one of the configuration's `policy_keys`; the daemon asks it from its next start on."""
-    from agent.access import Verb, may
-    from agent.policies import stand_up
-    from agent.settings import load
-    from controllers.learnable import learnable
+    from nightshift.agent.access import Verb, may
+    from nightshift.agent.policies import stand_up
+    from nightshift.agent.settings import load
+    from nightshift.controllers.learnable import learnable
 
     part = getattr(load(config), kind, None)
     if part is None or not hasattr(part, "policy_keys"):
@@ -57,8 +57,8 @@ def stand(
 
 def standing(as_json: AsJson = False, config: Config = None) -> None:
     """Where each kind's policy stands, what its next step still needs, and what waits for approval."""
-    from agent.records import plain
-    from controllers.promotion import least_jobs
+    from nightshift.agent.records import plain
+    from nightshift.controllers.promotion import least_jobs
 
     with _opened(config) as (policies, receipts, _):
         found, waiting = policies.standings(), policies.proposals()
@@ -89,7 +89,7 @@ def promote(kind: Kind, config: Config = None) -> None:
     """Takes the next step: proposes it where its statistics hold, carries it out once it is approved. Exit code 1:
     it waits for approval. The figures are those of the newest decisions, and looking at them is counted, but not
     while there are too few for any policy to pass."""
-    from controllers.promotion import least_jobs
+    from nightshift.controllers.promotion import least_jobs
 
     with _opened(config) as (policies, receipts, who):
         standing = policies.standing(kind)
@@ -149,8 +149,8 @@ def undo(
 
 def release(name: Annotated[str, typer.Argument(help="A GPU's UUID, or a node")], config: Config = None) -> None:
     """Gives a GPU whose limit a person set, or a node that was locked out, back to power control."""
-    from agent.access import Verb, may
-    from agent.power import release as give_back
+    from nightshift.agent.access import Verb, may
+    from nightshift.agent.power import release as give_back
 
     with stored(config) as (store, _, now_s):
         who = operator(now_s)
@@ -167,8 +167,8 @@ def explain(
 ) -> None:
     """The receipt of one decision: seen, proposed, clipped by which constraint, executed, what the baseline would
     have done, and what came of it."""
-    from agent.receipts import told
-    from controllers.decision import plain
+    from nightshift.agent.receipts import told
+    from nightshift.controllers.decision import plain
 
     with _opened(config) as (_, receipts, _):
         found = receipts.find(decision)

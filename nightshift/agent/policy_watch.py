@@ -12,12 +12,12 @@ from typing import Protocol
 
 import structlog
 
-from agent.policy_gate import PolicyGate
-from agent.receipts import Receipts
-from collectors.base import Permanent, Temporary
-from controllers.decision import Mode, Trust
-from controllers.outcome import Joiner, JoinSettings, Outcome, Sample, Stretch
-from controllers.promotion import STEPS, Health, Standing, is_look_due, trust_of
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.receipts import Receipts
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.decision import Mode, Trust
+from nightshift.controllers.outcome import Joiner, JoinSettings, Outcome, Sample, Stretch
+from nightshift.controllers.promotion import STEPS, Health, Standing, is_look_due, trust_of
 
 EVERY_S = 30.0
 _WORTH_EVERY_S = 3600.0

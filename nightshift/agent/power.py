@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from agent import audit
-from agent.clock import Clock
-from agent.gate import Gate
-from agent.metrics import Metrics
-from agent.policies import stood_up
-from agent.policy_watch import PolicyWatch
-from agent.power_decide import load
-from agent.power_loop import PowerLoop
-from agent.power_parts import Around
-from agent.settings import Settings
-from agent.store import Store
-from collectors.node_objects import NodeObjects
-from collectors.subject import Inventory, SubjectKind
-from controllers.actuators.power_nodes import PowerNodes
-from controllers.power.features import INTERFACE
+from nightshift.agent import audit
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import Gate
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.policies import stood_up
+from nightshift.agent.policy_watch import PolicyWatch
+from nightshift.agent.power_decide import load
+from nightshift.agent.power_loop import PowerLoop
+from nightshift.agent.power_parts import Around
+from nightshift.agent.settings import Settings
+from nightshift.agent.store import Store
+from nightshift.collectors.node_objects import NodeObjects
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.controllers.actuators.power_nodes import PowerNodes
+from nightshift.controllers.power.features import INTERFACE
 
 _STATE, _RELEASED = "power/state", "power/released"
 

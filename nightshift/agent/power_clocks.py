@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.power_decide import Belief, Decided
-from agent.power_windows import GpuWindow
-from controllers.actuators.power_nodes import NodeStatus
-from controllers.power import clocks, descent, shield
-from controllers.power.belief import TOP, Outlook
-from controllers.power.clock_curves import careful, clock_bank
-from controllers.power.clocks import FREE_SHARE, GRID_MHZ
-from controllers.power.curves import LEVELS
-from controllers.power.gang import Gang, level_of, look
+from nightshift.agent.power_decide import Belief, Decided
+from nightshift.agent.power_windows import GpuWindow
+from nightshift.controllers.actuators.power_nodes import NodeStatus
+from nightshift.controllers.power import clocks, descent, shield
+from nightshift.controllers.power.belief import TOP, Outlook
+from nightshift.controllers.power.clock_curves import careful, clock_bank
+from nightshift.controllers.power.clocks import FREE_SHARE, GRID_MHZ
+from nightshift.controllers.power.curves import LEVELS
+from nightshift.controllers.power.gang import Gang, level_of, look
 
 UNBOUND = 0.85
 """A draw below this share of the enforced limit: the limit does not bind."""

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from collectors.base import Permanent
-from collectors.seal import SealError, trusted_keys
-from controllers.decision import Clip, Decision, Mode, Policy, Trust, decide
-from controllers.drift import Drift, Envelope
-from controllers.policy_file import PolicyFile, read
-from controllers.power import descent
-from controllers.power.arms import Round
-from controllers.power.belief import TOP, Outlook
-from controllers.power.curves import LEVELS
-from controllers.power.features import INTERFACE
-from controllers.power.gang import (
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import SealError, trusted_keys
+from nightshift.controllers.decision import Clip, Decision, Mode, Policy, Trust, decide
+from nightshift.controllers.drift import Drift, Envelope
+from nightshift.controllers.policy_file import PolicyFile, read
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.arms import Round
+from nightshift.controllers.power.belief import TOP, Outlook
+from nightshift.controllers.power.curves import LEVELS
+from nightshift.controllers.power.features import INTERFACE
+from nightshift.controllers.power.gang import (
     CLOCK,
     Answer,
     DescentPolicy,
@@ -31,7 +31,7 @@ from controllers.power.gang import (
     NetworkPolicy,
     answers,
 )
-from controllers.power.settings import PowerSettings
+from nightshift.controllers.power.settings import PowerSettings
 
 Belief = tuple[Gang, Outlook, GangSeen, descent.Care]
 

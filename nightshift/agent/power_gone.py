@@ -14,10 +14,10 @@ from typing import Any
 
 import structlog
 
-from agent.power_windows import GpuWindow
-from collectors.base import Permanent, Temporary
-from controllers.power import shield
-from controllers.power.settings import PowerSettings
+from nightshift.agent.power_windows import GpuWindow
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.power import shield
+from nightshift.controllers.power.settings import PowerSettings
 
 Standing = Callable[[Collection[str]], frozenset[str]]
 """Those of the names that are Nodes now, as the API server says. Raises Temporary or Permanent."""

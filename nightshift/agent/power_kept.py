@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from controllers.decision import plain
-from controllers.power.clocks import Memory as ClockMemory
-from controllers.power.gang import Gang
-from controllers.power.shield import Memory
+from nightshift.controllers.decision import plain
+from nightshift.controllers.power.clocks import Memory as ClockMemory
+from nightshift.controllers.power.gang import Gang
+from nightshift.controllers.power.shield import Memory
 
 
 @dataclass

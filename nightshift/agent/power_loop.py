@@ -20,33 +20,33 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from agent.power_clocks import Clocks
-from agent.power_decide import Asked, Belief, Decided, ask, decide_gang
-from agent.power_gone import Gone
-from agent.power_kept import Kept
-from agent.power_parts import Around, Happened, Turn
-from agent.power_racks import Racks
-from agent.power_send import complaints, leases
-from agent.power_telling import Receipt, Telling
-from agent.power_view import Beliefs, power_range, shield_gpu
-from agent.power_windows import GpuWindow, Windows
-from collectors.base import Permanent, Temporary
-from collectors.seal import fingerprint
-from collectors.subject import Inventory
-from collectors.tick import Tick
-from controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
-from controllers.decision import plain
-from controllers.outcome import Stretch
-from controllers.policy_file import PolicyFile
-from controllers.power import shield
-from controllers.power.arms import Round, newly_locked
-from controllers.power.belief import TOP, shared_bank
-from controllers.power.curves import LEVELS
-from controllers.power.division import Division, divide_racks
-from controllers.power.rack import RANGE
-from controllers.power.settings import PowerSettings
-from controllers.power.share import Sharing
-from controllers.promotion import Health
+from nightshift.agent.power_clocks import Clocks
+from nightshift.agent.power_decide import Asked, Belief, Decided, ask, decide_gang
+from nightshift.agent.power_gone import Gone
+from nightshift.agent.power_kept import Kept
+from nightshift.agent.power_parts import Around, Happened, Turn
+from nightshift.agent.power_racks import Racks
+from nightshift.agent.power_send import complaints, leases
+from nightshift.agent.power_telling import Receipt, Telling
+from nightshift.agent.power_view import Beliefs, power_range, shield_gpu
+from nightshift.agent.power_windows import GpuWindow, Windows
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
+from nightshift.controllers.decision import plain
+from nightshift.controllers.outcome import Stretch
+from nightshift.controllers.policy_file import PolicyFile
+from nightshift.controllers.power import shield
+from nightshift.controllers.power.arms import Round, newly_locked
+from nightshift.controllers.power.belief import TOP, shared_bank
+from nightshift.controllers.power.curves import LEVELS
+from nightshift.controllers.power.division import Division, divide_racks
+from nightshift.controllers.power.rack import RANGE
+from nightshift.controllers.power.settings import PowerSettings
+from nightshift.controllers.power.share import Sharing
+from nightshift.controllers.promotion import Health
 
 _WAITING = 4
 

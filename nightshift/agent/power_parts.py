@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.power_gone import Standing
-from controllers.actuators.power_nodes import Grant
-from controllers.decision import Decision, Trust
-from controllers.outcome import Sample, Stretch
-from controllers.power import shield
-from controllers.promotion import Health
+from nightshift.agent.power_gone import Standing
+from nightshift.controllers.actuators.power_nodes import Grant
+from nightshift.controllers.decision import Decision, Trust
+from nightshift.controllers.outcome import Sample, Stretch
+from nightshift.controllers.power import shield
+from nightshift.controllers.promotion import Health
 
 Trusts = Callable[[str, bool, float], Trust]
 """(job, its owner opted in, now) → how far the policy is trusted with it."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from agent.power_gone import Gone
-from agent.power_windows import GpuWindow, Windows
-from collectors.tick import Tick
-from controllers.power import shield
-from controllers.power.breaker import Breaker
-from controllers.power.settings import PowerSettings
+from nightshift.agent.power_gone import Gone
+from nightshift.agent.power_windows import GpuWindow, Windows
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.power import shield
+from nightshift.controllers.power.breaker import Breaker
+from nightshift.controllers.power.settings import PowerSettings
 
 
 @dataclass(frozen=True)

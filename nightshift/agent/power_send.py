@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from controllers.actuators.power_nodes import NodeStatus
-from controllers.power import clocks, shield
+from nightshift.controllers.actuators.power_nodes import NodeStatus
+from nightshift.controllers.power import clocks, shield
 
 
 def leases(

@@ -14,13 +14,13 @@ from typing import Any
 
 import structlog
 
-from agent.power_decide import Belief
-from agent.power_parts import Around, Happened, Trusts
-from collectors.base import Permanent, Temporary
-from controllers.decision import Decision, Trust, confirm
-from controllers.outcome import Sample
-from controllers.power.worth import reference, worth
-from controllers.promotion import Health
+from nightshift.agent.power_decide import Belief
+from nightshift.agent.power_parts import Around, Happened, Trusts
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.decision import Decision, Trust, confirm
+from nightshift.controllers.outcome import Sample
+from nightshift.controllers.power.worth import reference, worth
+from nightshift.controllers.promotion import Health
 
 ReadBack = Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, int | None]]]
 

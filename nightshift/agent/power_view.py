@@ -6,15 +6,15 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from agent.power_decide import Belief
-from agent.power_racks import RackState
-from agent.power_windows import GpuWindow, mean
-from controllers.actuators.power_nodes import NodeStatus
-from controllers.power import descent, shield
-from controllers.power.belief import Outlook, shared_bank
-from controllers.power.curves import LEVELS
-from controllers.power.gang import Gang, GangSeen, level_of, look
-from controllers.power.settings import PowerSettings
+from nightshift.agent.power_decide import Belief
+from nightshift.agent.power_racks import RackState
+from nightshift.agent.power_windows import GpuWindow, mean
+from nightshift.controllers.actuators.power_nodes import NodeStatus
+from nightshift.controllers.power import descent, shield
+from nightshift.controllers.power.belief import Outlook, shared_bank
+from nightshift.controllers.power.curves import LEVELS
+from nightshift.controllers.power.gang import Gang, GangSeen, level_of, look
+from nightshift.controllers.power.settings import PowerSettings
 
 _KEPT_S = 3600.0
 """For which a gang's belief outlives the last sight of its job."""

@@ -15,10 +15,10 @@ from statistics import median
 
 import numpy as np
 
-from collectors.frame import Frame, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.throttle import POWER_CAP, REASONS
+from nightshift.collectors.frame import Frame, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.throttle import POWER_CAP, REASONS
 
 _COLUMNS = {
     "draw_w": "gpu_power_w",

@@ -5,31 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent.advisor import Advisor, resembling
-from agent.clock import Clock
-from agent.drill import Drills, is_drill, is_drills
-from agent.gate import Gate
-from agent.giving_back import GivingBack
-from agent.incident import Incident, IncidentState
-from agent.intents import commitments
-from agent.metrics import Metrics
-from agent.proof import ResumedProgress
-from agent.rca.bundle import PastIncident
-from agent.rca.diagnosis import Diagnosis
-from agent.rca.investigate import Investigator, Spent
-from agent.rca.model import Model
-from agent.rca.promql import range_query
-from agent.rca.redact import Redactor
-from agent.scoreboard import Scoreboard
-from agent.settings import Settings
-from agent.stage_parts import Parts
-from agent.store import Store
-from collectors.base import Permanent
-from collectors.history import History
-from collectors.subject import Inventory
-from controllers.action import Action, ActionKind, Actuator, Proposal
-from controllers.guard import Commitment, Ruling
-from controllers.playbooks import plugins as playbooks
+from nightshift.agent.advisor import Advisor, resembling
+from nightshift.agent.clock import Clock
+from nightshift.agent.drill import Drills, is_drill, is_drills
+from nightshift.agent.gate import Gate
+from nightshift.agent.giving_back import GivingBack
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.intents import commitments
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.proof import ResumedProgress
+from nightshift.agent.rca.bundle import PastIncident
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.rca.investigate import Investigator, Spent
+from nightshift.agent.rca.model import Model
+from nightshift.agent.rca.promql import range_query
+from nightshift.agent.rca.redact import Redactor
+from nightshift.agent.scoreboard import Scoreboard
+from nightshift.agent.settings import Settings
+from nightshift.agent.stage_parts import Parts
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory
+from nightshift.controllers.action import Action, ActionKind, Actuator, Proposal
+from nightshift.controllers.guard import Commitment, Ruling
+from nightshift.controllers.playbooks import plugins as playbooks
 
 _PAST = 50
 

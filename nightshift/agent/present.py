@@ -11,16 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from agent.console.incident_page import undo_words
-from agent.console.words import clock_time, duration, full_time, gpu_hours, sentence
-from agent.incident import Incident, IncidentState, IncidentSummary, taken_on
-from agent.rca.summary import as_shown
-from agent.rca.summary import plain as one_line
-from agent.records import plain
-from agent.suppression import Suppression
-from controllers.action import Action
-from detectors.base import Severity, State
-from detectors.budget import words as budget_words
+from nightshift.agent.console.incident_page import undo_words
+from nightshift.agent.console.words import clock_time, duration, full_time, gpu_hours, sentence
+from nightshift.agent.incident import Incident, IncidentState, IncidentSummary, taken_on
+from nightshift.agent.rca.summary import as_shown
+from nightshift.agent.rca.summary import plain as one_line
+from nightshift.agent.records import plain
+from nightshift.agent.suppression import Suppression
+from nightshift.controllers.action import Action
+from nightshift.detectors.base import Severity, State
+from nightshift.detectors.budget import words as budget_words
 
 MARKS = {
     Severity.CRITICAL: ("✕", "bold red"),

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.incident import Incident, IncidentState, entered_s
-from collectors.history import History
-from collectors.subject import Subject
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
-from controllers.playbooks.restart_job import DAMAGED
+from nightshift.agent.incident import Incident, IncidentState, entered_s
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.playbooks.restart_job import DAMAGED
 
 BEFORE_S = 86_400.0
 """Steps this recent before the action show that the job's log is read. A job that hangs may have made its last one

@@ -12,13 +12,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Row
 
-from agent.console.words import full_time
-from agent.database import Database
-from agent.tables import decisions
-from collectors.base import Permanent
-from controllers.decision import Decision, Mode
-from controllers.estimate import Turn
-from controllers.outcome import Outcome, shares_lost
+from nightshift.agent.console.words import full_time
+from nightshift.agent.database import Database
+from nightshift.agent.tables import decisions
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.decision import Decision, Mode
+from nightshift.controllers.estimate import Turn
+from nightshift.controllers.outcome import Outcome, shares_lost
 
 _NOT_FEATURES = frozenset({"at_s", "now_s", "submitted_s"})
 """Numbers of a state that say when, not what."""

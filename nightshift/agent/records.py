@@ -18,8 +18,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from collectors.base import Permanent
-from collectors.seal import canonical_json
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import canonical_json
 
 T = TypeVar("T")
 

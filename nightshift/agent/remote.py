@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 
-from agent.gate import GateAnswer
-from agent.incident import Incident, IncidentSummary
-from agent.records import dump, load
-from collectors.base import Permanent, Temporary
+from nightshift.agent.gate import GateAnswer
+from nightshift.agent.incident import Incident, IncidentSummary
+from nightshift.agent.records import dump, load
+from nightshift.collectors.base import Permanent, Temporary
 
 _PAGE = 100
 _NOT_STORED = ("suppressed",)

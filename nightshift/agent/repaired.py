@@ -15,17 +15,17 @@ from dataclasses import replace
 import sqlalchemy as sa
 import structlog
 
-from agent import audit
-from agent.archive import number_of
-from agent.incident import Incident, IncidentState, StoredFinding
-from agent.records import dump
-from agent.store import Store
-from agent.tables import findings, incidents
-from agent.unrepaired import is_grave, is_unrepaired
-from collectors.base import Permanent, Temporary
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import LogExhibit, Severity, State
+from nightshift.agent import audit
+from nightshift.agent.archive import number_of
+from nightshift.agent.incident import Incident, IncidentState, StoredFinding
+from nightshift.agent.records import dump
+from nightshift.agent.store import Store
+from nightshift.agent.tables import findings, incidents
+from nightshift.agent.unrepaired import is_grave, is_unrepaired
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import LogExhibit, Severity, State
 
 KIND = "repair_seen"
 _S = IncidentState

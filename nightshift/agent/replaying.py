@@ -10,15 +10,15 @@ import threading
 import time
 from pathlib import Path
 
-from agent.app import App
-from agent.clock import SteppedClock, WallClock
-from agent.collection import Collection
-from agent.construct import build_collectors
-from agent.incident import Incident
-from agent.settings import Settings
-from collectors.merge import Merger
-from collectors.recording import RecordingWriter
-from collectors.subject import Inventory
+from nightshift.agent.app import App
+from nightshift.agent.clock import SteppedClock, WallClock
+from nightshift.agent.collection import Collection
+from nightshift.agent.construct import build_collectors
+from nightshift.agent.incident import Incident
+from nightshift.agent.settings import Settings
+from nightshift.collectors.merge import Merger
+from nightshift.collectors.recording import RecordingWriter
+from nightshift.collectors.subject import Inventory
 
 _SETTLE_EVERY = 12
 """Ticks between two waits for the stages of open incidents."""

@@ -12,14 +12,14 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from agent.audit import AuditRecord
-from agent.incident import Incident
-from agent.rca.report import post_mortem
-from agent.store import Store, number_of
-from collectors.base import Permanent
-from collectors.seal import canonical_json, sha256_hex
-from collectors.subject import Subject, SubjectKind
-from detectors.base import LogExhibit, SeriesExhibit
+from nightshift.agent.audit import AuditRecord
+from nightshift.agent.incident import Incident
+from nightshift.agent.rca.report import post_mortem
+from nightshift.agent.store import Store, number_of
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import canonical_json, sha256_hex
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import LogExhibit, SeriesExhibit
 
 _ENDINGS = {"text/plain": "txt", "application/json": "json"}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from agent.archive import row_of
-from agent.database import Database
-from agent.incident import IncidentState
-from agent.tables import incidents
+from nightshift.agent.archive import row_of
+from nightshift.agent.database import Database
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.tables import incidents
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from agent.clock import Clock
-from agent.gate import Gate
-from agent.metrics import Metrics
-from agent.policy_watch import PolicyWatch
-from agent.scheduling_loads import Loads
-from agent.scheduling_loop import SchedulingLoop, Surroundings
-from agent.settings import Settings
-from agent.store import Store
-from collectors.subject import Inventory, SubjectKind
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_queue import KubernetesQueue
-from controllers.actuators.kube_queue_follow import GangDoors, QueueView
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import Gate
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.policy_watch import PolicyWatch
+from nightshift.agent.scheduling_loads import Loads
+from nightshift.agent.scheduling_loop import SchedulingLoop, Surroundings
+from nightshift.agent.settings import Settings
+from nightshift.agent.store import Store
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_queue import KubernetesQueue
+from nightshift.controllers.actuators.kube_queue_follow import GangDoors, QueueView
 
 
 def build_scheduling(

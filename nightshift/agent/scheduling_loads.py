@@ -11,10 +11,10 @@ from collections import OrderedDict, defaultdict
 
 import numpy as np
 
-from collectors.subject import Inventory, SubjectKind
-from collectors.tick import Tick
-from controllers.actuators.kube_queue_follow import unnumbered
-from controllers.scheduling.interference import UNKNOWN, Load
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.kube_queue_follow import unnumbered
+from nightshift.controllers.scheduling.interference import UNKNOWN, Load
 
 _COLUMNS = (
     "gpu_utilization_percent",

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
-from agent.scheduling_loads import Loads
-from collectors.base import Permanent, Temporary
-from collectors.seal import fingerprint
-from collectors.tick import Tick
-from controllers.actuators.kube_queue_follow import GangDoors, QueueView
-from controllers.decision import Decision, Mode, Trust, plain
-from controllers.scheduling.controller import Keep, SchedulingController
-from controllers.scheduling.epochs import GAP_S, Epochs, Told, epoch_of
-from controllers.scheduling.settings import SchedulingSettings
-from controllers.scheduling.steer import InOrder
+from nightshift.agent.scheduling_loads import Loads
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.kube_queue_follow import GangDoors, QueueView
+from nightshift.controllers.decision import Decision, Mode, Trust, plain
+from nightshift.controllers.scheduling.controller import Keep, SchedulingController
+from nightshift.controllers.scheduling.epochs import GAP_S, Epochs, Told, epoch_of
+from nightshift.controllers.scheduling.settings import SchedulingSettings
+from nightshift.controllers.scheduling.steer import InOrder
 
 FIRST_WAIT_S = 10.0
 

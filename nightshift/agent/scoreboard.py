@@ -23,13 +23,13 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.by_hand import noted
-from agent.database import Database
-from agent.incident import Cause
-from agent.records import load
-from agent.tables import plans, steps
-from collectors.subject import SubjectKind
-from controllers.action import Action, ActionKind
+from nightshift.agent.by_hand import noted
+from nightshift.agent.database import Database
+from nightshift.agent.incident import Cause
+from nightshift.agent.records import load
+from nightshift.agent.tables import plans, steps
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import Action, ActionKind
 
 _Z = 1.645
 """One-sided 95 %."""

@@ -15,17 +15,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from agent.access import Sight, sight
-from agent.archive import EVERYTHING, NoSuchIncident, Wanted, name_of, number_of
-from agent.audit import AuditRecord
-from agent.gate import Approval, Gate
-from agent.incident import Incident, IncidentState, IncidentSummary, Step, StoredFinding
-from agent.policy import Person, Role
-from agent.rca.diagnosis import Diagnosis, Evidence
-from agent.store import Store
-from agent.tenancy import NAMESPACED, namespaces_of
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, BlastRadius, Undo
+from nightshift.agent.access import Sight, sight
+from nightshift.agent.archive import EVERYTHING, NoSuchIncident, Wanted, name_of, number_of
+from nightshift.agent.audit import AuditRecord
+from nightshift.agent.gate import Approval, Gate
+from nightshift.agent.incident import Incident, IncidentState, IncidentSummary, Step, StoredFinding
+from nightshift.agent.policy import Person, Role
+from nightshift.agent.rca.diagnosis import Diagnosis, Evidence
+from nightshift.agent.store import Store
+from nightshift.agent.tenancy import NAMESPACED, namespaces_of
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, BlastRadius, Undo
 
 OTHERS = "other teams' work"
 WITHHELD = f"(withheld: it names {OTHERS})"

@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, T
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-import collectors.plugins
-import controllers.actuators.plugins
-import detectors.plugins
-from agent.config_file import ConfigError, Document, explain, read
-from agent.console.settings import Settings as ConsoleSettings
-from agent.correlate import Settings as CorrelateSettings
-from agent.election import Settings as ElectionSettings
-from agent.keeping import Settings as KeepingSettings
-from agent.outlets.settings import Settings as OutletSettings
-from agent.people import Settings as PeopleSettings
-from agent.policy import ApprovalSettings
-from agent.rca.model import ModelSettings
-from agent.rca.redact import Settings as RedactSettings
-from agent.scoreboard import Settings as AutonomySettings
-from agent.slack.settings import Settings as SlackSettings
-from agent.stage_parts import LifecycleSettings
-from collectors.history import Settings as HistorySettings
-from controllers.guard import Settings as GuardSettings
-from controllers.playbooks.ladder import Ladder
-from controllers.playbooks.plan import Economy
-from controllers.power.settings import PowerSettings
-from controllers.scheduling.settings import SchedulingSettings
-from detectors.budget import BudgetSettings
-from kernels.profile.trigger import Settings as KernelSettings
+from nightshift.agent.config_file import ConfigError, Document, explain, read
+from nightshift.agent.console.settings import Settings as ConsoleSettings
+from nightshift.agent.correlate import Settings as CorrelateSettings
+from nightshift.agent.election import Settings as ElectionSettings
+from nightshift.agent.keeping import Settings as KeepingSettings
+from nightshift.agent.outlets.settings import Settings as OutletSettings
+from nightshift.agent.people import Settings as PeopleSettings
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.rca.model import ModelSettings
+from nightshift.agent.rca.redact import Settings as RedactSettings
+from nightshift.agent.scoreboard import Settings as AutonomySettings
+from nightshift.agent.slack.settings import Settings as SlackSettings
+from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.collectors.history import Settings as HistorySettings
+from nightshift.collectors.plugins import ALL as COLLECTORS
+from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
+from nightshift.controllers.guard import Settings as GuardSettings
+from nightshift.controllers.playbooks.ladder import Ladder
+from nightshift.controllers.playbooks.plan import Economy
+from nightshift.controllers.power.settings import PowerSettings
+from nightshift.controllers.scheduling.settings import SchedulingSettings
+from nightshift.detectors.budget import BudgetSettings
+from nightshift.detectors.plugins import ALL as DETECTORS
+from nightshift.kernels.profile.trigger import Settings as KernelSettings
 
 
 class Plugin(Protocol):
@@ -82,9 +82,9 @@ if TYPE_CHECKING:
     ActuatorEntry: TypeAlias = BaseModel
     DetectorEntries: TypeAlias = BaseModel
 else:
-    SourceEntry = _entry(collectors.plugins.ALL)
-    ActuatorEntry = _entry(controllers.actuators.plugins.ALL)
-    DetectorEntries = _each(detectors.plugins.ALL)
+    SourceEntry = _entry(COLLECTORS)
+    ActuatorEntry = _entry(ACTUATORS)
+    DetectorEntries = _each(DETECTORS)
 
 
 def default_state_dir() -> Path:

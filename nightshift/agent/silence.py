@@ -11,16 +11,16 @@ from fnmatch import fnmatchcase
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent import audit
-from agent.access import Verb, may
-from agent.clock import Clock
-from agent.incident import FindingSummary, Incident, IncidentSummary, StoredFinding
-from agent.policy import Person
-from agent.store import Store
-from agent.tables import chat_messages, outlet_rounds, silences
-from agent.tenancy import namespaces_of
-from collectors.base import Permanent
-from detectors.base import Finding
+from nightshift.agent import audit
+from nightshift.agent.access import Verb, may
+from nightshift.agent.clock import Clock
+from nightshift.agent.incident import FindingSummary, Incident, IncidentSummary, StoredFinding
+from nightshift.agent.policy import Person
+from nightshift.agent.store import Store
+from nightshift.agent.tables import chat_messages, outlet_rounds, silences
+from nightshift.agent.tenancy import namespaces_of
+from nightshift.collectors.base import Permanent
+from nightshift.detectors.base import Finding
 
 MAX_S = 30 * 86_400.0
 _KINDS = "fault, namespace, node, gpu, pod, job, rank or incident"

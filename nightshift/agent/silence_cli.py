@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agent.terminal import AsJson, Config, operator, print_json, stored
+from nightshift.agent.terminal import AsJson, Config, operator, print_json, stored
 
 if TYPE_CHECKING:
-    from agent.silence import Silences
-    from agent.store import Store
+    from nightshift.agent.silence import Silences
+    from nightshift.agent.store import Store
 
 app = typer.Typer(no_args_is_help=True, help="Keep messages away for a while; faults are still found and shown.")
 
@@ -25,7 +25,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Tells nobody of incidents that it covers whole, until it ends."""
-    from agent.console.words import full_time
+    from nightshift.agent.console.words import full_time
 
     with stored(config) as (store, _, now_s):
         silence = _silences(store).add(matcher, hours * 3600.0, operator(now_s), reason)
@@ -38,7 +38,7 @@ def add(
 @app.command("list")
 def list_(config: Config = None, as_json: AsJson = False) -> None:
     """The silences that hold now."""
-    from agent.console.words import full_time
+    from nightshift.agent.console.words import full_time
 
     with stored(config) as (store, _, _now_s):
         rows = _silences(store).standing()
@@ -64,7 +64,7 @@ def end(
 
 
 def _silences(store: Store) -> Silences:
-    from agent.silence import Silences
-    from agent.told_time import ToldClock
+    from nightshift.agent.silence import Silences
+    from nightshift.agent.told_time import ToldClock
 
     return Silences(store, ToldClock(store.database))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from agent.correlated import Group, Known
-from agent.kinship import Kin, Places, first_cause, kin_of, onset_key
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Subject, SubjectKind
-from detectors.base import Finding, State
+from nightshift.agent.correlated import Group, Known
+from nightshift.agent.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import Finding, State
 
 BEFORE_S = 900.0
 """A server that fell silent so long before the onset (s) may be what a job waits for."""

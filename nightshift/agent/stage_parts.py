@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.clock import Clock
-from agent.gate import Gate
-from agent.incident import Incident
-from agent.rca.diagnosis import Diagnosis
-from agent.store import Store
-from controllers.action import Action, Actuator, Outcome, Proposal
-from controllers.guard import Commitment, Ruling
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import Incident
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.store import Store
+from nightshift.controllers.action import Action, Actuator, Outcome, Proposal
+from nightshift.controllers.guard import Commitment, Ruling
 
 if TYPE_CHECKING:
-    from agent.giving_back import GivingBack
+    from nightshift.agent.giving_back import GivingBack
 
 
 class LifecycleSettings(BaseModel):

@@ -16,8 +16,8 @@ from typing import Any
 from dbos import DBOS, DBOSPortableJSONSerializer, SetWorkflowID
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.database import Database, patient, server_options
-from collectors.base import Temporary
+from nightshift.agent.database import Database, patient, server_options
+from nightshift.collectors.base import Temporary
 
 STAGES_VERSION = "stages-1"
 """Changes with the meaning of a stage's key or arguments; the lifecycle makes the dropped work anew."""

@@ -20,19 +20,19 @@ from enum import StrEnum
 
 from sqlalchemy import Connection
 
-from agent import under_way
-from agent.giving_back import LOOK_AGAIN_S, GivingBack, stays
-from agent.incident import Cause, Incident, IncidentState
-from agent.intents import commitments, end_intent, has_intent, store_intent
-from agent.policy import Rule, rule_for
-from agent.rca.diagnosis import Diagnosis
-from agent.stage_parts import Parts
-from agent.store import Move, number_of
-from agent.unrepaired import is_unrepaired
-from collectors.base import Permanent, Temporary
-from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, UnderWay
-from controllers.guard import Ruling
-from detectors.base import State
+from nightshift.agent import under_way
+from nightshift.agent.giving_back import LOOK_AGAIN_S, GivingBack, stays
+from nightshift.agent.incident import Cause, Incident, IncidentState
+from nightshift.agent.intents import commitments, end_intent, has_intent, store_intent
+from nightshift.agent.policy import Rule, rule_for
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.stage_parts import Parts
+from nightshift.agent.store import Move, number_of
+from nightshift.agent.unrepaired import is_unrepaired
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.guard import Ruling
+from nightshift.detectors.base import State
 
 _S, _C, _O = IncidentState, Cause, OutcomeStatus
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from agent import audit
-from agent.archive import Archive, NoSuchIncident, name_of, number_of, row_of, step_of
-from agent.clock import Clock
-from agent.database import Database
-from agent.incident import (
+from nightshift.agent import audit
+from nightshift.agent.archive import Archive, NoSuchIncident, name_of, number_of, row_of, step_of
+from nightshift.agent.clock import Clock
+from nightshift.agent.database import Database
+from nightshift.agent.incident import (
     Cause,
     Incident,
     IncidentState,
@@ -27,16 +27,16 @@ from agent.incident import (
     next_state,
     taken_on,
 )
-from agent.kept import Kept
-from agent.rca.diagnosis import Diagnosis
-from agent.records import dump
-from agent.runs import Position, Runs
-from agent.tables import diagnoses, findings, incidents, plans, steps, tenancies
-from agent.tenancy import Tenancy
-from collectors.base import Temporary
-from collectors.subject import Inventory
-from controllers.action import Action
-from detectors.base import Finding, Severity, State
+from nightshift.agent.kept import Kept
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.records import dump
+from nightshift.agent.runs import Position, Runs
+from nightshift.agent.tables import diagnoses, findings, incidents, plans, steps, tenancies
+from nightshift.agent.tenancy import Tenancy
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.subject import Inventory
+from nightshift.controllers.action import Action
+from nightshift.detectors.base import Finding, Severity, State
 
 _SEVERITIES = list(Severity)
 _CLOSED = IncidentState.RESOLVED

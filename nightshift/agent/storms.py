@@ -6,10 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from agent.correlated import Group, Known, Settings
-from agent.kinship import STORMY, Kin, Places, first_cause, kin_of, onset_key
-from collectors.subject import Subject, SubjectKind
-from detectors.base import Finding
+from nightshift.agent.correlated import Group, Known, Settings
+from nightshift.agent.kinship import STORMY, Kin, Places, first_cause, kin_of, onset_key
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import Finding
 
 
 class Storms:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.clock import Clock
-from agent.incident import Incident, IncidentSummary
-from agent.silence import Silence, Silences, findings_of, look_again, silenced
-from agent.store import Store
-from collectors.subject import Inventory, Subject
-from controllers.guard import Window
+from nightshift.agent.clock import Clock
+from nightshift.agent.incident import Incident, IncidentSummary
+from nightshift.agent.silence import Silence, Silences, findings_of, look_again, silenced
+from nightshift.agent.store import Store
+from nightshift.collectors.subject import Inventory, Subject
+from nightshift.controllers.guard import Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action
 
 NAMESPACED = frozenset({SubjectKind.POD, SubjectKind.CONTAINER, SubjectKind.JOB, SubjectKind.RANK})
 _OF_A_NODE = frozenset({SubjectKind.NIC, SubjectKind.DISK})

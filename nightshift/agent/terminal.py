@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from agent.gate import Gate, GateAnswer
-    from agent.kernel_gate import KernelGate
-    from agent.policy import Person
-    from agent.store import Store
+    from nightshift.agent.gate import Gate, GateAnswer
+    from nightshift.agent.kernel_gate import KernelGate
+    from nightshift.agent.policy import Person
+    from nightshift.agent.store import Store
 
 Config = Annotated[
     Path | None,
@@ -29,13 +29,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output")]
 @contextmanager
 def stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
     """The daemon's store and gate, and what time it is for the daemon."""
-    from agent.database import Database, parse_url
-    from agent.gate import Gate
-    from agent.people import Directory
-    from agent.settings import load
-    from agent.store import Store
-    from agent.told_time import ToldClock
-    from collectors.base import Permanent
+    from nightshift.agent.database import Database, parse_url
+    from nightshift.agent.gate import Gate
+    from nightshift.agent.people import Directory
+    from nightshift.agent.settings import load
+    from nightshift.agent.store import Store
+    from nightshift.agent.told_time import ToldClock
+    from nightshift.collectors.base import Permanent
 
     settings = load(config)
     url = parse_url(settings.store_url)
@@ -60,7 +60,7 @@ def operator(now_s: float) -> Person:
     import os
     import pwd
 
-    from agent.policy import Person, Role
+    from nightshift.agent.policy import Person, Role
 
     uid = os.getuid()
     if uid == 0 and os.environ.get("SUDO_UID", "").isdecimal():
@@ -83,7 +83,7 @@ def tell(answer: GateAnswer, as_json: bool) -> None:
 
 def answer_plan(plans: KernelGate, plan: str, sha256: str, who: Person, reason: str | None, listing: str) -> None:
     """A person's answer to a plan that waits: approved, or rejected for a reason; only if its hash begins so."""
-    from collectors.base import Permanent
+    from nightshift.collectors.base import Permanent
 
     known = plans.proposal(plan)
     if known is None:

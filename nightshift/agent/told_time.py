@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import time
 
-from agent.clock import WallClock
-from agent.database import Database
-from agent.store import Store
+from nightshift.agent.clock import WallClock
+from nightshift.agent.database import Database
+from nightshift.agent.store import Store
 
 _NAME = "daemon/clock"
 

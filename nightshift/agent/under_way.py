@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
-from agent.incident import Cause, Incident
-from agent.store import Store
-from collectors.base import Permanent, Temporary
-from controllers.action import Action, Actuator, Outcome, OutcomeStatus
+from nightshift.agent.incident import Cause, Incident
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.action import Action, Actuator, Outcome, OutcomeStatus
 
 FIRST_S = 300.0
 """What has taken so long (s) is told, and again each time that it has taken twice as long."""

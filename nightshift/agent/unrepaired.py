@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from agent.incident import Cause, Incident, last_cause
-from agent.tables import findings, incidents, steps
-from detectors.base import Fault, Finding, Severity
+from nightshift.agent.incident import Cause, Incident, last_cause
+from nightshift.agent.tables import findings, incidents, steps
+from nightshift.detectors.base import Fault, Finding, Severity
 
 
 def is_unrepaired(incident: Incident) -> bool:

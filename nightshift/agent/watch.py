@@ -14,22 +14,22 @@ from dataclasses import dataclass
 
 import structlog
 
-from agent.advisor import findings_of
-from agent.collection import Collection
-from agent.correlate import Decision, Verb, correlate
-from agent.correlate import Settings as CorrelateSettings
-from agent.detection import Detected, Detection
-from agent.incident import Incident
-from agent.known import KnownIncidents
-from agent.metrics import Metrics
-from agent.records import dump, load
-from agent.store import Store
-from collectors.base import Permanent, Temporary
-from collectors.history import History
-from collectors.merge import Merger
-from collectors.subject import Inventory, Membership
-from collectors.tick import Tick
-from detectors.base import Finding, State
+from nightshift.agent.advisor import findings_of
+from nightshift.agent.collection import Collection
+from nightshift.agent.correlate import Decision, Verb, correlate
+from nightshift.agent.correlate import Settings as CorrelateSettings
+from nightshift.agent.detection import Detected, Detection
+from nightshift.agent.incident import Incident
+from nightshift.agent.known import KnownIncidents
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.records import dump, load
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.history import History
+from nightshift.collectors.merge import Merger
+from nightshift.collectors.subject import Inventory, Membership
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Finding, State
 
 HOUSEKEEPING_S = 60.0
 REMEMBER_RELATIONS_S = 7 * 86_400.0

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.base import Permanent, Temporary
-from collectors.frame import Reason
-from collectors.kube_api import KubeApi, Object
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.kube_api import KubeApi, Object
 
 
 class Settings(BaseModel):

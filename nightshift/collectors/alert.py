@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collectors.subject import Subject
+from nightshift.collectors.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)

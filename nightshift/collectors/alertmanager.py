@@ -17,14 +17,14 @@ from urllib.parse import urlencode
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.alert import Alert, Silence
-from collectors.base import Permanent
-from collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
-from collectors.pages import source_subject
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
-from collectors.workload import pod_subject
+from nightshift.collectors.alert import Alert, Silence
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.workload import pod_subject
 
 T = TypeVar("T")
 _MAX_LABELS, _MAX_CHARS, _MAX_SUMMARY = 64, 200, 500

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the two failures are known to every command line, which does not load NumPy for them
-    from collectors.subject import Inventory
-    from collectors.tick import Batch
+    from nightshift.collectors.subject import Inventory
+    from nightshift.collectors.tick import Batch
 
 
 class Temporary(Exception):

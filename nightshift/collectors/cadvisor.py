@@ -15,13 +15,13 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from collectors.exposition import Layout, Page
-from collectors.frame import Reason
-from collectors.metrics import of_kind
-from collectors.pages import PageCollector, PageSettings, Plan, Relation
-from collectors.rows import Rows, cells
-from collectors.subject import Subject, SubjectKind
-from collectors.workload import WorkloadRule, container_subject, pod_subject
+from nightshift.collectors.exposition import Layout, Page
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.metrics import of_kind
+from nightshift.collectors.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.rows import Rows, cells
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.workload import WorkloadRule, container_subject, pod_subject
 
 _PAUSE, _ALL_CPUS = "POD", "total"
 

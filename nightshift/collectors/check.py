@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from collectors.base import Collector
-from collectors.metrics import BY_NAME
-from collectors.subject import Inventory, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.base import Collector
+from nightshift.collectors.metrics import BY_NAME
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.tick import Batch
 
 _KNOWN = set(BY_NAME)
 GRACE_S = 5.0

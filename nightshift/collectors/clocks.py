@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from threading import Lock
 
-from collectors.frame import Instant
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 DRIFT = 1e-4
 """s/s: twice the tolerance of common quartz (±50 ppm), and within what NTP lets a clock be off (RFC 5905: 15 ppm

@@ -19,14 +19,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from collectors.exposition import Layout, Page
-from collectors.frame import Reason
-from collectors.metrics import BOARD, of_kind
-from collectors.pages import PageCollector, PageSettings, Plan, Relation
-from collectors.pci import PCI_FACT, canonical_pci
-from collectors.rows import Cells, Rows, cells
-from collectors.subject import Subject, SubjectKind
-from collectors.workload import WorkloadRule, pod_subject
+from nightshift.collectors.exposition import Layout, Page
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.metrics import BOARD, of_kind
+from nightshift.collectors.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.pci import PCI_FACT, canonical_pci
+from nightshift.collectors.rows import Cells, Rows, cells
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.workload import WorkloadRule, pod_subject
 
 _LANE = re.compile(r"(DCGM_FI_DEV_NVLINK_[A-Z_]+)_L(\d{1,2})")
 NODE_TIME = "nightshift_node_time_seconds"

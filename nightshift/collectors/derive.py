@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from collectors.frame import Frame
-from collectors.metrics import derived_of_kind
-from collectors.rates import Rates
-from collectors.subject import SubjectKind
+from nightshift.collectors.frame import Frame
+from nightshift.collectors.metrics import derived_of_kind
+from nightshift.collectors.rates import Rates
+from nightshift.collectors.subject import SubjectKind
 
 
 class Deriver:

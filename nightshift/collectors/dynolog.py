@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from collectors.base import Permanent, Temporary
+from nightshift.collectors.base import Permanent, Temporary
 
 PORT = 1778
 _MAX_ANSWER_BYTES = 1 << 20

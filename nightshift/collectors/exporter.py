@@ -27,15 +27,15 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from collectors.dcgm_exporter import NODE_TIME
-from collectors.frame import Frame
-from collectors.listening import listening
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.metrics import METRICS, MetricType
-from collectors.nvml import NvmlCollector
-from collectors.pci import PCI_FACT
-from collectors.rotation import Renewed
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.dcgm_exporter import NODE_TIME
+from nightshift.collectors.frame import Frame
+from nightshift.collectors.listening import listening
+from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.metrics import METRICS, MetricType
+from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.pci import PCI_FACT
+from nightshift.collectors.rotation import Renewed
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 _MAX_ANSWER_LINES = 10_000
 _REQUEST_TIMEOUT_S = 10.0

@@ -19,7 +19,7 @@ from itertools import chain, compress
 
 import numpy as np
 
-from collectors.frame import Floats, Reason
+from nightshift.collectors.frame import Floats, Reason
 
 MAX_LINE_BYTES = 2**16
 MAX_SAMPLES = 1_000_000

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.subject import Subject, SubjectKind
+from nightshift.collectors.subject import Subject, SubjectKind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

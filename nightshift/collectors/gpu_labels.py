@@ -10,11 +10,11 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from collectors.dcgm_exporter import plan_of
-from collectors.exposition import Layout, Series
-from collectors.pages import Plan, tell
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.workload import WorkloadRule
+from nightshift.collectors.dcgm_exporter import plan_of
+from nightshift.collectors.exposition import Layout, Series
+from nightshift.collectors.pages import Plan, tell
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.workload import WorkloadRule
 
 IDENTITY = "DCGM_FI_DEV_FB_USED"
 """The metric whose labels are read: every exporter has it, for MIG instances too."""

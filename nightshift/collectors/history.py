@@ -17,10 +17,10 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Floats, Frame, LogRecord, SeriesIndex, SourceStatus, StepSeries
-from collectors.kernel_event import KernelEvent
-from collectors.subject import Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.collectors.frame import Floats, Frame, LogRecord, SeriesIndex, SourceStatus, StepSeries
+from nightshift.collectors.kernel_event import KernelEvent
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 
 _STRIDE = 12
 _LEVELS = 3

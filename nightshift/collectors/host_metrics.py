@@ -8,8 +8,8 @@ which node_exporter has multiplied already).
 
 from __future__ import annotations
 
-from collectors.metric import Derived, Metric, MetricType
-from collectors.subject import SubjectKind
+from nightshift.collectors.metric import Derived, Metric, MetricType
+from nightshift.collectors.subject import SubjectKind
 
 _G, _C = MetricType.GAUGE, MetricType.COUNTER
 _BOX, _NODE, _NIC, _DISK = SubjectKind.CONTAINER, SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK

@@ -20,9 +20,9 @@ from pathlib import Path
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from collectors.base import Permanent, Temporary
-from collectors.frame import Reason
-from collectors.rotation import Renewed
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.rotation import Renewed
 
 _PARALLEL = 64
 _KEEP_S = 60.0

@@ -25,12 +25,12 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from collectors.exposition import Layout, Page, Series
-from collectors.frame import Floats, Ints, Reason
-from collectors.metrics import of_kind
-from collectors.pages import PageCollector, PageSettings, Plan
-from collectors.rows import Rows, cells
-from collectors.subject import MAX_NAME_CHARS, Subject, SubjectKind
+from nightshift.collectors.exposition import Layout, Page, Series
+from nightshift.collectors.frame import Floats, Ints, Reason
+from nightshift.collectors.metrics import of_kind
+from nightshift.collectors.pages import PageCollector, PageSettings, Plan
+from nightshift.collectors.rows import Rows, cells
+from nightshift.collectors.subject import MAX_NAME_CHARS, Subject, SubjectKind
 
 _SERVER = SubjectKind.SERVER
 _MODEL_LABELS = ("model_name", "model", "served_model_name")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from collectors.frame import LogRecord
-from collectors.subject import Subject
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.subject import Subject
 
 KERNEL_LOGS = ("node_log", "kernel_log")
 """The plug-ins that bring kernel events, as their sources' names begin."""

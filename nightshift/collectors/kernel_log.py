@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from collectors.frame import LogRecord
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.pci import canonical_pci
-from collectors.subject import Subject, SubjectKind
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.pci import canonical_pci
+from nightshift.collectors.subject import Subject, SubjectKind
 
 MAX_TEXT = 4096
 _SAID_AGAIN_S, _MOST_SERVERS = 30.0, 1000

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from collectors.frame import Instant, LogRecord, Reason
-from collectors.http import SourceError
-from collectors.kernel_log import MAX_TEXT
-from collectors.local_time import zone_of
-from collectors.subject import Subject
-from collectors.syslog_line import SyslogLine, read_syslog
-from collectors.tail import Tail
+from nightshift.collectors.frame import Instant, LogRecord, Reason
+from nightshift.collectors.http import SourceError
+from nightshift.collectors.kernel_log import MAX_TEXT
+from nightshift.collectors.local_time import zone_of
+from nightshift.collectors.subject import Subject
+from nightshift.collectors.syslog_line import SyslogLine, read_syslog
+from nightshift.collectors.tail import Tail
 
 KMSG = Path("/dev/kmsg")
 _KMSG_BYTES = 8192

@@ -16,14 +16,14 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.frame import Instant, LogRecord, Reason, SourceStatus, StepSeries
-from collectors.kineto_reader import TraceReader
-from collectors.kineto_steps import StepTimes, activities_of, step_times
-from collectors.kineto_trace import Trace, TraceError
-from collectors.pages import source_subject
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
-from collectors.workload import WorkloadRule, rank_of
+from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus, StepSeries
+from nightshift.collectors.kineto_reader import TraceReader
+from nightshift.collectors.kineto_steps import StepTimes, activities_of, step_times
+from nightshift.collectors.kineto_trace import Trace, TraceError
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.workload import WorkloadRule, rank_of
 
 FILE_PATTERN = (
     r"(?:(?P<namespace>[^/]+)/)?(?:[^/]+/)*?(?P<pod>[A-Za-z0-9.-]+?)(?:_\d+)?(?:\.\d+)*(?:\.pt)?(?:\.trace)?"

@@ -23,8 +23,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from collectors.frame import Reason
-from collectors.kineto_trace import CATEGORY, Events, Flows, Trace, TraceError
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.kineto_trace import CATEGORY, Events, Flows, Trace, TraceError
 
 _DROPPED = frozenset({"python_function", "Trace"})
 CHUNK_BYTES = 4 << 20

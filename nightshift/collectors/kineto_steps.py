@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats, Ints
-from collectors.kineto_trace import Trace
+from nightshift.collectors.frame import Floats, Ints
+from nightshift.collectors.kineto_trace import Trace
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 _MARK = re.compile(r"ProfilerStep\s*#(\d+)")

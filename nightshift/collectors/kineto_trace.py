@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from collectors.base import Permanent
-from collectors.frame import Ints, Reason
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Ints, Reason
 
 CATEGORIES = (
     "other",

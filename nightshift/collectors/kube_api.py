@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import orjson
 
-from collectors.base import Permanent, Temporary
+from nightshift.collectors.base import Permanent, Temporary
 
 Object = dict[str, Any]
 MAX_EVENT_BYTES = 8 * 2**20

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from collectors.kube_api import KubeApi, Object
-from collectors.kube_follow import Follower
-from collectors.pages import source_subject
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
-from collectors.workload import pod_subject
+from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.kube_api import KubeApi, Object
+from nightshift.collectors.kube_follow import Follower
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.workload import pod_subject
 
 EVENTS, CHANGES = "kubernetes_events", "kubernetes_changes"
 CLOCK, UNSURE_S = "kubernetes", 1.0

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from collectors.base import Permanent, Temporary
-from collectors.frame import Reason, SourceStatus
-from collectors.kube_api import Busy, Expired, KubeApi, Object, Quiet, Refused, Stop
-from collectors.subject import Subject
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.frame import Reason, SourceStatus
+from nightshift.collectors.kube_api import Busy, Expired, KubeApi, Object, Quiet, Refused, Stop
+from nightshift.collectors.subject import Subject
 
 QUIET_S = 90.0
 """Where a server sends bookmarks, it does so about once a minute: after more silence the watch is opened anew."""

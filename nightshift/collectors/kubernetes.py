@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import SourceStatus
-from collectors.kube_api import KubeApi, Object
-from collectors.kube_follow import Follower
-from collectors.pages import source_subject
-from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
-from collectors.tick import Batch
-from collectors.workload import pod_subject, rank_of
+from nightshift.collectors.frame import SourceStatus
+from nightshift.collectors.kube_api import KubeApi, Object
+from nightshift.collectors.kube_follow import Follower
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.workload import pod_subject, rank_of
 
 AUTHORITY = 1
 """Of relations that the API server told, over inferred ones."""

@@ -11,13 +11,13 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from collectors.frame import Reason, SourceStatus
-from collectors.http import SourceError
-from collectors.kernel_log import KernelLogParser
-from collectors.kernel_log_readers import KMSG, FileReader, JournalReader, KmsgReader, LogReader
-from collectors.pages import source_subject
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.frame import Reason, SourceStatus
+from nightshift.collectors.http import SourceError
+from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.kernel_log_readers import KMSG, FileReader, JournalReader, KmsgReader, LogReader
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 
 class LocalKernelLogCollector:

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from collectors.clocks import Clocks
-from collectors.derive import Deriver
-from collectors.frame import Frame, LogRecord, SeriesIndex, SourceStatus
-from collectors.kernel_event import KernelEvent
-from collectors.pci import gpu_at
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch, Tick
+from nightshift.collectors.clocks import Clocks
+from nightshift.collectors.derive import Deriver
+from nightshift.collectors.frame import Frame, LogRecord, SeriesIndex, SourceStatus
+from nightshift.collectors.kernel_event import KernelEvent
+from nightshift.collectors.pci import gpu_at
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch, Tick
 
 
 class Merger:

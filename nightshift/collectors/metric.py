@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collectors.subject import SubjectKind
+from nightshift.collectors.subject import SubjectKind
 
 
 class MetricType(StrEnum):

@@ -6,10 +6,10 @@ identifiers (docs.nvidia.com/datacenter/dcgm, dcgm_fields.h), NVML API reference
 
 from __future__ import annotations
 
-from collectors.host_metrics import HOST_DERIVED, HOST_METRICS
-from collectors.metric import Derived, Metric, MetricType
-from collectors.server_metrics import SERVER_DERIVED, SERVER_METRICS
-from collectors.subject import SubjectKind
+from nightshift.collectors.host_metrics import HOST_DERIVED, HOST_METRICS
+from nightshift.collectors.metric import Derived, Metric, MetricType
+from nightshift.collectors.server_metrics import SERVER_DERIVED, SERVER_METRICS
+from nightshift.collectors.subject import SubjectKind
 
 __all__ = ["Derived", "Metric", "MetricType"]
 

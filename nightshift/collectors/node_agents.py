@@ -13,14 +13,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from collectors import agent_pods
-from collectors.agent_pods import AgentPod, AgentPods
-from collectors.frame import SourceStatus
-from collectors.http import HttpSettings
-from collectors.node_log import NodeAddress, NodeLogCollector
-from collectors.pages import source_subject
-from collectors.subject import Inventory
-from collectors.tick import Batch
+from nightshift.collectors import agent_pods
+from nightshift.collectors.agent_pods import AgentPod, AgentPods
+from nightshift.collectors.frame import SourceStatus
+from nightshift.collectors.http import HttpSettings
+from nightshift.collectors.node_log import NodeAddress, NodeLogCollector
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Batch
 
 
 class NodeAgentsCollector:

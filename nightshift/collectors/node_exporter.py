@@ -15,12 +15,12 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from collectors.exposition import Layout, Page, Series
-from collectors.frame import Reason
-from collectors.metrics import of_kind
-from collectors.pages import PageCollector, PageSettings, Plan, Relation
-from collectors.rows import Rows, cells
-from collectors.subject import Subject, SubjectKind
+from nightshift.collectors.exposition import Layout, Page, Series
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.metrics import of_kind
+from nightshift.collectors.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.rows import Rows, cells
+from nightshift.collectors.subject import Subject, SubjectKind
 
 KINDS = (SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK)
 _REAL_MOUNT = ("ext", "xfs", "btrfs", "zfs", "nfs", "lustre", "beegfs", "ceph", "fuse", "gpfs", "wekafs", "overlay")

@@ -20,14 +20,14 @@ from urllib.parse import urlsplit
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.base import Permanent
-from collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
-from collectors.kernel_event import KernelEvent
-from collectors.kernel_log import MAX_TEXT, KernelLogParser
-from collectors.pages import source_subject
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.kernel_event import KernelEvent
+from nightshift.collectors.kernel_log import MAX_TEXT, KernelLogParser
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 FUTURE_S = 300.0
 _State = tuple[int, dict[str, str]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.kube_api import KubeApi
+from nightshift.collectors.kube_api import KubeApi
 
 _PATH = "/api/v1/nodes"
 _ONE_BY_ONE = 16

@@ -20,13 +20,13 @@ import numpy as np
 import pynvml
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Floats, Frame, Reason, SourceStatus
-from collectors.metrics import BY_NAME, of_kind
-from collectors.pages import source_subject
-from collectors.pci import PCI_FACT, canonical_pci
-from collectors.rows import Cells, Rows, cells
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
+from nightshift.collectors.metrics import BY_NAME, of_kind
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.pci import PCI_FACT, canonical_pci
+from nightshift.collectors.rows import Cells, Rows, cells
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 Values = Mapping[str, float]
 _NO_DRIVER = (pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)

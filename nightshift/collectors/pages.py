@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.base import Permanent
-from collectors.clocks import ClockOffset, measured
-from collectors.exposition import Layout, Page, PageParser
-from collectors.frame import Floats, Frame, Reason, SourceStatus
-from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
-from collectors.rows import Cells, Rows
-from collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.clocks import ClockOffset, measured
+from nightshift.collectors.exposition import Layout, Page, PageParser
+from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
+from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.rows import Cells, Rows
+from nightshift.collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5"
 Relation = tuple[Subject, Subject]

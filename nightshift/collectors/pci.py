@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 PCI_FACT = "pci_address"
 _ADDRESS = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?")

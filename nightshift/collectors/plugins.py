@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from collectors.alertmanager import AlertmanagerCollector
-from collectors.cadvisor import CadvisorCollector
-from collectors.dcgm_exporter import DcgmExporterCollector
-from collectors.inference import InferenceCollector
-from collectors.kineto import KinetoCollector
-from collectors.kube_events import KubernetesEventsCollector
-from collectors.kubernetes import KubernetesCollector
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.node_agents import NodeAgentsCollector
-from collectors.node_exporter import NodeExporterCollector
-from collectors.node_log import NodeLogCollector
-from collectors.nvml import NvmlCollector
-from collectors.prometheus import PrometheusCollector
-from collectors.replay import ReplayCollector
-from collectors.tensorboard import TensorboardCollector
-from collectors.training_logs import TrainingLogsCollector
-from collectors.training_metrics import TrainingMetricsCollector
+from nightshift.collectors.alertmanager import AlertmanagerCollector
+from nightshift.collectors.cadvisor import CadvisorCollector
+from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.inference import InferenceCollector
+from nightshift.collectors.kineto import KinetoCollector
+from nightshift.collectors.kube_events import KubernetesEventsCollector
+from nightshift.collectors.kubernetes import KubernetesCollector
+from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.node_agents import NodeAgentsCollector
+from nightshift.collectors.node_exporter import NodeExporterCollector
+from nightshift.collectors.node_log import NodeLogCollector
+from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.replay import ReplayCollector
+from nightshift.collectors.tensorboard import TensorboardCollector
+from nightshift.collectors.training_logs import TrainingLogsCollector
+from nightshift.collectors.training_metrics import TrainingMetricsCollector
 
 ALL: Final = (
     PrometheusCollector,

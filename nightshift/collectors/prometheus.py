@@ -15,14 +15,14 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.base import Permanent
-from collectors.frame import Floats, Frame, Reason, SourceStatus
-from collectors.gpu_labels import IDENTITY, GpuLabels
-from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
-from collectors.metrics import Metric
-from collectors.pages import source_subject
-from collectors.prometheus_api import Vector, VectorReader, instant
-from collectors.prometheus_queries import (
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
+from nightshift.collectors.gpu_labels import IDENTITY, GpuLabels
+from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.metrics import Metric
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.prometheus_api import Vector, VectorReader, instant
+from nightshift.collectors.prometheus_queries import (
     KEYS,
     contradiction_query,
     doubled_query,
@@ -31,10 +31,10 @@ from collectors.prometheus_queries import (
     scrape_time_query,
     subject_of,
 )
-from collectors.rows import Cells, Rows
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
-from collectors.workload import WorkloadRule
+from nightshift.collectors.rows import Cells, Rows
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.workload import WorkloadRule
 
 _GPU, _MIG = SubjectKind.GPU, SubjectKind.MIG
 _NODE, _NIC, _DISK = SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from collectors.frame import Floats, Reason
-from collectors.http import Answer, Request, SourceError
+from nightshift.collectors.frame import Floats, Reason
+from nightshift.collectors.http import Answer, Request, SourceError
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectors.gpu_labels import IDENTITY
-from collectors.metrics import BOARD, Metric, of_kind
-from collectors.subject import Subject, SubjectKind
-from collectors.workload import container_subject
+from nightshift.collectors.gpu_labels import IDENTITY
+from nightshift.collectors.metrics import BOARD, Metric, of_kind
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.workload import container_subject
 
 _GPU, _MIG, _BOX, _NODE = SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER, SubjectKind.NODE
 _NIC, _DISK = SubjectKind.NIC, SubjectKind.DISK

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collectors.base import Permanent
-from collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus
-from collectors.gpu_labels import IDENTITY, GpuLabels
-from collectors.http import Answer, Fetcher, Request, SourceError
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.metrics import Metric, of_kind
-from collectors.pages import source_subject
-from collectors.prometheus import PrometheusCollector
-from collectors.prometheus_api import Matrix, instant, over_range, read_matrix, read_vector
-from collectors.prometheus_queries import KEYS, query_for, subject_of
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus
+from nightshift.collectors.gpu_labels import IDENTITY, GpuLabels
+from nightshift.collectors.http import Answer, Fetcher, Request, SourceError
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.metrics import Metric, of_kind
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.prometheus_api import Matrix, instant, over_range, read_matrix, read_vector
+from nightshift.collectors.prometheus_queries import KEYS, query_for, subject_of
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 
 KINDS = (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE)
 MOST_VALUES = 8_000_000

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.frame import Floats, Ints, SeriesIndex
+from nightshift.collectors.frame import Floats, Ints, SeriesIndex
 
 MAX_GAP_S = 300.0
 

@@ -18,12 +18,21 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from collectors.alert import Alert, Silence
-from collectors.base import Permanent
-from collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Inventory, Membership, Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.collectors.alert import Alert, Silence
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import (
+    Floats,
+    Frame,
+    Instant,
+    LogRecord,
+    Reason,
+    SeriesIndex,
+    SourceStatus,
+    StepSeries,
+)
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 
 FORMAT = "nightshift-recording"
 VERSION = 1

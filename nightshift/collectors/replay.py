@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Reason, SourceStatus
-from collectors.pages import source_subject
-from collectors.recording import Recorded, RecordingError, read, read_header
-from collectors.subject import Inventory
-from collectors.tick import Batch
+from nightshift.collectors.frame import Reason, SourceStatus
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.recording import Recorded, RecordingError, read, read_header
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Batch
 
 
 class ReplayCollector:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectors.frame import Floats, Frame, Ints, Reason, SeriesIndex
-from collectors.metrics import Metric, MetricType
-from collectors.subject import Subject, SubjectKind
+from nightshift.collectors.frame import Floats, Frame, Ints, Reason, SeriesIndex
+from nightshift.collectors.metrics import Metric, MetricType
+from nightshift.collectors.subject import Subject, SubjectKind
 
 STALE_S = 300.0
 """Prometheus's own look-back: an older sample no longer stands for now."""

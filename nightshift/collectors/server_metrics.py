@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collectors.metric import Derived, Metric, MetricType
-from collectors.subject import SubjectKind
+from nightshift.collectors.metric import Derived, Metric, MetricType
+from nightshift.collectors.subject import SubjectKind
 
 _G, _C = MetricType.GAUGE, MetricType.COUNTER
 

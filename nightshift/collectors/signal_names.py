@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.frame import STEP_COLUMNS
+from nightshift.collectors.frame import STEP_COLUMNS
 
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "loss": (

@@ -18,13 +18,13 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
-from collectors.pages import source_subject
-from collectors.signal_names import SignalNames
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tfevents import EventFile, Scalar
-from collectors.tick import Batch
-from collectors.workload import rank_of
+from nightshift.collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.signal_names import SignalNames
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tfevents import EventFile, Scalar
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.workload import rank_of
 
 PATH_PATTERN = r"(?P<namespace>[^/]+)/(?P<job>[^/]+)/(?:.*/)?events\.out\.tfevents\.[^/]+"
 FUTURE_S = 300.0

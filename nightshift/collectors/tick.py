@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from collectors.alert import Alert, Silence
-from collectors.clocks import ClockOffset
-from collectors.frame import Frame, LogRecord, SourceStatus, StepSeries
-from collectors.kernel_event import KernelEvent
-from collectors.subject import SubjectKind
+from nightshift.collectors.alert import Alert, Silence
+from nightshift.collectors.clocks import ClockOffset
+from nightshift.collectors.frame import Frame, LogRecord, SourceStatus, StepSeries
+from nightshift.collectors.kernel_event import KernelEvent
+from nightshift.collectors.subject import SubjectKind
 
 
 @dataclass(frozen=True, eq=False)

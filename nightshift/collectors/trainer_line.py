@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from collectors.trainer_formats import counted, in_parts, of_another, spaced
+from nightshift.collectors.trainer_formats import counted, in_parts, of_another, spaced
 
 _NUMBER = (
     r"[-+]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"

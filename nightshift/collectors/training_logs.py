@@ -16,15 +16,15 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.frame import STEP_COLUMNS, Instant, LogRecord, Reason, SourceStatus, StepSeries
-from collectors.local_time import zone_of
-from collectors.nccl_line import read_nccl_line
-from collectors.pages import source_subject
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tail import Tail
-from collectors.tick import Batch
-from collectors.trainer_line import CRI, LinePattern, TrainerLine, read_line
-from collectors.workload import WorkloadRule, container_subject, pod_subject, rank_of
+from nightshift.collectors.frame import STEP_COLUMNS, Instant, LogRecord, Reason, SourceStatus, StepSeries
+from nightshift.collectors.local_time import zone_of
+from nightshift.collectors.nccl_line import read_nccl_line
+from nightshift.collectors.pages import source_subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tail import Tail
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.trainer_line import CRI, LinePattern, TrainerLine, read_line
+from nightshift.collectors.workload import WorkloadRule, container_subject, pod_subject, rank_of
 
 FILE_PATTERNS = (
     r"(?P<namespace>[^_/]+)_(?P<pod>[^_/]+)_[0-9a-f-]{32,36}/(?P<container>[^/]+)/\d+\.log",

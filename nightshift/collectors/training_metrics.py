@@ -17,16 +17,16 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from collectors.base import Permanent
-from collectors.exposition import PageParser
-from collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
-from collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
-from collectors.pages import ACCEPT, source_subject
-from collectors.prometheus_api import VectorReader, instant
-from collectors.signal_names import STEP_NAMES, SignalNames
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
-from collectors.workload import WorkloadRule, pod_subject, rank_of
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.exposition import PageParser
+from nightshift.collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
+from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.pages import ACCEPT, source_subject
+from nightshift.collectors.prometheus_api import VectorReader, instant
+from nightshift.collectors.signal_names import STEP_NAMES, SignalNames
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.workload import WorkloadRule, pod_subject, rank_of
 
 _STEP = re.compile(STEP_NAMES, re.IGNORECASE)
 QUERY = (

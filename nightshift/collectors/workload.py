@@ -11,7 +11,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.subject import Subject, SubjectKind
+from nightshift.collectors.subject import Subject, SubjectKind
 
 
 class WorkloadRule(BaseModel):

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from collectors.base import Temporary
-from collectors.seal import fingerprint
-from collectors.subject import Inventory, Subject
-from detectors.base import Fault, Finding
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.subject import Inventory, Subject
+from nightshift.detectors.base import Fault, Finding
 
 
 class ActionKind(StrEnum):

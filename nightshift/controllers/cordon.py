@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from controllers.action import Action, ActionKind
+from nightshift.controllers.action import Action, ActionKind
 
 TAKES_OUT = frozenset({ActionKind.CORDON, ActionKind.DRAIN})
 """Mitigations that leave a node cordoned: no check runs after them, and nothing gives the node back by itself."""

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from collectors.seal import fingerprint
+from nightshift.collectors.seal import fingerprint
 
 O_contra = TypeVar("O_contra", bound="Observation", contravariant=True)
 O = TypeVar("O", bound="Observation")  # noqa: E741  the field's letter for an observation

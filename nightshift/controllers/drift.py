@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from controllers.policy_file import PolicyFile, PolicyRefused
+from nightshift.controllers.policy_file import PolicyFile, PolicyRefused
 
 Floats = NDArray[np.float64]
 _ALPHA = 0.05

@@ -20,9 +20,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind
-from controllers.cordon import CORDONS, node_of
+from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.cordon import CORDONS, node_of
 
 _A, _K = ActionKind, SubjectKind
 TAKES_CAPACITY = frozenset({_A.QUARANTINE_GPU, _A.TAINT, _A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})

@@ -16,10 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.base import Permanent
-from controllers.policy_file import Interface, Network, Normaliser, PolicyFile
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile
 
-KINDS: Mapping[str, str] = {"power": "controllers.power.learn", "scheduling": "controllers.scheduling.learn"}
+KINDS: Mapping[str, str] = {
+    "power": "nightshift.controllers.power.learn",
+    "scheduling": "nightshift.controllers.scheduling.learn",
+}
 """Kind → module that holds `LEARNABLE`."""
 
 
@@ -49,7 +52,7 @@ def learnable(kind: str) -> Learnable:
     try:
         found: Learnable = import_module(KINDS[kind]).LEARNABLE
     except ImportError as error:
-        raise Permanent(f"{error.name} is not installed: pip install 'nightshift[rl]'") from error
+        raise Permanent(f"{error.name} is not installed. In the checkout: pip install '.[rl]'") from error
     return found
 
 

@@ -24,8 +24,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
-from collectors.base import Permanent
-from collectors.seal import SealError, Signer, canonical_json, open_envelope, sha256_hex
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import SealError, Signer, canonical_json, open_envelope, sha256_hex
 
 PAYLOAD_TYPE = "application/vnd.nightshift.policy+json"
 VERSION = 1

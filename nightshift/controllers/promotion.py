@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controllers.decision import Mode, Trust
-from controllers.drift import Left
-from controllers.estimate import Turn, calibration, doubly_robust, quantile_gap, violation_bound
+from nightshift.controllers.decision import Mode, Trust
+from nightshift.controllers.drift import Left
+from nightshift.controllers.estimate import Turn, calibration, doubly_robust, quantile_gap, violation_bound
 
 STEPS = (Mode.SHADOW, Mode.TRIAL, Mode.CANARY, Mode.ACTIVE)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from detectors.base import RateBasis, SnapshotError, StatedRate
-from detectors.ledger import History
+from nightshift.detectors.base import RateBasis, SnapshotError, StatedRate
+from nightshift.detectors.ledger import History
 
 VERSION = 2
 

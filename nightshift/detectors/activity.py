@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats, Frame
-from detectors.table import Column, Table
+from nightshift.collectors.frame import Floats, Frame
+from nightshift.detectors.table import Column, Table
 
 IDLE_PERCENT = 5.0
 

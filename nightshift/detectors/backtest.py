@@ -1,4 +1,4 @@
-"""Any detector against labelled events: `python -m detectors.backtest DETECTOR RECORDING EVENTS.csv`.
+"""Any detector against labelled events: `python -m nightshift.detectors.backtest DETECTOR RECORDING EVENTS.csv`.
 
 RECORDING is a file that `nightshift record` wrote. EVENTS.csv has the columns series, start_s, end_s (Unix s): a
 fault of `series` (a subject such as `gpu:GPU-1234` or `rank:ml/train#0`) that can be found from start_s and is of
@@ -17,11 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from collectors.recording import Recorded, RecordingError, read
-from collectors.subject import Inventory, SubjectKind
-from detectors.base import Detector, State
-from detectors.evaluate import AlarmAt, Event, Score, score
-from detectors.plugins import ALL
+from nightshift.collectors.recording import Recorded, RecordingError, read
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.detectors.base import Detector, State
+from nightshift.detectors.evaluate import AlarmAt, Event, Score, score
+from nightshift.detectors.plugins import ALL
 
 _STEPPERS = (SubjectKind.RANK, SubjectKind.JOB)
 LONGEST_GAP_S = 600.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from collectors.frame import Instant, LogRecord
-from collectors.seal import fingerprint
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.tail import Tail
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.tail import Tail
 
 CERTAIN = 1e15
 """The score of what hardware or software says of itself (an uncorrected error, a loss that is no number): an event,

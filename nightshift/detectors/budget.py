@@ -25,11 +25,11 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.accounts import Account, Kept, Line, Said
-from detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, State, StatedRate
-from detectors.ledger import DAY_S, Purse, spend
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.accounts import Account, Kept, Line, Said
+from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, State, StatedRate
+from nightshift.detectors.ledger import DAY_S, Purse, spend
 
 WEEK_DAYS = 7.0
 OF_A_JOB = frozenset(

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from collectors.base import Permanent
-from collectors.frame import SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import CERTAIN, Detector, State
-from detectors.tail import Tail, fit, read
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import CERTAIN, Detector, State
+from nightshift.detectors.tail import Tail, fit, read
 
 DAY_S = 86400.0
 FEW, CAUTION = 10, 0.25

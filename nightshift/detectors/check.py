@@ -14,12 +14,12 @@ from dataclasses import replace
 from types import FrameType
 from typing import Protocol
 
-from collectors.frame import SourceStatus
-from collectors.subject import Inventory
-from collectors.tick import Tick
-from detectors.base import Detector, Finding, SeriesExhibit, SnapshotError, State
-from detectors.check_streams import HOSTILE, SILENT, faults, played, silence_after_faults
-from detectors.check_world import START_S, TICK_S, World
+from nightshift.collectors.frame import SourceStatus
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Detector, Finding, SeriesExhibit, SnapshotError, State
+from nightshift.detectors.check_streams import HOSTILE, SILENT, faults, played, silence_after_faults
+from nightshift.detectors.check_world import START_S, TICK_S, World
 
 
 class Kind(Protocol):

@@ -12,13 +12,22 @@ from functools import cache
 
 import numpy as np
 
-from collectors.derive import Deriver
-from collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.metrics import METRICS, MetricType
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.check_world import START_S, TICK_S, World
+from nightshift.collectors.derive import Deriver
+from nightshift.collectors.frame import (
+    Floats,
+    Frame,
+    Instant,
+    LogRecord,
+    Reason,
+    SeriesIndex,
+    SourceStatus,
+    StepSeries,
+)
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.metrics import METRICS, MetricType
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.check_world import START_S, TICK_S, World
 
 
 def _changed(tick: Tick, change: Callable[[Frame], Frame]) -> Tick:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collectors.derive import Deriver
-from collectors.frame import Frame, Reason, SeriesIndex, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Detector, Finding, State
-from detectors.check import Kind, key, lawful, make
-from detectors.check_streams import EXTREMES, faults
-from detectors.check_world import World
+from nightshift.collectors.derive import Deriver
+from nightshift.collectors.frame import Frame, Reason, SeriesIndex, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Detector, Finding, State
+from nightshift.detectors.check import Kind, key, lawful, make
+from nightshift.detectors.check_streams import EXTREMES, faults
+from nightshift.detectors.check_world import World
 
 BEGINS_AGAIN = {"source"}
 """After a restart, the time in which nobody asked is no silence: it says less at first, never more."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.frame import Frame, SeriesIndex, SourceStatus, StepSeries
-from collectors.metrics import METRICS, MetricType
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus, StepSeries
+from nightshift.collectors.metrics import METRICS, MetricType
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 
 START_S = 1_790_000_000.0
 TICK_S = 5.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats
-from detectors.floors import Matrix, sen
+from nightshift.collectors.frame import Floats
+from nightshift.detectors.floors import Matrix, sen
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.base import Permanent
-from collectors.frame import Floats
-from collectors.seal import fingerprint
-from detectors.tail import Tail
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Floats
+from nightshift.collectors.seal import fingerprint
+from nightshift.detectors.tail import Tail
 
 VERSION = 2
 """1: without a digest. It is refused, as every other version is: `nightshift learn` writes a new one in seconds."""

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from collectors.frame import StepSeries
-from collectors.kernel_event import KernelEventKind
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
-from detectors.episodes import Alarm, Episodes
-from detectors.gradient_witness import factor
-from detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
-from detectors.promise import stated
-from detectors.snapshot import pack, unpack
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.kernel_event import KernelEventKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.gradient_witness import factor
+from nightshift.detectors.loss_machine import RING, LossMachine, LossSettings, Phase, Why
+from nightshift.detectors.promise import stated
+from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 5
 """1, 2: no memory of the lowest loss of a watch; a watch that is open goes on from its next step.

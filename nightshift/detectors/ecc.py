@@ -22,13 +22,22 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from collectors.frame import Frame, LogRecord
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import CERTAIN, Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
-from detectors.ecc_clusters import Cell, over_nodes, pattern, together
-from detectors.ecc_counters import (
+from nightshift.collectors.frame import Frame, LogRecord
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import (
+    CERTAIN,
+    Fault,
+    Finding,
+    RateBasis,
+    SeriesExhibit,
+    Severity,
+    SnapshotError,
+    StatedRate,
+)
+from nightshift.detectors.ecc_clusters import Cell, over_nodes, pattern, together
+from nightshift.detectors.ecc_counters import (
     CORRECTED,
     COUNTERS,
     FAILURE,
@@ -39,14 +48,22 @@ from detectors.ecc_counters import (
     Counters,
     CusumSettings,
 )
-from detectors.ecc_hazard import CONSUMED_XIDS, DAY_S, FAILED_XID, HARD_XIDS, IMMINENT_FROM, SOFT_XIDS, History
-from detectors.ecc_saved import cells_of, from_1, histories_of, told_by_lines
-from detectors.episodes import Alarm, Episodes
-from detectors.promise import told
-from detectors.quiet import Quiet, deaf, exhibits, node_of
-from detectors.snapshot import pack, unpack
-from detectors.tail import Tail, calibrated
-from detectors.xid_catalogue import CATALOGUE
+from nightshift.detectors.ecc_hazard import (
+    CONSUMED_XIDS,
+    DAY_S,
+    FAILED_XID,
+    HARD_XIDS,
+    IMMINENT_FROM,
+    SOFT_XIDS,
+    History,
+)
+from nightshift.detectors.ecc_saved import cells_of, from_1, histories_of, told_by_lines
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.promise import told
+from nightshift.detectors.quiet import Quiet, deaf, exhibits, node_of
+from nightshift.detectors.snapshot import pack, unpack
+from nightshift.detectors.tail import Tail, calibrated
+from nightshift.detectors.xid_catalogue import CATALOGUE
 
 VERSION = 2
 """1: bins of ten minutes, rows without columns, imminent on every hard sign. Its test starts anew; its open

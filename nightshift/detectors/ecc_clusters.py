@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats
+from nightshift.collectors.frame import Floats
 
 NEIGHBOUR_ROWS = 8
 """Rows this close in number are called one group: neighbours share drivers and sense amplifiers."""

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Floats, Frame
-from detectors.base import SeriesExhibit
-from detectors.table import Column, Rows, Table
+from nightshift.collectors.frame import Floats, Frame
+from nightshift.detectors.base import SeriesExhibit
+from nightshift.detectors.table import Column, Rows, Table
 
 CORRECTED, UNCORRECTED = "gpu_ecc_sbe_total", "gpu_ecc_dbe_total"
 REMAPPED, REMAPPED_UNCORRECTED = "gpu_remapped_rows_correctable", "gpu_remapped_rows_uncorrectable"

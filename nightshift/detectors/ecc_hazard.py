@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from detectors.evaluate import exact_interval
+from nightshift.detectors.evaluate import exact_interval
 
 CONSUMED_XIDS = frozenset({48, 94, 95, 140})
 HARD_XIDS = CONSUMED_XIDS | {63, 64, 171, 172}

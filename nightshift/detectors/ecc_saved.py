@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from collectors.subject import Subject
-from detectors.base import Fault
-from detectors.ecc_clusters import Cell
-from detectors.ecc_hazard import History, Moment
+from nightshift.collectors.subject import Subject
+from nightshift.detectors.base import Fault
+from nightshift.detectors.ecc_clusters import Cell
+from nightshift.detectors.ecc_hazard import History, Moment
 
 
 def told_by_lines(cells: Mapping[Subject, set[Cell]], histories: Mapping[Subject, History]) -> dict[str, Any]:

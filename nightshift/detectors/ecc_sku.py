@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from detectors.ecc_counters import (
+from nightshift.detectors.ecc_counters import (
     BANKS_LOW,
     BANKS_NONE,
     CORRECTED,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collectors.frame import Instant
-from collectors.subject import Subject
-from detectors.base import Exhibit, Fault, Finding, Severity, SnapshotError, State
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Subject
+from nightshift.detectors.base import Exhibit, Fault, Finding, Severity, SnapshotError, State
 
 Key = tuple[Fault, Subject]
 

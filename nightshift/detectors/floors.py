@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats
-from detectors.table import Column, Rows, Table
+from nightshift.collectors.frame import Floats
+from nightshift.detectors.table import Column, Rows, Table
 
 Matrix = NDArray[np.floating[Any]]
 

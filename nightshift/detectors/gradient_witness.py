@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats
-from detectors.table import Column, Table
+from nightshift.collectors.frame import Floats
+from nightshift.detectors.table import Column, Table
 
 STEPS = 8
 """Steps of a watch that must all agree."""

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Frame
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.activity import Activity
-from detectors.base import Fault, Finding, SeriesExhibit, Severity
-from detectors.episodes import Alarm
-from detectors.progress import Progress, Rhythm
-from detectors.runs import RunDetector, Runs
+from nightshift.collectors.frame import Frame
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.activity import Activity
+from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity
+from nightshift.detectors.episodes import Alarm
+from nightshift.detectors.progress import Progress, Rhythm
+from nightshift.detectors.runs import RunDetector, Runs
 
 PAUSE, PAUSES_TO = 1.5, 5.0
 """A silence this many times as long as the longest pause that ended by itself is none of its kind; pauses excuse a

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.pci import PCI_FACT, canonical_pci
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
-from detectors.episodes import Alarm, Episodes
-from detectors.quiet import Quiet, exhibits
-from detectors.snapshot import pack, unpack
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.pci import PCI_FACT, canonical_pci
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.quiet import Quiet, exhibits
+from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
 _FELL_OFF = 79

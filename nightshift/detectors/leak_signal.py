@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Floats, Frame
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault
-from detectors.floors import Floors
-from detectors.table import Column, Rows, Table
+from nightshift.collectors.frame import Floats, Frame
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault
+from nightshift.detectors.floors import Floors
+from nightshift.detectors.table import Column, Rows, Table
 
 GAPS = 9
 """Times between looks whose median is the scrape interval."""

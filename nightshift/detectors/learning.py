@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collectors.base import Permanent
-from collectors.frame import Floats
-from collectors.subject import Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.density import KEPT_SCORES, Density
-from detectors.tail import Tail, fit
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Floats
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.density import KEPT_SCORES, Density
+from nightshift.detectors.tail import Tail, fit
 
 METRICS = ("gpu_utilization_percent", "gpu_power_w", "gpu_temperature_c", "gpu_sm_clock_mhz")
 DAY_S = 86400.0

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Floats, Ints
-from detectors import gradient_witness, loss_signs
-from detectors.table import Column, Table
+from nightshift.collectors.frame import Floats, Ints
+from nightshift.detectors import gradient_witness, loss_signs
+from nightshift.detectors.table import Column, Table
 
 RING = 64
 BLOCK_STEPS = 16

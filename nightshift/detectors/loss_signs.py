@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats
+from nightshift.collectors.frame import Floats
 
 LOST_STEPS = 12
 LOST = 0.75

@@ -20,18 +20,18 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats, Frame
-from collectors.subject import Inventory, SubjectKind
-from collectors.tick import Tick
-from detectors import teeth
-from detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
-from detectors.climb import SHAPES, climbs
-from detectors.contrast import Climb, assess, growth_over, risen
-from detectors.episodes import Alarm, Episodes
-from detectors.floors import Floors
-from detectors.leak_signal import LeakSettings, LeakSignal, level_and_limit, peers_of, rank_of, slots_of
-from detectors.promise import stated
-from detectors.snapshot import pack, unpack
+from nightshift.collectors.frame import Floats, Frame
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors import teeth
+from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
+from nightshift.detectors.climb import SHAPES, climbs
+from nightshift.detectors.contrast import Climb, assess, growth_over, risen
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.floors import Floors
+from nightshift.detectors.leak_signal import LeakSettings, LeakSignal, level_and_limit, peers_of, rank_of, slots_of
+from nightshift.detectors.promise import stated
+from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 2
 """1: a shorter patience ring and no life_s, lowest; its patience test starts anew, its episodes go on."""

@@ -13,14 +13,14 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import LogRecord
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from collectors.workload import rank_of
-from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
-from detectors.episodes import Alarm, Episodes
-from detectors.quiet import Quiet, exhibits
-from detectors.snapshot import pack, unpack
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.collectors.workload import rank_of
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.quiet import Quiet, exhibits
+from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
 TIMEOUT = re.compile(

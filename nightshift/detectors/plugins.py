@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from detectors.divergence import Divergence
-from detectors.ecc import Ecc
-from detectors.gpu_lost import GpuLost
-from detectors.hang import Hang
-from detectors.interconnect import Interconnect
-from detectors.kernel_events import KernelEvents
-from detectors.memory_leak import MemoryLeak
-from detectors.multivariate import Multivariate
-from detectors.nccl_watchdog import NcclWatchdog
-from detectors.serving import Serving
-from detectors.source import SourceLost
-from detectors.stall import DataStall
-from detectors.straggler import Straggler
-from detectors.throttle import Throttle
-from detectors.xid import XidDetector
+from nightshift.detectors.divergence import Divergence
+from nightshift.detectors.ecc import Ecc
+from nightshift.detectors.gpu_lost import GpuLost
+from nightshift.detectors.hang import Hang
+from nightshift.detectors.interconnect import Interconnect
+from nightshift.detectors.kernel_events import KernelEvents
+from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.multivariate import Multivariate
+from nightshift.detectors.nccl_watchdog import NcclWatchdog
+from nightshift.detectors.serving import Serving
+from nightshift.detectors.source import SourceLost
+from nightshift.detectors.stall import DataStall
+from nightshift.detectors.straggler import Straggler
+from nightshift.detectors.throttle import Throttle
+from nightshift.detectors.xid import XidDetector
 
 ALL = (
     Divergence,

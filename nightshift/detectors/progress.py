@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from collectors.frame import StepSeries
-from collectors.subject import Subject
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.subject import Subject
 
 TYPICAL_STEPS = 256
 NEAR_STEPS = 9

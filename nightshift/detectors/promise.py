@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
-from collectors.subject import SubjectKind
-from detectors.base import Detector, RateBasis, StatedRate
-from detectors.tail import Tail, calibrated
+from nightshift.collectors.subject import SubjectKind
+from nightshift.detectors.base import Detector, RateBasis, StatedRate
+from nightshift.detectors.tail import Tail, calibrated
 
 
 @runtime_checkable

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from collectors.frame import LogRecord
-from collectors.kernel_event import KERNEL_LOGS
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, LogExhibit
-from detectors.episodes import Episodes
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.kernel_event import KERNEL_LOGS
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, LogExhibit
+from nightshift.detectors.episodes import Episodes
 
 KEEP_RECORDS = 8
 

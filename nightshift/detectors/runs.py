@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Protocol
 
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.activity import Activity
-from detectors.base import Fault, Finding, SnapshotError, StatedRate
-from detectors.episodes import Episodes
-from detectors.progress import Progress, Rhythm
-from detectors.promise import stated
-from detectors.snapshot import pack, unpack
-from detectors.starvation import Starvation
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.activity import Activity
+from nightshift.detectors.base import Fault, Finding, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Episodes
+from nightshift.detectors.progress import Progress, Rhythm
+from nightshift.detectors.promise import stated
+from nightshift.detectors.snapshot import pack, unpack
+from nightshift.detectors.starvation import Starvation
 
 VERSION = 1
 

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import Floats, Frame
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
-from detectors.episodes import Alarm, Episodes
-from detectors.promise import stated
-from detectors.snapshot import pack, unpack
-from detectors.table import Column, Table
+from nightshift.collectors.frame import Floats, Frame
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.promise import stated
+from nightshift.detectors.snapshot import pack, unpack
+from nightshift.detectors.table import Column, Table
 
 VERSION = 1
 RING = 64

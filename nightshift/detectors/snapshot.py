@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import SnapshotError
+from nightshift.detectors.base import SnapshotError
 
 Array = NDArray[Any]
 _HEADER = "__header__"

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.frame import SourceStatus
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
-from detectors.episodes import Alarm, Episodes
-from detectors.snapshot import pack, unpack
+from nightshift.collectors.frame import SourceStatus
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectors.frame import Floats
+from nightshift.collectors.frame import Floats
 
 APART = 0.04
 """A block this much slower than the rest may be a stage; less is no news to anybody."""

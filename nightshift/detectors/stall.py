@@ -15,14 +15,14 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.activity import Activity
-from detectors.base import Fault, Finding, SeriesExhibit, Severity
-from detectors.episodes import Alarm
-from detectors.progress import Gap, Progress, Rhythm
-from detectors.runs import RunDetector, Runs
-from detectors.starvation import Starvation, Waits
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.activity import Activity
+from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity
+from nightshift.detectors.episodes import Alarm
+from nightshift.detectors.progress import Gap, Progress, Rhythm
+from nightshift.detectors.runs import RunDetector, Runs
+from nightshift.detectors.starvation import Starvation, Waits
 
 DRAWS = 0.95
 """A GPU that waits more than it did draws less than this share of what it drew."""

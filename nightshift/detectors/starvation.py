@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from collectors.frame import StepSeries
-from collectors.subject import Subject
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.subject import Subject
 
 STRETCH_S, STRETCH_STEPS = 60.0, 10
 """A stretch has at least this time and so many steps."""

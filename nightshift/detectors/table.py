@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from collectors.frame import SeriesIndex
-from collectors.subject import Subject
-from detectors.base import SnapshotError
+from nightshift.collectors.frame import SeriesIndex
+from nightshift.collectors.subject import Subject
+from nightshift.detectors.base import SnapshotError
 
 Rows = slice | NDArray[np.int64]
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.frame import Floats
-from collectors.subject import Inventory
-from detectors.climb import NEAR, SAW, STAIRS
-from detectors.contrast import Climb
-from detectors.floors import Matrix
-from detectors.leak_signal import LeakSettings, LeakSignal, peers_of, rank_of
+from nightshift.collectors.frame import Floats
+from nightshift.collectors.subject import Inventory
+from nightshift.detectors.climb import NEAR, SAW, STAIRS
+from nightshift.detectors.contrast import Climb
+from nightshift.detectors.floors import Matrix
+from nightshift.detectors.leak_signal import LeakSettings, LeakSignal, peers_of, rank_of
 
 TROUGHS = 3
 Places = tuple[int, int, int]

@@ -13,14 +13,22 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Inventory, Subject
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
-from detectors.episodes import Alarm, Episodes
-from detectors.quiet import Quiet, exhibits, node_of
-from detectors.snapshot import pack, unpack
-from detectors.xid_catalogue import CATALOGUE, GRAVITY, SYMPATHETIC, Recovery, Tier, action_of, announced_action
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Inventory, Subject
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.quiet import Quiet, exhibits, node_of
+from nightshift.detectors.snapshot import pack, unpack
+from nightshift.detectors.xid_catalogue import (
+    CATALOGUE,
+    GRAVITY,
+    SYMPATHETIC,
+    Recovery,
+    Tier,
+    action_of,
+    announced_action,
+)
 
 VERSION = 1
 RECOVERY_ACTION_CHANGED = 154

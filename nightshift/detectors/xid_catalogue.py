@@ -73,7 +73,7 @@ MEMORY = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 171, 172})
 
 
 def _load() -> dict[int, Xid]:
-    text = (resources.files("detectors") / "xid_catalogue.json").read_text(encoding="utf-8")
+    text = (resources.files("nightshift.detectors") / "xid_catalogue.json").read_text(encoding="utf-8")
     rows: dict[int, Xid] = {}
     for entry in json.loads(text):
         rows[entry["code"]] = Xid(

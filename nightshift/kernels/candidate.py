@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from collectors.seal import SealError, canonical_json, sha256_hex
+from nightshift.collectors.seal import SealError, canonical_json, sha256_hex
 
 Language = Literal["triton", "cuda", "python"]
 Kind = Literal["own_kernel", "library", "in_place"]

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.candidate import MAX_SOURCE_BYTES, Bound, Candidate, CandidateError, Domain, Launch
+from nightshift.kernels.candidate import MAX_SOURCE_BYTES, Bound, Candidate, CandidateError, Domain, Launch
 
 FIRST_LINE = "nightshift candidate"
 _KNOWN = frozenset(

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from collectors.seal import Signer, canonical_json, sha256_hex
-from kernels.candidate import Candidate
-from kernels.envelope import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, CertificateError, read
-from kernels.judge import inputs
-from kernels.judge.environment import Environment
-from kernels.judge.verdict import FIT, Status, Verdict
-from kernels.problem import Case, Inputs, Outputs, Problem, ProblemError
+from nightshift.collectors.seal import Signer, canonical_json, sha256_hex
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.envelope import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, CertificateError, read
+from nightshift.kernels.judge import inputs
+from nightshift.kernels.judge.environment import Environment
+from nightshift.kernels.judge.verdict import FIT, Status, Verdict
+from nightshift.kernels.problem import Case, Inputs, Outputs, Problem, ProblemError
 
 _ANCHOR_BYTES = 1 << 20
 _SAMPLES = 8

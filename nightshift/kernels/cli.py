@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from collectors.seal import SealError, Signer, trusted_keys
-from kernels import loop_cli
+from nightshift.collectors.seal import SealError, Signer, trusted_keys
+from nightshift.kernels import loop_cli
 
 app = typer.Typer(help="Find faster GPU kernels: profile, search, judge, certify, apply.", no_args_is_help=True)
 
@@ -60,7 +60,7 @@ def _commit() -> str:
 @app.command()
 def problems() -> None:
     """List the reference problems."""
-    from kernels.problems import ALL
+    from nightshift.kernels.problems import ALL
 
     for problem in ALL:
         typer.echo(f"{problem.name:24} {problem.family:16} {len(problem.cases)} timed cases")
@@ -94,17 +94,17 @@ def judge(
     as_json: Annotated[bool, typer.Option("--json", help="print the whole verdict as JSON")] = False,
 ) -> None:
     """Judge one candidate file. Exit code 0: fit (whatever its speed); 1: refused; 3: machine fault."""
-    from kernels.candidate import CandidateError
-    from kernels.candidate_file import read_candidate
-    from kernels.certificate import issue
-    from kernels.envelope import CertificateError
-    from kernels.judge.baselines import shelf_folder
-    from kernels.judge.contest import FULL
-    from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER
-    from kernels.judge.judge import Judge, Request
-    from kernels.judge.verdict import Status
-    from kernels.problem import ProblemError
-    from kernels.problems import named
+    from nightshift.kernels.candidate import CandidateError
+    from nightshift.kernels.candidate_file import read_candidate
+    from nightshift.kernels.certificate import issue
+    from nightshift.kernels.envelope import CertificateError
+    from nightshift.kernels.judge.baselines import shelf_folder
+    from nightshift.kernels.judge.contest import FULL
+    from nightshift.kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER
+    from nightshift.kernels.judge.judge import Judge, Request
+    from nightshift.kernels.judge.verdict import Status
+    from nightshift.kernels.problem import ProblemError
+    from nightshift.kernels.problems import named
 
     if (certificate is None) != (key is None):
         raise _fail("--certificate and --key go together")
@@ -157,10 +157,10 @@ def verify(
     rerun: Annotated[bool, typer.Option(help="judge it again on this machine's GPU")] = False,
 ) -> None:
     """Check a certificate: signature, anchors, drift; on the hardware judge again. Exit code 0: valid; 4: stale."""
-    from kernels.certificate import verify as check
-    from kernels.envelope import CertificateError
-    from kernels.judge.environment import environment
-    from kernels.problems import named
+    from nightshift.kernels.certificate import verify as check
+    from nightshift.kernels.envelope import CertificateError
+    from nightshift.kernels.judge.environment import environment
+    from nightshift.kernels.problems import named
 
     try:
         envelope: Any = json.loads(certificate.read_text())
@@ -189,10 +189,10 @@ def verify(
 
 
 def _rerun(candidate: Any, problem: Any, then: Mapping[str, Any]) -> Any:
-    from kernels.judge.baselines import shelf_folder
-    from kernels.judge.contest import FULL
-    from kernels.judge.inputs import FULL_GPU
-    from kernels.judge.judge import Judge, Request
+    from nightshift.kernels.judge.baselines import shelf_folder
+    from nightshift.kernels.judge.contest import FULL
+    from nightshift.kernels.judge.inputs import FULL_GPU
+    from nightshift.kernels.judge.judge import Judge, Request
 
     with Judge("cuda", shelf=shelf_folder()) as court:
         promoted = "sanitizer" in (then.get("stages") or ())

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from kernels.draw import Draw, mix
-from kernels.problem import Case, Inputs, Outputs, Problem, as_outputs
+from nightshift.kernels.draw import Draw, mix
+from nightshift.kernels.problem import Case, Inputs, Outputs, Problem, as_outputs
 
 _DISTRIBUTIONS = ("normal", "large_mean", "heavy_tail", "ties")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from collectors.seal import SealError, fingerprint, open_envelope
-from kernels.candidate import Candidate, CandidateError
+from nightshift.collectors.seal import SealError, fingerprint, open_envelope
+from nightshift.kernels.candidate import Candidate, CandidateError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"

@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Protocol
 
-from kernels.candidate import Candidate
-from kernels.judge.judge import Judge, Request
-from kernels.judge.verdict import Reason, Status, Verdict
-from kernels.problem import Problem
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.verdict import Reason, Status, Verdict
+from nightshift.kernels.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,17 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from collectors.seal import Signer
-from kernels.executor import LocalExecutor
-from kernels.judge.judge import Judge
-from kernels.ledger import Provenance
-from kernels.optimise import Done, Run, Work, work_of
-from kernels.problem import Case
-from kernels.problems import named
-from kernels.profile.problem_file import load_problem
-from kernels.profile.roofline import Peaks
-from kernels.search import Budget, Ladder
-from kernels.suite import task_again
+from nightshift.collectors.seal import Signer
+from nightshift.kernels.executor import LocalExecutor
+from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.ledger import Provenance
+from nightshift.kernels.optimise import Done, Run, Work, work_of
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
+from nightshift.kernels.profile.problem_file import load_problem
+from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.search import Budget, Ladder
+from nightshift.kernels.suite import task_again
 
 _LOOK_S = 0.2
 NOT_BEGUN = "not begun: the time for searches was over"

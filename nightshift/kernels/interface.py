@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kernels.candidate import Candidate
-from kernels.judge.contest import FULL, Pace
-from kernels.judge.judge import Judge, Request
-from kernels.judge.sizes import Scope
-from kernels.judge.verdict import Verdict
-from kernels.kernelbench import CORRECT, speedup
-from kernels.problem import Problem
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge.contest import FULL, Pace
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.sizes import Scope
+from nightshift.kernels.judge.verdict import Verdict
+from nightshift.kernels.kernelbench import CORRECT, speedup
+from nightshift.kernels.problem import Problem
 
 _SMOKE = Scope(1 << 14, 1 << 12, 64, 320, sweep_random=0, benchmark=False, huge=False, repeats=2)
 

@@ -33,11 +33,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels.as_it_was import as_it_was
-from kernels.candidate import Candidate, Language
-from kernels.draw import Draw, mix
-from kernels.judge.verdict import Status, Verdict
-from kernels.problem import DTYPES, Axis, Case, Inputs, Outputs, Problem, ProblemError, as_outputs
+from nightshift.kernels.as_it_was import as_it_was
+from nightshift.kernels.candidate import Candidate, Language
+from nightshift.kernels.draw import Draw, mix
+from nightshift.kernels.judge.verdict import Status, Verdict
+from nightshift.kernels.problem import DTYPES, Axis, Case, Inputs, Outputs, Problem, ProblemError, as_outputs
 
 CORRECT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
 

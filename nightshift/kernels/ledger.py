@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from collectors.base import Permanent
-from kernels.candidate import Candidate, CandidateError
-from kernels.judge.verdict import Status
+from nightshift.collectors.base import Permanent
+from nightshift.kernels.candidate import Candidate, CandidateError
+from nightshift.kernels.judge.verdict import Status
 
 SCHEMA = 1
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO,

@@ -15,7 +15,7 @@ import os
 import re
 import subprocess
 
-from kernels.ledger import Ledger, LedgerError, Line, read_candidate_of
+from nightshift.kernels.ledger import Ledger, LedgerError, Line, read_candidate_of
 
 _IDENTITY = ("-c", "user.name=nightshift", "-c", "user.email=nightshift@localhost", "-c", "commit.gpgsign=false",
              "-c", "core.hooksPath=/dev/null")  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from collectors.base import Permanent
-from kernels import told
+from nightshift.collectors.base import Permanent
+from nightshift.kernels import told
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder")]
 Device = Annotated[str, typer.Option(help="cuda, cpu or auto")]
@@ -54,22 +54,22 @@ def optimize(
         raise typer.BadParameter("name one of --trace, --model, --problem and --kernelbench")
     import torch
 
-    from kernels import optimise as loop
-    from kernels.apply.bundle import FILE, kernel_record, write_bundle
-    from kernels.envelope import CertificateError
-    from kernels.executor import LocalExecutor
-    from kernels.fan_out import Means, as_it_is, search_all
-    from kernels.judge.baselines import shelf_folder
-    from kernels.judge.judge import Judge
-    from kernels.ledger import Provenance
-    from kernels.model_trace import MODEL_TRACE, trace_model
-    from kernels.profile.hotspots import left_out
-    from kernels.profile.problem_file import keep_problem
-    from kernels.profile.roofline import PeaksError, probe
-    from kernels.report import write_report
-    from kernels.run_folder import held, keep_question, peaks_of, question, signer_of, write_json
-    from kernels.search import Budget, Ladder
-    from kernels.suite import from_suite
+    from nightshift.kernels import optimise as loop
+    from nightshift.kernels.apply.bundle import FILE, kernel_record, write_bundle
+    from nightshift.kernels.envelope import CertificateError
+    from nightshift.kernels.executor import LocalExecutor
+    from nightshift.kernels.fan_out import Means, as_it_is, search_all
+    from nightshift.kernels.judge.baselines import shelf_folder
+    from nightshift.kernels.judge.judge import Judge
+    from nightshift.kernels.ledger import Provenance
+    from nightshift.kernels.model_trace import MODEL_TRACE, trace_model
+    from nightshift.kernels.profile.hotspots import left_out
+    from nightshift.kernels.profile.problem_file import keep_problem
+    from nightshift.kernels.profile.roofline import PeaksError, probe
+    from nightshift.kernels.report import write_report
+    from nightshift.kernels.run_folder import held, keep_question, peaks_of, question, signer_of, write_json
+    from nightshift.kernels.search import Budget, Ladder
+    from nightshift.kernels.suite import from_suite
 
     where, one = where_of(device), _case(case)
     kinds = {"trace": trace, "model": model, "problem": problem, "kernelbench": kernelbench}
@@ -161,7 +161,7 @@ def optimize(
 
 
 def _ray(address: str, where: str) -> Any:
-    from kernels.ray_executor import RayExecutor
+    from nightshift.kernels.ray_executor import RayExecutor
 
     try:
         return RayExecutor(address, 0 if where == "cuda" else 1, where, where == "cpu")
@@ -173,8 +173,8 @@ def _with_model(work: Any, run: Path, model: str, url: str, tokens: int) -> Any:
     """The same work with a language model among its authors, who keeps account in the search's folder."""
     from dataclasses import replace
 
-    from kernels.generate.base import GeneratorError
-    from kernels.generate.llm import Allowance, LanguageModel, connect
+    from nightshift.kernels.generate.base import GeneratorError
+    from nightshift.kernels.generate.llm import Allowance, LanguageModel, connect
 
     try:
         account = run / "tasks" / work.slug / "model.jsonl"
@@ -190,9 +190,9 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="the whole profile as JSON")] = False,
 ) -> None:
     """Where a step's time goes, by operation and shape, and what the roofline would allow. Needs no GPU."""
-    from kernels.profile.hotspots import as_text
-    from kernels.profile.hotspots import profile as read_profile
-    from kernels.profile.roofline import Peaks, PeaksError
+    from nightshift.kernels.profile.hotspots import as_text
+    from nightshift.kernels.profile.hotspots import profile as read_profile
+    from nightshift.kernels.profile.roofline import Peaks, PeaksError
 
     try:
         known = Peaks.read(peaks) if peaks is not None else None
@@ -210,9 +210,9 @@ def profile(
 
 def probe_peaks(output: Annotated[Path, typer.Argument(help="File to write")], device: Device = "auto") -> None:
     """Measures this GPU's copy bandwidth and arithmetic rates, for rooflines."""
-    from kernels.ledger import on_disk
-    from kernels.profile.roofline import probe
-    from kernels.run_folder import write_json
+    from nightshift.kernels.ledger import on_disk
+    from nightshift.kernels.profile.roofline import probe
+    from nightshift.kernels.run_folder import write_json
 
     where = where_of(device)
     found = probe(where) if where == "cuda" else probe(where, 1 << 26, 512, 3)
@@ -234,7 +234,7 @@ def trace(
     """Asks a running job for a trace with shapes, through dynolog (its processes need KINETO_USE_DAEMON=1)."""
     from pathlib import PurePosixPath
 
-    from collectors.dynolog import request_trace
+    from nightshift.collectors.dynolog import request_trace
 
     for name in request_trace(
         host, PurePosixPath(file), job_id=job_id, iterations=iterations, process_limit=processes, port=port
@@ -244,9 +244,9 @@ def trace(
 
 def report(run: RunFolder) -> None:
     """Writes a run's report.md and report.html from its ledgers."""
-    from kernels.ledger import LedgerError
-    from kernels.optimise import tasks_of
-    from kernels.report import write_report
+    from nightshift.kernels.ledger import LedgerError
+    from nightshift.kernels.optimise import tasks_of
+    from nightshift.kernels.report import write_report
 
     if not any(tasks_of(run)) and not (run / "profile.json").exists():
         raise Permanent(f"{run}: no run's folder: it holds neither searches nor a profile")
@@ -263,17 +263,17 @@ def replay(
     device: Device = "auto",
 ) -> None:
     """Judges one trial of a run again: the same candidate, probes and seeds. Exit code 1: another answer."""
-    from kernels.generate.base import Task, seconds_of
-    from kernels.judge.baselines import shelf_folder
-    from kernels.judge.judge import Judge
-    from kernels.kernelbench import load_task
-    from kernels.ledger import LedgerError, read_run
-    from kernels.optimise import ON_CPU, OptimiseError, find_trial
-    from kernels.problem import Case, ProblemError
-    from kernels.problems import named
-    from kernels.profile.problem_file import load_problem, problem_path
-    from kernels.search import Ladder
-    from kernels.search import replay as judge_again
+    from nightshift.kernels.generate.base import Task, seconds_of
+    from nightshift.kernels.judge.baselines import shelf_folder
+    from nightshift.kernels.judge.judge import Judge
+    from nightshift.kernels.kernelbench import load_task
+    from nightshift.kernels.ledger import LedgerError, read_run
+    from nightshift.kernels.optimise import ON_CPU, OptimiseError, find_trial
+    from nightshift.kernels.problem import Case, ProblemError
+    from nightshift.kernels.problems import named
+    from nightshift.kernels.profile.problem_file import load_problem, problem_path
+    from nightshift.kernels.search import Ladder
+    from nightshift.kernels.search import replay as judge_again
 
     where = where_of(device)
     try:
@@ -318,7 +318,7 @@ def where_of(word: str) -> str:
 
 
 def _case(text: str) -> Any:
-    from kernels.problem import Case
+    from nightshift.kernels.problem import Case
 
     if not text.strip():
         return None
@@ -334,8 +334,8 @@ def _tiny(work: Any) -> Any:
     """The same search on a shape that Triton's interpreter can run: every size at most 48."""
     from dataclasses import replace
 
-    from kernels.generate.families import interprets
-    from kernels.problem import Case
+    from nightshift.kernels.generate.families import interprets
+    from nightshift.kernels.problem import Case
 
     case = work.task.case
     small = Case.of(case.dtype, "contiguous", **{name: min(value, 48) for name, value in case.params})
@@ -347,7 +347,7 @@ def _tiny(work: Any) -> Any:
 
 
 def _commit() -> str:
-    from kernels.cli import _commit as commit
+    from nightshift.kernels.cli import _commit as commit
 
     return commit()
 

@@ -12,9 +12,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels.as_it_was import as_it_was
-from kernels.kernelbench import arguments_of
-from kernels.optimise import OptimiseError, slug_of
+from nightshift.kernels.as_it_was import as_it_was
+from nightshift.kernels.kernelbench import arguments_of
+from nightshift.kernels.optimise import OptimiseError, slug_of
 
 MODEL_TRACE = "model_trace.json"
 

@@ -30,30 +30,30 @@ from typing import Any
 
 import torch
 
-from collectors.seal import Signer
-from kernels import told
-from kernels.certificate import issue
-from kernels.executor import Executor
-from kernels.generate.base import Generator, Task
-from kernels.generate.families import families_of
-from kernels.generate.known import templates
-from kernels.generate.template import Apart
-from kernels.judge.contest import Pace
-from kernels.judge.inputs import INTERPRETER
-from kernels.judge.judge import Request
-from kernels.judge.verdict import Status, Verdict
-from kernels.ledger import Ledger, Provenance, write_whole
-from kernels.ledger_git import GitBook
-from kernels.problem import Case, Problem, ProblemError
-from kernels.problems import BY_NAME, named
-from kernels.profile.casts import cast_problems, copies_gain
-from kernels.profile.hotspots import Hotspot, Profile
-from kernels.profile.hotspots import profile as read_profile
-from kernels.profile.pattern import BIASED
-from kernels.profile.problem_file import case_of, load_problem, problem_path, write_problem
-from kernels.profile.products import backward_of, expected_gain
-from kernels.profile.roofline import Peaks
-from kernels.search import Budget, Ladder, Progress, Result, Search
+from nightshift.collectors.seal import Signer
+from nightshift.kernels import told
+from nightshift.kernels.certificate import issue
+from nightshift.kernels.executor import Executor
+from nightshift.kernels.generate.base import Generator, Task
+from nightshift.kernels.generate.families import families_of
+from nightshift.kernels.generate.known import templates
+from nightshift.kernels.generate.template import Apart
+from nightshift.kernels.judge.contest import Pace
+from nightshift.kernels.judge.inputs import INTERPRETER
+from nightshift.kernels.judge.judge import Request
+from nightshift.kernels.judge.verdict import Status, Verdict
+from nightshift.kernels.ledger import Ledger, Provenance, write_whole
+from nightshift.kernels.ledger_git import GitBook
+from nightshift.kernels.problem import Case, Problem, ProblemError
+from nightshift.kernels.problems import BY_NAME, named
+from nightshift.kernels.profile.casts import cast_problems, copies_gain
+from nightshift.kernels.profile.hotspots import Hotspot, Profile
+from nightshift.kernels.profile.hotspots import profile as read_profile
+from nightshift.kernels.profile.pattern import BIASED
+from nightshift.kernels.profile.problem_file import case_of, load_problem, problem_path, write_problem
+from nightshift.kernels.profile.products import backward_of, expected_gain
+from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.search import Budget, Ladder, Progress, Result, Search
 
 TINY = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
 ON_CPU = Ladder((TINY,), INTERPRETER, Request(INTERPRETER, None))

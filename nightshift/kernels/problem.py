@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernels.draw import Draw, mix
+from nightshift.kernels.draw import Draw, mix
 
 Input = torch.Tensor | float | int | bool
 Inputs = tuple[Input, ...]

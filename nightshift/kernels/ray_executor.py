@@ -16,10 +16,10 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from collectors.base import Permanent
-from kernels.executor import Job
-from kernels.judge.judge import Judge
-from kernels.judge.verdict import Reason, Status, Verdict
+from nightshift.collectors.base import Permanent
+from nightshift.kernels.executor import Job
+from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.verdict import Reason, Status, Verdict
 
 _LOOK_S = 1.0
 

@@ -25,9 +25,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from kernels.apply.bundle import kernel_record
-from kernels.envelope import CertificateError, certificate_sha256, read
-from kernels.ledger import write_whole
+from nightshift.kernels.apply.bundle import kernel_record
+from nightshift.kernels.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.ledger import write_whole
 
 
 class RegistryError(ValueError):

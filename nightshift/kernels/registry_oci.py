@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from collectors.seal import sha256_hex
-from kernels.ledger import write_whole
-from kernels.registry import Entry, Registry, RegistryError, State
+from nightshift.collectors.seal import sha256_hex
+from nightshift.kernels.ledger import write_whole
+from nightshift.kernels.registry import Entry, Registry, RegistryError, State
 
 ARTIFACT = "application/vnd.nightshift.kernel.v1+json"
 CERTIFICATE = "application/vnd.in-toto+json"

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.ledger import LedgerError, Line, read_run, write_whole
-from kernels.optimise import FIT, tasks_of
+from nightshift.kernels.ledger import LedgerError, Line, read_run, write_whole
+from nightshift.kernels.optimise import FIT, tasks_of
 
 _MANY = 40
 

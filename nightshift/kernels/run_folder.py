@@ -18,10 +18,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from collectors.base import Permanent
-from collectors.seal import SealError, Signer
-from kernels.ledger import LedgerError, asked_the_same, locked, on_disk, write_whole
-from kernels.profile.roofline import Peaks
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import SealError, Signer
+from nightshift.kernels.ledger import LedgerError, asked_the_same, locked, on_disk, write_whole
+from nightshift.kernels.profile.roofline import Peaks
 
 ASKED = "run.json"
 

@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from collectors.base import Temporary
-from kernels.executor import Executor, Job
-from kernels.generate.base import TIMED, Generator, GeneratorError, Outcome, Proposal, Task, seconds_of
-from kernels.judge.contest import FULL, QUICK, Pace
-from kernels.judge.inputs import FULL_GPU, QUICK_GPU
-from kernels.judge.judge import Judge, Request
-from kernels.judge.sizes import Scope
-from kernels.judge.verdict import Status, Verdict
-from kernels.ledger import Decision, Ledger, LedgerError, Line, Provenance, read_candidate_of
-from kernels.problem import Case
+from nightshift.collectors.base import Temporary
+from nightshift.kernels.executor import Executor, Job
+from nightshift.kernels.generate.base import TIMED, Generator, GeneratorError, Outcome, Proposal, Task, seconds_of
+from nightshift.kernels.judge.contest import FULL, QUICK, Pace
+from nightshift.kernels.judge.inputs import FULL_GPU, QUICK_GPU
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.sizes import Scope
+from nightshift.kernels.judge.verdict import Status, Verdict
+from nightshift.kernels.ledger import Decision, Ledger, LedgerError, Line, Provenance, read_candidate_of
+from nightshift.kernels.problem import Case
 
 CAREFUL = Pace(min_rounds=15, max_rounds=25, round_s=0.003, max_slots=3, check_every=3)
 

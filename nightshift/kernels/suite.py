@@ -8,18 +8,18 @@ from pathlib import Path
 
 import torch
 
-from collectors.seal import sha256_hex
-from kernels.bind import Binding, bind
-from kernels.candidate import Candidate
-from kernels.generate.base import Outcome, Proposal, Spent, Task
-from kernels.generate.families import families_of
-from kernels.generate.known import templates
-from kernels.generate.template import Family
-from kernels.kernelbench import Task as SuiteTask
-from kernels.kernelbench import load_task, names_of
-from kernels.optimise import OptimiseError, Work, slug_of
-from kernels.problem import ProblemError
-from kernels.problems import named
+from nightshift.collectors.seal import sha256_hex
+from nightshift.kernels.bind import Binding, bind
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
+from nightshift.kernels.generate.families import families_of
+from nightshift.kernels.generate.known import templates
+from nightshift.kernels.generate.template import Family
+from nightshift.kernels.kernelbench import Task as SuiteTask
+from nightshift.kernels.kernelbench import load_task, names_of
+from nightshift.kernels.optimise import OptimiseError, Work, slug_of
+from nightshift.kernels.problem import ProblemError
+from nightshift.kernels.problems import named
 
 
 def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[list[Work], dict[str, str]]:

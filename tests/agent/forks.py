@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.agent.killed", "agent.cli", "agent.settings", "agent.audit", "agent.doctor"])
+FORKS.set_forkserver_preload(
+    [
+        "tests.agent.killed",
+        "nightshift.agent.cli",
+        "nightshift.agent.settings",
+        "nightshift.agent.audit",
+        "nightshift.agent.doctor",
+    ]
+)
 LIMIT_S = 500.0
 
 
@@ -42,6 +50,6 @@ def _command(arguments: tuple[str, ...], environment: Mapping[str, str], folder:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), number)
     sys.argv = ["nightshift", *arguments]
-    from agent.__main__ import main
+    from nightshift.agent.__main__ import main
 
     main()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agent.clock import SteppedClock
-from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
-from collectors.frame import Instant, LogRecord
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
-from detectors.base import Fault, Finding, LogExhibit, SeriesExhibit, Severity, State
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
+from nightshift.detectors.base import Fault, Finding, LogExhibit, SeriesExhibit, Severity, State
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPU = Subject(SubjectKind.GPU, "GPU-1")

@@ -8,20 +8,20 @@ from typing import Any
 
 from kubernetes import client
 
-from agent.gate import Gate
-from agent.kernel_gate import KernelGate, ProposalState, search
-from agent.kernel_runner import KernelRunner
-from agent.kernel_search import KernelSearch
-from agent.policy import ApprovalSettings, Person, Role
-from agent.store import Store
-from collectors.kube_api import Object
-from collectors.seal import Signer, canonical_json
-from controllers.action import Action, ActionKind
-from controllers.actuators.kube_kernel_jobs import KernelJobActuator, KernelJobSettings, job_name
-from controllers.actuators.kube_rights import OWN_RIGHTS
-from kernels.candidate import Candidate
-from kernels.envelope import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE
-from kernels.profile.trigger import Settings
+from nightshift.agent.gate import Gate
+from nightshift.agent.kernel_gate import KernelGate, ProposalState, search
+from nightshift.agent.kernel_runner import KernelRunner
+from nightshift.agent.kernel_search import KernelSearch
+from nightshift.agent.policy import ApprovalSettings, Person, Role
+from nightshift.agent.store import Store
+from nightshift.collectors.kube_api import Object
+from nightshift.collectors.seal import Signer, canonical_json
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator, KernelJobSettings, job_name
+from nightshift.controllers.actuators.kube_rights import OWN_RIGHTS
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.envelope import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE
+from nightshift.kernels.profile.trigger import Settings
 from tests.agent.incidents import ManualClock
 from tests.controllers.kube_scenes import client_with, rules_of
 from tests.kubernetes_api.cluster import Cluster, eventually

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from agent.clock import SteppedClock
-from agent.incident import TRANSITIONS, Cause, Incident, IncidentState
-from agent.intents import store_intent
-from agent.stage_parts import LifecycleSettings
-from agent.store import Move
-from controllers.action import Action, ActionKind, Precondition, Proposal
-from controllers.actuators.simulated import Mishap
-from detectors.base import Fault, State
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.incident import TRANSITIONS, Cause, Incident, IncidentState
+from nightshift.agent.intents import store_intent
+from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.agent.store import Move
+from nightshift.controllers.action import Action, ActionKind, Precondition, Proposal
+from nightshift.controllers.actuators.simulated import Mishap
+from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import NODE, a_diagnosis, a_finding, an_action
 from tests.agent.world import ANN, BOB, UNDOABLE, World
 

@@ -12,16 +12,16 @@ from typing import Any
 
 from sqlalchemy import event
 
-from agent.clock import SteppedClock
-from agent.gate import Gate
-from agent.policy import ApprovalSettings, Person, Role
-from agent.policy_gate import PolicyGate
-from agent.policy_watch import PolicyWatch
-from agent.receipts import Receipts
-from agent.store import Store
-from controllers.decision import Decision, Mode
-from controllers.outcome import Sample, Stretch
-from controllers.promotion import Criteria, Health
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.gate import Gate
+from nightshift.agent.policy import ApprovalSettings, Person, Role
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.policy_watch import PolicyWatch
+from nightshift.agent.receipts import Receipts
+from nightshift.agent.store import Store
+from nightshift.controllers.decision import Decision, Mode
+from nightshift.controllers.outcome import Sample, Stretch
+from nightshift.controllers.promotion import Criteria, Health
 from tests.controllers.test_promotion import world
 
 KIND, SHA = "scheduling", "ab" * 32

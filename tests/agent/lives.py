@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.incident import IncidentState
-from agent.lifecycle import Lifecycle
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
-from controllers.actuators.simulated import SimulatedActuator
-from detectors.base import State
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.actuators.simulated import SimulatedActuator
+from nightshift.detectors.base import State
 from tests.agent.incidents import NODE, ManualClock, a_finding
 from tests.agent.world import ANN, World
 

@@ -21,7 +21,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
-from agent.console.server import Server
+from nightshift.agent.console.server import Server
 
 CLIENT, SECRET = "nightshift", "s" * 40
 Claims = dict[str, Any]

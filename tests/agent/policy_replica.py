@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from agent import app as app_module
-from agent.app import App
-from agent.clock import SteppedClock
-from agent.settings import Settings
-from collectors.subject import Inventory, Subject
-from collectors.tick import Batch
-from controllers.actuators.power_nodes import Grant, NodeStatus
+from nightshift.agent import app as app_module
+from nightshift.agent.app import App
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.settings import Settings
+from nightshift.collectors.subject import Inventory, Subject
+from nightshift.collectors.tick import Batch
+from nightshift.controllers.actuators.power_nodes import Grant, NodeStatus
 from tests.agent.test_policy_path import CRITERIA, WINDOW_S, Fleet
 
 

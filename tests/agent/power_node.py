@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.node import answer_lease, tell_lease
-from collectors.exporter import NodeExporter
-from collectors.exporter import Settings as ExporterSettings
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.nvml import NvmlCollector
-from controllers.actuators.nvml_power import NvmlPower
-from controllers.actuators.power_leases import PowerLeases
-from controllers.actuators.power_nodes import Settings as NodeSettings
+from nightshift.agent.node import answer_lease, tell_lease
+from nightshift.collectors.exporter import NodeExporter
+from nightshift.collectors.exporter import Settings as ExporterSettings
+from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.nvml import NvmlCollector
+from nightshift.controllers.actuators.nvml_power import NvmlPower
+from nightshift.controllers.actuators.power_leases import PowerLeases
+from nightshift.controllers.actuators.power_nodes import Settings as NodeSettings
 from tests.certificates import Authority
 
 

@@ -6,15 +6,15 @@ import os
 import time
 from pathlib import Path
 
-from agent.clock import WallClock
-from agent.election import Settings as ElectionSettings
-from agent.election import build as build_election
-from agent.incident import Incident
-from agent.lease import LEASE_S
-from agent.lifecycle import Lifecycle
-from agent.rca.diagnosis import Diagnosis
-from controllers.action import Action
-from controllers.actuators.simulated import SimulatedActuator
+from nightshift.agent.clock import WallClock
+from nightshift.agent.election import Settings as ElectionSettings
+from nightshift.agent.election import build as build_election
+from nightshift.agent.incident import Incident
+from nightshift.agent.lease import LEASE_S
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.controllers.action import Action
+from nightshift.controllers.actuators.simulated import SimulatedActuator
 from tests.agent.incidents import a_diagnosis, an_action
 from tests.agent.world import World
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent.incident import Incident, IncidentState, StoredFinding
-from agent.rca.diagnosis import Diagnosis
-from collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus, StepSeries
-from collectors.history import History
-from collectors.kernel_event import KERNEL_LOGS
-from collectors.kernel_log import KernelLogParser
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, LogExhibit, SeriesExhibit, Severity, State
+from nightshift.agent.incident import Incident, IncidentState, StoredFinding
+from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus, StepSeries
+from nightshift.collectors.history import History
+from nightshift.collectors.kernel_event import KERNEL_LOGS
+from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, LogExhibit, SeriesExhibit, Severity, State
 
 K = SubjectKind
 NODE, JOB = Subject(K.NODE, "n1"), Subject(K.JOB, "ml/a")

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from agent.clock import SteppedClock
-from agent.console.sessions import Account, Doorkeeper
-from agent.console.site import Health, Parts
-from agent.gate import Gate
-from agent.people import Directory, Settings
-from agent.policy import ApprovalSettings
-from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
-from agent.store import Store
-from collectors.frame import Frame, Instant, Reason, SeriesIndex, SourceStatus
-from collectors.history import History
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
-from detectors.base import Fault, Finding, SeriesExhibit, Severity, State
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.console.sessions import Account, Doorkeeper
+from nightshift.agent.console.site import Health, Parts
+from nightshift.agent.gate import Gate
+from nightshift.agent.people import Directory, Settings
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store import Store
+from nightshift.collectors.frame import Frame, Instant, Reason, SeriesIndex, SourceStatus
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
+from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, State
 
 NOW_S = 1_790_000_000.0
 TOKEN = "open-sesame"

@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from agent.clock import SteppedClock
-from agent.console.sessions import Account, Doorkeeper
-from agent.console.site import Health, Parts
-from agent.gate import Gate
-from agent.kernel_gate import KernelGate, promotion, search
-from agent.people import Directory, Owner, Settings
-from agent.policy import ApprovalSettings, Person, Role
-from agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
-from agent.receipts import Receipts
-from agent.store import Store
-from agent.suppression import Suppressor
-from collectors.frame import Frame, Instant, SeriesIndex
-from collectors.history import History
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.action import Action, ActionKind, BlastRadius, Undo
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.console.sessions import Account, Doorkeeper
+from nightshift.agent.console.site import Health, Parts
+from nightshift.agent.gate import Gate
+from nightshift.agent.kernel_gate import KernelGate, promotion, search
+from nightshift.agent.people import Directory, Owner, Settings
+from nightshift.agent.policy import ApprovalSettings, Person, Role
+from nightshift.agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.receipts import Receipts
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Suppressor
+from nightshift.collectors.frame import Frame, Instant, SeriesIndex
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.detectors.base import Fault, Finding, Severity, State
 from tests.agent.killed_policy import a_receipt
 
 NOW_S = 1_790_000_000.0

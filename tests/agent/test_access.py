@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.access import NEEDS, OF_THE_CLUSTER, Sight, Verb, may, sight
-from agent.people import Directory, Owner, Settings
-from agent.policy import ORDER, Grant, Person, Role
-from agent.store import Store
-from agent.tenancy import Tenancy
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault
+from nightshift.agent.access import NEEDS, OF_THE_CLUSTER, Sight, Verb, may, sight
+from nightshift.agent.people import Directory, Owner, Settings
+from nightshift.agent.policy import ORDER, Grant, Person, Role
+from nightshift.agent.store import Store
+from nightshift.agent.tenancy import Tenancy
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault
 from tests.agent.incidents import ManualClock, a_diagnosis, a_finding, an_action
 
 SPACES = ("red", "blue", "green")

@@ -10,9 +10,9 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 
-from agent.console.api import PREFIX
-from agent.console.app import build_console
-from agent.console.settings import Settings
+from nightshift.agent.console.api import PREFIX
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.settings import Settings
 from tests.agent.tenants import Cluster, forbidden, token_of
 
 WHO = "red-approver@example.org"

@@ -11,17 +11,17 @@ import httpx
 import psycopg
 import pytest
 
-from agent.app import App
-from agent.clock import SteppedClock
-from agent.config_file import ConfigError
-from agent.incident import IncidentState
-from agent.policy import Role
-from agent.settings import Settings
-from collectors.base import Permanent
-from collectors.frame import Instant
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.app import App
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.config_file import ConfigError
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.policy import Role
+from nightshift.agent.settings import Settings
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, Severity, State
 from tests.agent.fleet import Exporter, values
 
 START_S = 1_790_000_000.0
@@ -253,7 +253,7 @@ def test_people_and_teams_are_taken_up_without_a_restart(tmp_path: Path, exporte
 
 def test_no_source_and_no_gpu_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a driver is told to name sources, not shown a traceback."""
-    monkeypatch.setattr("agent.construct.NVML_LIBRARY", "libabsent.so.1")
+    monkeypatch.setattr("nightshift.agent.construct.NVML_LIBRARY", "libabsent.so.1")
     with pytest.raises(Permanent, match="name `sources`"):
         App(Settings(state_dir=tmp_path, console={"port": 0}))  # type: ignore[arg-type]
 

@@ -16,11 +16,11 @@ import uvicorn
 from jinja2 import Environment
 from starlette.testclient import TestClient
 
-from agent.console import api, defence, entrance, sessions, site
-from agent.console.app import build_console
-from agent.console.server import Server
-from agent.console.settings import ProxySettings, Settings
-from agent.incident import IncidentState
+from nightshift.agent.console import api, defence, entrance, sessions, site
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.settings import ProxySettings, Settings
+from nightshift.agent.incident import IncidentState
 from tests.agent.story import TOKEN, Story
 
 HOSTILE = "</pre><script>alert(1)</script>"
@@ -242,7 +242,7 @@ def _unescaped(monkeypatch: pytest.MonkeyPatch) -> None:
 def _believing_uvicorn(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = uvicorn.Config
     monkeypatch.setattr(
-        "agent.console.server.uvicorn.Config",
+        "nightshift.agent.console.server.uvicorn.Config",
         lambda app, **kw: honest(app, **(kw | {"proxy_headers": True, "forwarded_allow_ips": "*"})),
     )
 

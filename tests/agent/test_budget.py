@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.correlate import Verb, correlate
-from agent.detection import Detection
-from agent.metrics import Metrics
-from collectors.frame import Instant
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
-from detectors.budget import BudgetSettings
-from detectors.calibration import CalibrationError, save
-from detectors.hang import Hang
-from detectors.tail import Tail
+from nightshift.agent.correlate import Verb, correlate
+from nightshift.agent.detection import Detection
+from nightshift.agent.metrics import Metrics
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
+from nightshift.detectors.budget import BudgetSettings
+from nightshift.detectors.calibration import CalibrationError, save
+from nightshift.detectors.hang import Hang
+from nightshift.detectors.tail import Tail
 from tests.detectors.test_budget import gpu_tick
 
 

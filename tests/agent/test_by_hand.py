@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.by_hand import ByHand, Fix, is_same, read
-from agent.lifecycle import Lifecycle
-from agent.scoreboard import Scoreboard, Settings
-from collectors.frame import Instant, LogRecord
-from collectors.kube_events import CHANGES, EVENTS
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import ActionKind
+from nightshift.agent.by_hand import ByHand, Fix, is_same, read
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.scoreboard import Scoreboard, Settings
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import ActionKind
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
 from tests.agent.test_interleavings import AtOnce
 from tests.agent.world import World

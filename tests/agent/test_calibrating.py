@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.calibrating import excused_by, table
-from agent.lookback import OwnEvent
-from agent.settings import load as load_settings
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.budget import BudgetSettings
-from detectors.calibration import load
-from detectors.tail import Tail
+from nightshift.agent.calibrating import excused_by, table
+from nightshift.agent.lookback import OwnEvent
+from nightshift.agent.settings import load as load_settings
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.budget import BudgetSettings
+from nightshift.detectors.calibration import load
+from nightshift.detectors.tail import Tail
 from tests.agent.forks import nightshift
 from tests.agent.test_lookback import server  # noqa: F401  a Prometheus with four hours of past
 from tests.conftest import PrometheusServer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agent.rca.confidence import right_share
-from agent.rca.diagnosis import Confidence
-from agent.rca.evidence import gather
-from agent.rca.grounding import ground
-from agent.rca.rules import diagnose
-from detectors.base import Fault, Finding, SeriesExhibit
+from nightshift.agent.rca.confidence import right_share
+from nightshift.agent.rca.diagnosis import Confidence
+from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.grounding import ground
+from nightshift.agent.rca.rules import diagnose
+from nightshift.detectors.base import Fault, Finding, SeriesExhibit
 from tests.agent.rooted import GPUS, INVENTORY, NODE, NOW_S, ONSET_S, RANKS, finding, history
 
 T_S = tuple(ONSET_S - 300 + 30.0 * n for n in range(20))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from agent.clock import SteppedClock, WallClock
+from nightshift.agent.clock import SteppedClock, WallClock
 
 
 def test_a_stepped_clock_jumps_to_the_time_that_is_waited_for_and_never_back() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from agent.collection import Collection
-from collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.agent.collection import Collection
+from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 NODE = Subject(SubjectKind.NODE, "n1")
 SOURCE = Subject(SubjectKind.SOURCE, "scripted here")

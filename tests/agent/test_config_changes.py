@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.daemon import LOOK_EVERY_S, Changes
+from nightshift.agent.daemon import LOOK_EVERY_S, Changes
 
 
 def test_a_mounted_file_that_is_replaced_is_a_change_once(tmp_path: Path) -> None:

@@ -11,17 +11,17 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from agent.console.app import build_console
-from agent.console.defence import HEADERS
-from agent.console.server import Server
-from agent.console.sessions import cookie_name
-from agent.console.settings import Settings
-from agent.console.sign_in import console_key, operator_token
-from agent.console.site import Health
-from agent.incident import IncidentState
-from agent.policy import Person, Role
-from collectors.base import Permanent
-from detectors.base import Fault
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.defence import HEADERS
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.sessions import cookie_name
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.console.sign_in import console_key, operator_token
+from nightshift.agent.console.site import Health
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.policy import Person, Role
+from nightshift.collectors.base import Permanent
+from nightshift.detectors.base import Fault
 from tests.agent.story import TOKEN, Story
 
 COOKIE = cookie_name(secure=False)

@@ -13,17 +13,17 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from agent.console.app import build_console
-from agent.console.server import Server
-from agent.console.settings import Settings
-from agent.gate import NIGHTSHIFT
-from agent.incident import IncidentState
-from agent.kernel_gate import KernelGate, promotion
-from agent.policy_gate import PolicyGate
-from agent.receipts import Receipts
-from agent.suppression import Suppressor
 from benchmarks.console_fleet import LargeFleet
-from controllers.guard import Window
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.gate import NIGHTSHIFT
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.kernel_gate import KernelGate, promotion
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.receipts import Receipts
+from nightshift.agent.suppression import Suppressor
+from nightshift.controllers.guard import Window
 from tests.agent.killed_policy import a_receipt
 from tests.agent.story import NOW_S, TOKEN, Story
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.correlate import Decision, Known, Verb, correlate
-from agent.incident import IncidentState
-from agent.kinship import EFFECTS, SAME, STAGE, Kin, first_cause, kin_of
-from collectors.frame import Instant
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.correlate import Decision, Known, Verb, correlate
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.kinship import EFFECTS, SAME, STAGE, Kin, first_cause, kin_of
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 K = SubjectKind
 NODES, GPUS_PER_NODE = 4, 8

@@ -32,7 +32,10 @@ class Daemon:
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agent", "run", "--config", str(config)], cwd=ROOT, stderr=log, stdout=log
+                [sys.executable, "-m", "nightshift.agent", "run", "--config", str(config)],
+                cwd=ROOT,
+                stderr=log,
+                stdout=log,
             )
 
     def url(self) -> str:
@@ -172,7 +175,7 @@ def test_mistakes_are_sentences_and_exit_codes(tmp_path: Path, exporter: Exporte
 def test_help_is_quick_and_loads_no_heavy_library() -> None:
     """`nightshift --help` imports neither NumPy nor torch, SQLAlchemy nor FastAPI."""
     code = (
-        "import sys, agent.cli\n"
+        "import sys, nightshift.agent.cli\n"
         "print([n for n in ('numpy', 'torch', 'sqlalchemy', 'fastapi', 'dbos', 'kubernetes') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.rca.departure import first_to_leave
-from agent.rca.evidence import gather
-from agent.rca.rules import diagnose
-from agent.rca.summary import as_text, summarise
-from collectors.frame import StepSeries
-from collectors.history import History
-from collectors.tick import Tick
+from nightshift.agent.rca.departure import first_to_leave
+from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.rules import diagnose
+from nightshift.agent.rca.summary import as_text, summarise
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.history import History
+from nightshift.collectors.tick import Tick
 from tests.agent.rooted import INVENTORY, NOW_S, ONSET_S, RANKS, diverged, incident
 
 STEPS, DAMAGE = 200, 150

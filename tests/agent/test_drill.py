@@ -12,14 +12,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from agent.app import App
-from agent.cli import app as command_line
-from agent.drill import FACT, MARK, SCRIPTS, is_drill, is_drills, stage
-from agent.incident import IncidentState
-from agent.policy import Person, Role
-from agent.settings import load
-from collectors.base import Permanent
-from controllers.action import ActionKind
+from nightshift.agent.app import App
+from nightshift.agent.cli import app as command_line
+from nightshift.agent.drill import FACT, MARK, SCRIPTS, is_drill, is_drills, stage
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.policy import Person, Role
+from nightshift.agent.settings import load
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.action import ActionKind
 from tests.agent.fleet import Exporter, values
 from tests.agent.incidents import NODE, an_action
 from tests.agent.slack.render import an_incident

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.clock import WallClock
-from agent.config_file import ConfigError
-from agent.database import Database
-from agent.election import Settings, build
-from agent.gate import Gate
-from agent.incident import IncidentState
-from agent.lease import Leadership
-from agent.policy import ApprovalSettings
-from agent.store import Store
-from collectors.base import Temporary
-from controllers.actuators.simulated import SimulatedCluster
+from nightshift.agent.clock import WallClock
+from nightshift.agent.config_file import ConfigError
+from nightshift.agent.database import Database
+from nightshift.agent.election import Settings, build
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.lease import Leadership
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Temporary
+from nightshift.controllers.actuators.simulated import SimulatedCluster
 from tests.agent.forks import FORKS
 from tests.agent.incidents import a_finding
 from tests.agent.replicas import replica

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from agent.incident import Incident, IncidentState
-from agent.lifecycle import Lifecycle
-from agent.policy import ApprovalSettings, Rule
-from agent.stage_parts import LifecycleSettings, Parts
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind, Actuator, BlastRadius, Precondition, Undo
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_nodes import is_tainted
-from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from controllers.cordon import CORDON_OF
-from detectors.base import State
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.policy import ApprovalSettings, Rule
+from nightshift.agent.stage_parts import LifecycleSettings, Parts
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, Actuator, BlastRadius, Precondition, Undo
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_nodes import is_tainted
+from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.cordon import CORDON_OF
+from nightshift.detectors.base import State
 from tests.agent.incidents import GPU, ManualClock, a_finding
 from tests.agent.test_interleavings import AtOnce
 from tests.agent.world import ANN, World

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.gate import Gate, GateAnswer
-from agent.incident import Cause, IncidentState
-from agent.people import Directory
-from agent.people import Settings as People
-from agent.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
-from agent.store import NoSuchIncident, Store
-from controllers.action import Action, ActionKind, BlastRadius
+from nightshift.agent.gate import Gate, GateAnswer
+from nightshift.agent.incident import Cause, IncidentState
+from nightshift.agent.people import Directory
+from nightshift.agent.people import Settings as People
+from nightshift.agent.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.store import NoSuchIncident, Store
+from nightshift.controllers.action import Action, ActionKind, BlastRadius
 from tests.agent.incidents import NODE, ManualClock, a_diagnosis, a_finding, an_action
 
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)

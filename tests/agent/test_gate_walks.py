@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent.access import Sight, Verb, may, sight
-from agent.gate import Gate
-from agent.kernel_gate import KernelGate, ProposalState, namespaces, promotion, search
-from agent.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
-from agent.store import Store
-from controllers.action import Action, ActionKind
+from nightshift.agent.access import Sight, Verb, may, sight
+from nightshift.agent.gate import Gate
+from nightshift.agent.kernel_gate import KernelGate, ProposalState, namespaces, promotion, search
+from nightshift.agent.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.store import Store
+from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
 
 PEOPLE_HERE = [

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.by_hand import Fix, is_same
-from agent.incident import Incident, IncidentState
-from agent.intents import standing_cordons
-from agent.policy import ApprovalSettings, Rule
-from agent.rca.summary import as_text, summarise
-from agent.store import number_of
-from collectors.frame import Frame, SeriesIndex
-from collectors.history import History
-from collectors.subject import SubjectKind
-from collectors.tick import Tick
-from controllers.action import Action, ActionKind
-from detectors.base import Fault, State
+from nightshift.agent.by_hand import Fix, is_same
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.intents import standing_cordons
+from nightshift.agent.policy import ApprovalSettings, Rule
+from nightshift.agent.rca.summary import as_text, summarise
+from nightshift.agent.store import number_of
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_diagnosis, a_finding, an_action
 from tests.agent.lives import (
     SlowProbe,

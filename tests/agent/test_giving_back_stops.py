@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.incident import Incident, IncidentState
-from collectors.base import Permanent
-from controllers.action import Action, ActionKind, Actuator
-from controllers.guard import Commitment, Ruling, Settings, Window, rule
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.action import Action, ActionKind, Actuator
+from nightshift.controllers.guard import Commitment, Ruling, Settings, Window, rule
 from tests.agent.incidents import NODE, ManualClock, an_action
 from tests.agent.lives import SlowProbe, approved, causes_of, cleared, contained, is_cordoned, running, state_of
 from tests.agent.world import ANN, BOB, UNDOABLE, World

@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.rca.diagnosis import FACTS, LOG, SERIES, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
-from agent.rca.grounding import bind, ground, reground, why_not
-from collectors.seal import canonical_json
-from detectors.base import Fault
+from nightshift.agent.rca.diagnosis import (
+    FACTS,
+    LOG,
+    SERIES,
+    Claim,
+    Confidence,
+    Diagnosis,
+    Evidence,
+    Predicate,
+    Quote,
+)
+from nightshift.agent.rca.grounding import bind, ground, reground, why_not
+from nightshift.collectors.seal import canonical_json
+from nightshift.detectors.base import Fault
 
 P = Predicate
 

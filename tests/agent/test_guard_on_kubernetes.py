@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kubernetes import client, config
 
-from agent.advisor import out_of_use
-from agent.incident import Incident, IncidentState
-from agent.lifecycle import Lifecycle
-from agent.policy import ApprovalSettings, Rule
-from agent.stage_parts import LifecycleSettings
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers import guard
-from controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from detectors.base import Fault, State
+from nightshift.agent.advisor import out_of_use
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.policy import ApprovalSettings, Rule
+from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers import guard
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.test_interleavings import AtOnce, Crash, Crashing
 from tests.agent.world import ANN, World

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.incident import IncidentState
-from agent.intents import commitments, standing_cordons
-from agent.lifecycle import Lifecycle
-from agent.policy import ApprovalSettings
-from agent.store import number_of
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
-from controllers.actuators.simulated import SimulatedActuator
-from controllers.guard import TAKES_CAPACITY
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.intents import commitments, standing_cordons
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.store import number_of
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.controllers.actuators.simulated import SimulatedActuator
+from nightshift.controllers.guard import TAKES_CAPACITY
 from tests.agent.incidents import NODE, ManualClock, an_action
 from tests.agent.lives import approved, cleared, opened, running, state_of
 from tests.agent.world import UNDOABLE, World

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from agent.advisor import Advisor
-from agent.incident import Incident
-from agent.rca.bundle import PastIncident
-from agent.rca.redact import Redactor
-from agent.rca.report import post_mortem
-from agent.rca.summary import as_markdown, as_text, summarise
-from agent.slack.blocks import problems
-from agent.slack.card import card, evidence, story
-from collectors.frame import Instant, LogRecord
-from collectors.history import History
-from collectors.kube_events import CHANGES, EVENTS
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.action import ActionKind
-from controllers.playbooks.plugins import build
+from nightshift.agent.advisor import Advisor
+from nightshift.agent.incident import Incident
+from nightshift.agent.rca.bundle import PastIncident
+from nightshift.agent.rca.redact import Redactor
+from nightshift.agent.rca.report import post_mortem
+from nightshift.agent.rca.summary import as_markdown, as_text, summarise
+from nightshift.agent.slack.blocks import problems
+from nightshift.agent.slack.card import card, evidence, story
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.history import History
+from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.playbooks.plugins import build
 from tests.agent.rooted import GPUS, JOB, NODE, NOW_S, ONSET_S, XID_LINES, fleet, history, incident, leak, xid_burst
 
 SECRET = "hf_" + "a1B2" * 9

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent.access import Sight, Verb, may, sight
-from agent.gate import GateAnswer
-from agent.incident import TRANSITIONS, Cause, Incident, IncidentState
-from agent.lifecycle import Lifecycle
-from agent.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
-from agent.stage_parts import LifecycleSettings
-from agent.stage_queue import Run
-from agent.store import NoSuchIncident
-from controllers.action import Action, ActionKind, BlastRadius, Outcome, Precondition
-from controllers.actuators.simulated import Mishap, SimulatedActuator
-from detectors.base import Fault, State
+from nightshift.agent.access import Sight, Verb, may, sight
+from nightshift.agent.gate import GateAnswer
+from nightshift.agent.incident import TRANSITIONS, Cause, Incident, IncidentState
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.agent.stage_queue import Run
+from nightshift.agent.store import NoSuchIncident
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Outcome, Precondition
+from nightshift.controllers.actuators.simulated import Mishap, SimulatedActuator
+from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
 from tests.agent.world import UNDOABLE, World
 

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from agent.advisor import Advisor
-from agent.doctor import examine
-from agent.rca.diagnosis import Diagnosis, Predicate
-from agent.rca.grounding import ground
-from agent.rca.investigate import SYSTEM, Investigator
-from agent.rca.model import MAX_STUCK, Failed, Failure, Model, ModelSettings
-from agent.rca.redact import Redactor
-from agent.rca.summary import as_markdown, as_text, summarise
-from agent.settings import Settings
-from collectors.frame import Instant, LogRecord
-from collectors.tick import Tick
-from controllers.action import ActionKind
-from controllers.playbooks.plugins import build
+from nightshift.agent.advisor import Advisor
+from nightshift.agent.doctor import examine
+from nightshift.agent.rca.diagnosis import Diagnosis, Predicate
+from nightshift.agent.rca.grounding import ground
+from nightshift.agent.rca.investigate import SYSTEM, Investigator
+from nightshift.agent.rca.model import MAX_STUCK, Failed, Failure, Model, ModelSettings
+from nightshift.agent.rca.redact import Redactor
+from nightshift.agent.rca.summary import as_markdown, as_text, summarise
+from nightshift.agent.settings import Settings
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.playbooks.plugins import build
 from tests.agent.rooted import (
     GPUS,
     INVENTORY,

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from agent.rca.bundle import Bundle, Limits
-from agent.rca.evidence import gather
-from agent.rca.redact import Redactor
-from collectors.frame import Instant, LogRecord
-from collectors.history import History
-from collectors.kube_events import CHANGES, EVENTS
-from collectors.subject import Subject
-from collectors.tick import Tick
+from nightshift.agent.rca.bundle import Bundle, Limits
+from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.redact import Redactor
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.history import History
+from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.subject import Subject
+from nightshift.collectors.tick import Tick
 from tests.agent.rooted import INVENTORY, JOB, NODE, NOW_S, ONSET_S, RANKS, diverged, history
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"

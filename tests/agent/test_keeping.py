@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.anchors import anchors, make_key
-from agent.audit import AuditLog, Head, append, cut
-from agent.database import Database
-from agent.incident import Cause, IncidentState
-from agent.keeping import DAY_S, Keeping, Settings
-from agent.store import NoSuchIncident, number_of
-from collectors.base import Permanent
-from collectors.seal import trusted_keys
-from controllers.action import ActionKind, Undo
-from detectors.base import State
+from nightshift.agent.anchors import anchors, make_key
+from nightshift.agent.audit import AuditLog, Head, append, cut
+from nightshift.agent.database import Database
+from nightshift.agent.incident import Cause, IncidentState
+from nightshift.agent.keeping import DAY_S, Keeping, Settings
+from nightshift.agent.store import NoSuchIncident, number_of
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import trusted_keys
+from nightshift.controllers.action import ActionKind, Undo
+from nightshift.detectors.base import State
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
 from tests.agent.test_scoreboard import made, once
 from tests.agent.world import World

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.gate import Gate
-from agent.kernel_gate import KernelGate, ProposalState, promotion, search
-from agent.people import Directory
-from agent.people import Settings as People
-from agent.policy import ApprovalSettings, Person, Role, Rule
-from agent.store import Store
-from controllers.action import Action, ActionKind
+from nightshift.agent.gate import Gate
+from nightshift.agent.kernel_gate import KernelGate, ProposalState, promotion, search
+from nightshift.agent.people import Directory
+from nightshift.agent.people import Settings as People
+from nightshift.agent.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.store import Store
+from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
 
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from agent.kernel_gate import ProposalState, search
-from agent.kernel_runner import ledger_of
-from controllers.action import Action, ActionKind
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_kernel_jobs import KernelJobActuator, job_name
-from kernels import told
-from kernels.envelope import certificate_sha256
+from nightshift.agent.kernel_gate import ProposalState, search
+from nightshift.agent.kernel_runner import ledger_of
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator, job_name
+from nightshift.kernels import told
+from nightshift.kernels.envelope import certificate_sha256
 from tests.agent.kernel_scene import ANN, HOURS, ORDER, STRANGER, Scene, envelope
 from tests.kubernetes_api.cluster import Cluster
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from agent.gate import Gate
-from agent.kernel_gate import KernelGate, search
-from agent.kernel_watch import KernelWatch, order
-from agent.policy import ApprovalSettings, Person, Role
-from agent.store import Store
-from collectors.base import Permanent
-from collectors.frame import Instant, LogRecord
-from collectors.kineto import KinetoCollector
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import ActionKind
-from controllers.actuators.kube_kernel_jobs import arguments
-from kernels.profile.hotspots import Profile, profile
-from kernels.profile.roofline import Peaks
-from kernels.profile.trigger import Settings
+from nightshift.agent.gate import Gate
+from nightshift.agent.kernel_gate import KernelGate, search
+from nightshift.agent.kernel_watch import KernelWatch, order
+from nightshift.agent.policy import ApprovalSettings, Person, Role
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.kineto import KinetoCollector
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.actuators.kube_kernel_jobs import arguments
+from nightshift.kernels.profile.hotspots import Profile, profile
+from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.profile.trigger import Settings
 from tests.agent.incidents import ManualClock
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from agent.incident import TRANSITIONS, Cause, IncidentState
-from agent.store import Store
-from agent.tables import intents
-from controllers.actuators.simulated import SimulatedCluster
+from nightshift.agent.incident import TRANSITIONS, Cause, IncidentState
+from nightshift.agent.store import Store
+from nightshift.agent.tables import intents
+from nightshift.controllers.actuators.simulated import SimulatedCluster
 from tests.agent.forks import run_in_process
 from tests.agent.incidents import ManualClock
 from tests.agent.killed import SCENARIOS, drive, go_on, move_and_die

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from agent.correlate import Verb, correlate
-from agent.incident import Cause, IncidentState
-from agent.known import KnownIncidents
-from agent.rca.diagnosis import Confidence, Diagnosis
-from agent.store import Store
-from agent.tables import incidents
-from collectors.frame import Instant
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.correlate import Verb, correlate
+from nightshift.agent.incident import Cause, IncidentState
+from nightshift.agent.known import KnownIncidents
+from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
+from nightshift.agent.store import Store
+from nightshift.agent.tables import incidents
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 GPU = Subject(SubjectKind.GPU, "GPU-1")
 

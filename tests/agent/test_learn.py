@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from collectors.recording import RecordingWriter
-from collectors.subject import Inventory
-from detectors.density import load
-from detectors.multivariate import Multivariate, MultivariateSettings
+from nightshift.collectors.recording import RecordingWriter
+from nightshift.collectors.subject import Inventory
+from nightshift.detectors.density import load
+from nightshift.detectors.multivariate import Multivariate, MultivariateSettings
 from tests.agent.forks import nightshift
 from tests.detectors.test_multivariate import METRICS, gpu, healthy
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.incident import Incident, IncidentState
-from agent.stage_parts import LifecycleSettings
-from collectors.base import Permanent, Temporary
-from controllers.action import ActionKind, Outcome, OutcomeStatus, Precondition, Proposal
-from controllers.actuators.simulated import Mishap
-from detectors.base import Fault, State
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.action import ActionKind, Outcome, OutcomeStatus, Precondition, Proposal
+from nightshift.controllers.actuators.simulated import Mishap
+from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
 from tests.agent.lives import approved, causes_of, cleared, opened, running
 from tests.agent.world import ANN, UNDOABLE, World

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agent.incident import Incident, IncidentState
-from agent.lease import AlreadyRunning
-from agent.policy import ApprovalSettings, Rule
-from controllers.action import Action, ActionKind, Outcome, Proposal
-from controllers.actuators.simulated import SimulatedActuator
-from controllers.guard import Limit, Ruling
-from detectors.base import Fault
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.lease import AlreadyRunning
+from nightshift.agent.policy import ApprovalSettings, Rule
+from nightshift.controllers.action import Action, ActionKind, Outcome, Proposal
+from nightshift.controllers.actuators.simulated import SimulatedActuator
+from nightshift.controllers.guard import Limit, Ruling
+from nightshift.detectors.base import Fault
 from tests.agent.incidents import GPU, JOB, NODE, ManualClock, a_diagnosis, a_finding, an_action
 from tests.agent.lives import approved, causes_of, opened, running
 from tests.agent.world import ANN, World
@@ -154,7 +154,7 @@ def test_an_action_id_that_was_used_for_another_plan_is_never_carried_out(world:
 
 
 def test_a_second_daemon_on_a_sqlite_store_is_refused_and_says_what_to_do(world: World, tmp_path: Path) -> None:
-    from agent.lease import Leadership
+    from nightshift.agent.lease import Leadership
 
     with running(world):
         rival = Leadership(world.store.database, "rival")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.rca.logmine import CHARS_PER_TOKEN, LogMiner, Settings, condense, time_of
 from benchmarks.log_condense import DECIDING, ONSET_S, case
+from nightshift.agent.rca.logmine import CHARS_PER_TOKEN, LogMiner, Settings, condense, time_of
 
 
 @pytest.mark.parametrize("seed", range(0, len(DECIDING), 7))

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import yaml
 
-from agent.lookback import OwnEvent, Seen, look_back, own_events, report, same_node
-from agent.lookback_page import as_text
-from agent.lookback_signals import LOGS, NEEDS, blind_signals
-from collectors.frame import Frame, Instant, SeriesIndex
-from collectors.http import SourceError
-from collectors.prometheus import PrometheusCollector
-from collectors.prometheus_range import RangeReader, Reading
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
-from detectors.budget import BudgetSettings
-from detectors.plugins import ALL
+from nightshift.agent.lookback import OwnEvent, Seen, look_back, own_events, report, same_node
+from nightshift.agent.lookback_page import as_text
+from nightshift.agent.lookback_signals import LOGS, NEEDS, blind_signals
+from nightshift.collectors.frame import Frame, Instant, SeriesIndex
+from nightshift.collectors.http import SourceError
+from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.prometheus_range import RangeReader, Reading
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
+from nightshift.detectors.budget import BudgetSettings
+from nightshift.detectors.plugins import ALL
 from tests.agent.forks import nightshift
 from tests.conftest import PrometheusFactory, PrometheusServer
 

@@ -12,17 +12,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agent.lookback import Memory, OwnEvent, own_events, report
-from agent.lookback_page import as_json_values, as_text
-from agent.lookback_signals import NEEDS, blind_signals
-from collectors.base import Permanent
-from collectors.frame import Instant
-from collectors.http import SourceError
-from collectors.prometheus import PrometheusCollector
-from collectors.prometheus_range import RangeReader, Reading
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault, Finding, Severity, State
-from detectors.budget import BudgetSettings
+from nightshift.agent.lookback import Memory, OwnEvent, own_events, report
+from nightshift.agent.lookback_page import as_json_values, as_text
+from nightshift.agent.lookback_signals import NEEDS, blind_signals
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.http import SourceError
+from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.prometheus_range import RangeReader, Reading
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault, Finding, Severity, State
+from nightshift.detectors.budget import BudgetSettings
 from tests.agent.test_daemon import nightshift
 from tests.agent.test_lookback import STEP_S, server
 from tests.conftest import PrometheusServer

@@ -12,15 +12,15 @@ from urllib.parse import parse_qs
 import numpy as np
 import pytest
 
-from agent.rca.bundle import Bundle, Limits, PastIncident
-from agent.rca.lookup import MAX_CONTENT, MORE_ITEMS, Lookup
-from agent.rca.measured import invents
-from agent.rca.promql import range_query
-from agent.rca.redact import Redactor
-from collectors.frame import Instant, LogRecord
-from collectors.kube_events import CHANGES
-from collectors.prometheus import PrometheusCollector
-from collectors.tick import Tick
+from nightshift.agent.rca.bundle import Bundle, Limits, PastIncident
+from nightshift.agent.rca.lookup import MAX_CONTENT, MORE_ITEMS, Lookup
+from nightshift.agent.rca.measured import invents
+from nightshift.agent.rca.promql import range_query
+from nightshift.agent.rca.redact import Redactor
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.kube_events import CHANGES
+from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.tick import Tick
 from tests.agent.rooted import GPUS, INVENTORY, JOB, NODE, NOW_S, ONSET_S, history
 from tests.agent.test_hostile import SECRET
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from agent.incident import IncidentState
-from agent.metrics import Metrics
-from collectors.frame import Reason, SourceStatus
-from collectors.subject import Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import RateBasis, StatedRate
-from detectors.budget import Budget, BudgetSettings
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.metrics import Metrics
+from nightshift.collectors.frame import Reason, SourceStatus
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import RateBasis, StatedRate
+from nightshift.detectors.budget import Budget, BudgetSettings
 from tests.conftest import absent
 
 SOURCE = Subject(SubjectKind.SOURCE, "dcgm_exporter http://n1:9400/metrics")

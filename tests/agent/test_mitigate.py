@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.mitigate import REMEDIES, choose
-from agent.policy import ApprovalSettings, Rule, rule_for
-from collectors.frame import Instant
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import STOPPED_GPUS, Action, ActionKind, Playbook, Precondition, Situation
-from controllers.playbooks.plan import Economy
-from controllers.playbooks.plugins import ALL, build
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.mitigate import REMEDIES, choose
+from nightshift.agent.policy import ApprovalSettings, Rule, rule_for
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind, Playbook, Precondition, Situation
+from nightshift.controllers.playbooks.plan import Economy
+from nightshift.controllers.playbooks.plugins import ALL, build
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 K, A = SubjectKind, ActionKind
 PLAYBOOKS = build()

@@ -14,16 +14,16 @@ import pytest
 from joserfc.jwk import OctKey
 from playwright.sync_api import Page, expect
 
-from agent.console.app import build_console
-from agent.console.oidc import BACK_CHANNEL
-from agent.console.server import Server
-from agent.console.sessions import cookie_name, end_sessions
-from agent.console.settings import OidcSettings, Settings
-from agent.incident import IncidentState
-from agent.people import Directory, Owner
-from agent.people import Settings as People
-from agent.policy import ApprovalSettings, Role
-from controllers.action import ActionKind
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.oidc import BACK_CHANNEL
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.sessions import cookie_name, end_sessions
+from nightshift.agent.console.settings import OidcSettings, Settings
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.people import Directory, Owner
+from nightshift.agent.people import Settings as People
+from nightshift.agent.policy import ApprovalSettings, Role
+from nightshift.controllers.action import ActionKind
 from tests.agent.oidc_provider import CLIENT, SECRET, Claims, OidcProvider, User
 from tests.agent.story import Story
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.advisor import out_of_use
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.agent.advisor import out_of_use
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 
 def node(name: str) -> Subject:

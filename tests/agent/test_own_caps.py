@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.app import App
-from agent.clock import SteppedClock
-from agent.settings import Settings
-from detectors.base import Fault
+from nightshift.agent.app import App
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.settings import Settings
+from nightshift.detectors.base import Fault
 from tests.agent.fleet import Exporter, values
 
 pytestmark = pytest.mark.full

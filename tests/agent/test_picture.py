@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from agent.advisor import Advisor
-from agent.console.chart import Chart
-from agent.picture import HEIGHT, SCALE, WIDTH, deciding, png
-from agent.rca.redact import Redactor
-from controllers.action import ActionKind
-from detectors.base import Fault
+from nightshift.agent.advisor import Advisor
+from nightshift.agent.console.chart import Chart
+from nightshift.agent.picture import HEIGHT, SCALE, WIDTH, deciding, png
+from nightshift.agent.rca.redact import Redactor
+from nightshift.controllers.action import ActionKind
+from nightshift.detectors.base import Fault
 from tests.agent.rooted import INVENTORY, JOB, NOW_S, finding, history, incident, leak
 from tests.agent.test_hostile import INJECTIONS
 

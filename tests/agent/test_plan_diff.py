@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agent.console.app import build_console
-from agent.console.plan_diff import Line, against, effect
-from agent.console.server import Server
-from agent.console.settings import Settings
-from agent.incident import Cause
-from controllers.action import ActionKind
-from controllers.guard import HARMLESS
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.plan_diff import Line, against, effect
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.incident import Cause
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.guard import HARMLESS
 from tests.agent.incidents import NODE, an_action
 from tests.agent.story import Story
 

@@ -9,11 +9,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
-from agent.cli import app
-from collectors.base import Permanent
-from collectors.seal import Signer
-from controllers.policy_file import PolicyRefused, read
-from controllers.power.features import INTERFACE
+from nightshift.agent.cli import app
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import Signer
+from nightshift.controllers.policy_file import PolicyRefused, read
+from nightshift.controllers.power.features import INTERFACE
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_training_that_could_not_be_written_or_judged_is_refused_before_it_begin
     def began(*_: object) -> None:
         raise AssertionError("training began")
 
-    monkeypatch.setattr("controllers.power.learn.PowerLearnable.train", began)
+    monkeypatch.setattr("nightshift.controllers.power.learn.PowerLearnable.train", began)
     good = tmp_path / "p.json"
     for words, said in (
         (["-o", str(tmp_path / "none/p.json")], "--output"),

@@ -11,23 +11,23 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
-from agent.cli import app
-from agent.gate import Gate
-from agent.keeping import Keeping
-from agent.keeping import Settings as KeepingSettings
-from agent.policies import stand_up, stood_up
-from agent.policy import ApprovalSettings, Person, Role, Rule
-from agent.policy_gate import PolicyGate
-from agent.policy_watch import PolicyWatch
-from agent.receipts import Receipts
-from agent.store import Store
-from collectors.base import Permanent
-from collectors.seal import Signer
-from controllers.action import ActionKind
-from controllers.decision import Clip, Decision, Mode
-from controllers.policy_file import Network, Normaliser, PolicyFile, PolicyRefused, write
-from controllers.power.features import ACTIONS, FEATURES, INTERFACE
-from controllers.promotion import Criteria, Health
+from nightshift.agent.cli import app
+from nightshift.agent.gate import Gate
+from nightshift.agent.keeping import Keeping
+from nightshift.agent.keeping import Settings as KeepingSettings
+from nightshift.agent.policies import stand_up, stood_up
+from nightshift.agent.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.policy_watch import PolicyWatch
+from nightshift.agent.receipts import Receipts
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import Signer
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.decision import Clip, Decision, Mode
+from nightshift.controllers.policy_file import Network, Normaliser, PolicyFile, PolicyRefused, write
+from nightshift.controllers.power.features import ACTIONS, FEATURES, INTERFACE
+from nightshift.controllers.promotion import Criteria, Health
 from tests.agent.incidents import ManualClock
 from tests.agent.killed_policy import a_receipt
 from tests.controllers.test_promotion import world

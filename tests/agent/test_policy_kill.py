@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from controllers.decision import Mode
+from nightshift.controllers.decision import Mode
 from tests.agent.forks import run_in_process
 from tests.agent.killed_policy import DEEDS, KIND, a_watch, do_and_die, file_url, prepare
 

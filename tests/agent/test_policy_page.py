@@ -10,13 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agent.console.app import build_console
-from agent.console.server import Server
-from agent.console.settings import Settings
-from agent.policy_gate import PolicyGate
-from agent.policy_watch import PolicyWatch
-from agent.receipts import Receipts
-from controllers.decision import Clip, Mode
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.policy_watch import PolicyWatch
+from nightshift.agent.receipts import Receipts
+from nightshift.controllers.decision import Clip, Mode
 from tests.agent.killed_policy import CRITERIA, KIND, a_receipt, climb
 from tests.agent.story import TOKEN, Story
 

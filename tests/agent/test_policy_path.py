@@ -20,22 +20,22 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from agent.app import App
-from agent.cli import app as cli
-from agent.clock import SteppedClock
-from agent.kernel_gate import ProposalState
-from agent.policy import Person, Role
-from agent.settings import Settings
-from agent.slack.proposals import Promotions, card
-from collectors.frame import Frame, SeriesIndex, SourceStatus, StepSeries
-from collectors.seal import Signer
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
-from controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
-from controllers.decision import Mode
-from controllers.policy_file import Network, Normaliser, PolicyFile, write
-from controllers.power.features import ACTIONS, FEATURES, INTERFACE
-from controllers.promotion import Criteria, in_holdout
+from nightshift.agent.app import App
+from nightshift.agent.cli import app as cli
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.kernel_gate import ProposalState
+from nightshift.agent.policy import Person, Role
+from nightshift.agent.settings import Settings
+from nightshift.agent.slack.proposals import Promotions, card
+from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus, StepSeries
+from nightshift.collectors.seal import Signer
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
+from nightshift.controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
+from nightshift.controllers.decision import Mode
+from nightshift.controllers.policy_file import Network, Normaliser, PolicyFile, write
+from nightshift.controllers.power.features import ACTIONS, FEATURES, INTERFACE
+from nightshift.controllers.promotion import Criteria, in_holdout
 
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)
 MAX_MW, MIN_MW, FALLBACK_MW = 700_000, 200_000, 420_000
@@ -242,7 +242,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Daemon, Pat
     config.write_text(json.dumps(values))
     made = Daemon(Settings(**values), fleet, SteppedClock(10_000.0))
     fleet.renew_jobs(0, 10_000.0)
-    monkeypatch.setattr("agent.app.build_collectors", lambda *_: [fleet])
+    monkeypatch.setattr("nightshift.agent.app.build_collectors", lambda *_: [fleet])
     return made, config
 
 

@@ -18,17 +18,17 @@ import pytest
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from agent.clock import SteppedClock
-from agent.gate import Gate
-from agent.kernel_gate import ProposalState
-from agent.policy import ApprovalSettings
-from agent.policy_gate import PolicyGate
-from agent.receipts import Receipts
-from agent.store import Store
-from agent.tables import decisions
-from collectors.seal import Signer
-from controllers.decision import Mode
-from controllers.policy_file import write
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.gate import Gate
+from nightshift.agent.kernel_gate import ProposalState
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.receipts import Receipts
+from nightshift.agent.store import Store
+from nightshift.agent.tables import decisions
+from nightshift.collectors.seal import Signer
+from nightshift.controllers.decision import Mode
+from nightshift.controllers.policy_file import write
 from tests.agent.policy_replica import serve
 from tests.agent.test_policy_path import ANN, CRITERIA, LOOK_S, Fleet, a_policy
 

@@ -18,24 +18,24 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from agent.app import App
-from agent.clock import SteppedClock
-from agent.power_loop import PowerLoop
-from agent.power_parts import Around
-from agent.settings import Settings
-from collectors.base import Permanent
-from collectors.frame import Frame, SeriesIndex, StepSeries
-from collectors.seal import Signer, canonical_json
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.actuators.nvml_power import NvmlPower
-from controllers.actuators.power_leases import PowerLeases
-from controllers.actuators.power_nodes import PowerNodes
-from controllers.decision import Decision, Mode, Trust
-from controllers.policy_file import PAYLOAD_TYPE, Network, Normaliser, PolicyFile, write
-from controllers.power.curves import Curve
-from controllers.power.features import ACTIONS, FEATURES, INTERFACE
-from controllers.power.settings import PowerSettings
+from nightshift.agent.app import App
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.power_loop import PowerLoop
+from nightshift.agent.power_parts import Around
+from nightshift.agent.settings import Settings
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
+from nightshift.collectors.seal import Signer, canonical_json
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.nvml_power import NvmlPower
+from nightshift.controllers.actuators.power_leases import PowerLeases
+from nightshift.controllers.actuators.power_nodes import PowerNodes
+from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.policy_file import PAYLOAD_TYPE, Network, Normaliser, PolicyFile, write
+from nightshift.controllers.power.curves import Curve
+from nightshift.controllers.power.features import ACTIONS, FEATURES, INTERFACE
+from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.power_node import NodeAgent, serving
 from tests.collectors.conftest import nvml_library  # noqa: F401
 

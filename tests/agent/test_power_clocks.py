@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from agent.power_loop import PowerLoop
-from agent.power_parts import Around
-from collectors.base import Permanent, Temporary
-from collectors.frame import Frame, SeriesIndex, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.actuators.power_leases import PowerLeases, Range
-from controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
-from controllers.decision import Decision, Mode, Trust
-from controllers.power.settings import PowerSettings
+from nightshift.agent.power_loop import PowerLoop
+from nightshift.agent.power_parts import Around
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.power_leases import PowerLeases, Range
+from nightshift.controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
+from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.power.settings import PowerSettings
 
 MAX, MIN, FALLBACK, TOP_MHZ = 700_000, 400_000, 420_000, 1980
 JOB = "team-a/decode"

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import yaml
 
-from agent.power_gone import Gone
-from agent.power_parts import Around
-from collectors.base import Temporary
-from collectors.frame import Frame, SeriesIndex
-from collectors.node_objects import NodeObjects
-from collectors.node_objects import Settings as ObjectSettings
-from collectors.subject import SubjectKind
-from collectors.tick import Tick
-from controllers.power.settings import PowerSettings
-from controllers.power.shield import Memory
+from nightshift.agent.power_gone import Gone
+from nightshift.agent.power_parts import Around
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.node_objects import NodeObjects
+from nightshift.collectors.node_objects import Settings as ObjectSettings
+from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.power.settings import PowerSettings
+from nightshift.controllers.power.shield import Memory
 from tests.agent.test_power_loop import FALLBACK
 from tests.agent.test_power_scarce import EASY, Rack
 from tests.kubernetes_api.cluster import Cluster

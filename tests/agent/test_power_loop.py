@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.app import App
-from agent.clock import SteppedClock
-from agent.policy_gate import PolicyGate
-from agent.power_decide import load
-from agent.power_loop import PowerLoop
-from agent.power_parts import Around
-from agent.settings import Settings
-from collectors.base import Permanent
-from collectors.frame import Frame, SeriesIndex, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus, PowerNodes
-from controllers.actuators.power_nodes import Settings as NodeSettings
-from controllers.decision import Decision, Mode, Trust
-from controllers.power.curves import Curve
-from controllers.power.settings import PowerSettings
+from nightshift.agent.app import App
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.power_decide import load
+from nightshift.agent.power_loop import PowerLoop
+from nightshift.agent.power_parts import Around
+from nightshift.agent.settings import Settings
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus, PowerNodes
+from nightshift.controllers.actuators.power_nodes import Settings as NodeSettings
+from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.power.curves import Curve
+from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.power_node import serving
 from tests.collectors.conftest import nvml_library  # noqa: F401
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.node import answer_lease, tell_lease
-from collectors import agent_pods
-from collectors.exporter import NodeExporter
-from collectors.exporter import Settings as ExporterSettings
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.nvml import NvmlCollector
-from collectors.subject import Inventory
-from collectors.tick import Batch
-from controllers.actuators.power_leases import PowerLeases, Range
-from controllers.actuators.power_nodes import PowerNodes, Settings
-from controllers.power.settings import PowerSettings
+from nightshift.agent.node import answer_lease, tell_lease
+from nightshift.collectors import agent_pods
+from nightshift.collectors.exporter import NodeExporter
+from nightshift.collectors.exporter import Settings as ExporterSettings
+from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Batch
+from nightshift.controllers.actuators.power_leases import PowerLeases, Range
+from nightshift.controllers.actuators.power_nodes import PowerNodes, Settings
+from nightshift.controllers.power.settings import PowerSettings
 from tests.certificates import Authority
 from tests.kubernetes_api.cluster import Cluster
 

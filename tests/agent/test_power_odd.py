@@ -14,17 +14,17 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from agent.power_loop import PowerLoop
-from agent.power_view import seen_age_s
-from agent.power_windows import Windows
-from collectors.subject import SubjectKind
-from collectors.tick import Tick
-from controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings
-from controllers.power import shield
-from controllers.power.breaker import Breaker
-from controllers.power.breaker import Settings as BreakerSettings
-from controllers.power.limits import Gpu, Rack
-from controllers.power.settings import PowerSettings
+from nightshift.agent.power_loop import PowerLoop
+from nightshift.agent.power_view import seen_age_s
+from nightshift.agent.power_windows import Windows
+from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings
+from nightshift.controllers.power import shield
+from nightshift.controllers.power.breaker import Breaker
+from nightshift.controllers.power.breaker import Settings as BreakerSettings
+from nightshift.controllers.power.limits import Gpu, Rack
+from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.test_power_loop import EASY, World, world
 from tests.certificates import Authority
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agent.power_loop import PowerLoop
-from agent.power_parts import Around
-from collectors.frame import Frame, SeriesIndex, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.decision import Decision, Mode, Trust
-from controllers.power.curves import Curve
-from controllers.power.gang import level_of
-from controllers.power.settings import PowerSettings
+from nightshift.agent.power_loop import PowerLoop
+from nightshift.agent.power_parts import Around
+from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.power.curves import Curve
+from nightshift.controllers.power.gang import level_of
+from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.test_power_loop import EASY, FALLBACK, MAX, Cluster
 
 STEEP = Curve("g", "w", np.array([200.0, 400.0, 700.0]), np.array([2.6, 1.5, 1.0]), np.array([200.0, 400.0, 700.0]))

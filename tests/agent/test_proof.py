@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.incident import Incident, IncidentState, Step
-from agent.proof import ResumedProgress
-from collectors.frame import StepSeries
-from collectors.history import History
-from collectors.history import Settings as HistorySettings
-from collectors.subject import Subject
-from collectors.tick import Tick
-from controllers.action import ActionKind, OutcomeStatus, UnderWay
-from detectors.base import Fault, Severity
+from nightshift.agent.incident import Incident, IncidentState, Step
+from nightshift.agent.proof import ResumedProgress
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.history import History
+from nightshift.collectors.history import Settings as HistorySettings
+from nightshift.collectors.subject import Subject
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import ActionKind, OutcomeStatus, UnderWay
+from nightshift.detectors.base import Fault, Severity
 from tests.agent.incidents import JOB, a_diagnosis, an_action
 
 RANK = Subject.parse("rank:team/job#0")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.rca.redact import Redactor, Settings
+from nightshift.agent.rca.redact import Redactor, Settings
 from tests.agent.redaction_corpus import HARMLESS, secrets
 
 SEEDS = range(20)

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from agent.cli import app
-from agent.console.app import build_console
-from agent.console.server import Server
-from agent.console.settings import Settings
-from agent.incident import IncidentState
-from agent.remote import Remote, remote
-from collectors.base import Permanent, Temporary
+from nightshift.agent.cli import app
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.remote import Remote, remote
+from nightshift.collectors.base import Permanent, Temporary
 from tests.agent.tenants import Cluster, forbidden, token_of
 
 RED = "red-approver@example.org"

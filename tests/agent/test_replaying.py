@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
-from agent.replaying import record
-from agent.settings import Settings
-from collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.recording import RecordingWriter, read
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.agent.replaying import record
+from nightshift.agent.settings import Settings
+from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.recording import RecordingWriter, read
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 from tests.agent.fleet import Exporter, values
 from tests.agent.forks import nightshift
 from tests.conftest import PrometheusFactory

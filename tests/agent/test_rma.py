@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.rma import bundle
-from collectors.base import Permanent
-from collectors.seal import sha256_hex
-from collectors.subject import Subject, SubjectKind
+from nightshift.agent.rma import bundle
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import sha256_hex
+from nightshift.collectors.subject import Subject, SubjectKind
 from tests.agent.incidents import GPU, a_finding
 from tests.agent.test_scoreboard import made, once
 

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.advisor import Advisor, resembling
-from agent.incident import Incident
-from agent.mitigate import choose
-from agent.rca.bundle import Limits
-from agent.rca.diagnosis import Confidence, Diagnosis
-from agent.rca.evidence import gather
-from agent.rca.grounding import ground
-from agent.rca.rules import diagnose, recovery_of
-from agent.rca.summary import as_markdown, as_text, plain, summarise
-from collectors.frame import Instant, LogRecord
-from collectors.history import History
-from collectors.kernel_log import KernelLogParser
-from collectors.subject import Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.action import ActionKind, Situation
-from controllers.playbooks.plugins import build
-from detectors.base import Fault, Finding
+from nightshift.agent.advisor import Advisor, resembling
+from nightshift.agent.incident import Incident
+from nightshift.agent.mitigate import choose
+from nightshift.agent.rca.bundle import Limits
+from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
+from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.grounding import ground
+from nightshift.agent.rca.rules import diagnose, recovery_of
+from nightshift.agent.rca.summary import as_markdown, as_text, plain, summarise
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.history import History
+from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import ActionKind, Situation
+from nightshift.controllers.playbooks.plugins import build
+from nightshift.detectors.base import Fault, Finding
 from tests.agent.rooted import (
     GPUS,
     INVENTORY,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from agent.scheduling_loads import Loads
-from agent.scheduling_loop import SchedulingLoop, Surroundings
-from collectors.base import Temporary
-from collectors.kube_api import Refused
-from collectors.subject import Inventory
-from collectors.tick import Tick
-from controllers.actuators.kube_queue_follow import StaleView
-from controllers.scheduling.settings import SchedulingSettings
+from nightshift.agent.scheduling_loads import Loads
+from nightshift.agent.scheduling_loop import SchedulingLoop, Surroundings
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.kube_queue_follow import StaleView
+from nightshift.controllers.scheduling.settings import SchedulingSettings
 from tests.controllers.test_scheduling_controller import Api, doors_on, path_of
 
 

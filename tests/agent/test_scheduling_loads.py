@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from agent.scheduling_loads import Loads
-from collectors.frame import Frame, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.agent.scheduling_loads import Loads
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 
 
 def test_a_load_is_told_from_telemetry_and_unknown_where_a_metric_is_missing() -> None:

@@ -13,20 +13,20 @@ import pytest
 import yaml
 from kubernetes import client
 
-from agent.app import App
-from agent.clock import WallClock
-from agent.metrics import Metrics
-from agent.scheduling_loads import Loads
-from agent.scheduling_loop import SchedulingLoop, Surroundings
-from agent.settings import Settings
-from collectors.subject import Inventory
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_queue import BOOST, CONTROLLER, HOLD_UNTIL, KubernetesQueue
-from controllers.actuators.kube_queue_follow import GangDoors, QueueView, StaleView
-from controllers.actuators.kube_rights import Right, scheduling_rights
-from controllers.decision import Decision, Mode, Trust
-from controllers.scheduling.epochs import UNIT
-from controllers.scheduling.settings import SchedulingSettings
+from nightshift.agent.app import App
+from nightshift.agent.clock import WallClock
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.scheduling_loads import Loads
+from nightshift.agent.scheduling_loop import SchedulingLoop, Surroundings
+from nightshift.agent.settings import Settings
+from nightshift.collectors.subject import Inventory
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_queue import BOOST, CONTROLLER, HOLD_UNTIL, KubernetesQueue
+from nightshift.controllers.actuators.kube_queue_follow import GangDoors, QueueView, StaleView
+from nightshift.controllers.actuators.kube_rights import Right, scheduling_rights
+from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.scheduling.epochs import UNIT
+from nightshift.controllers.scheduling.settings import SchedulingSettings
 from tests.controllers.kube_scenes import client_with, rules_of
 from tests.controllers.test_kube_queue import kueue, read, workload  # noqa: F401  a fixture
 from tests.kubernetes_api.cluster import Cluster, eventually

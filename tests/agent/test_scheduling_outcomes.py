@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from agent.gate import Gate
-from agent.policy import ApprovalSettings
-from agent.policy_gate import PolicyGate
-from agent.policy_watch import PolicyWatch
-from agent.receipts import Receipts
-from agent.scheduling_loads import Loads
-from agent.scheduling_loop import SchedulingLoop, Surroundings
-from agent.store import Store
-from collectors.subject import Inventory
-from controllers.decision import Mode
-from controllers.scheduling.controller import Snapshot
-from controllers.scheduling.epochs import EPOCH_S
-from controllers.scheduling.settings import SchedulingSettings
+from nightshift.agent.gate import Gate
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.policy_watch import PolicyWatch
+from nightshift.agent.receipts import Receipts
+from nightshift.agent.scheduling_loads import Loads
+from nightshift.agent.scheduling_loop import SchedulingLoop, Surroundings
+from nightshift.agent.store import Store
+from nightshift.collectors.subject import Inventory
+from nightshift.controllers.decision import Mode
+from nightshift.controllers.scheduling.controller import Snapshot
+from nightshift.controllers.scheduling.epochs import EPOCH_S
+from nightshift.controllers.scheduling.settings import SchedulingSettings
 from tests.agent.incidents import ManualClock
 from tests.controllers.test_scheduling_epochs import CROWD, SHADOW, Known, Town
 

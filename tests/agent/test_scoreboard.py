@@ -8,14 +8,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.incident import IncidentState
-from agent.lifecycle import Lifecycle
-from agent.policy import ApprovalSettings, Person, Role, Rule
-from agent.scoreboard import Level, Rating, Score, Scoreboard, Settings, place_of, rate, wilson_low
-from agent.stage_parts import LifecycleSettings
-from collectors.subject import Subject, SubjectKind
-from controllers.action import ActionKind
-from detectors.base import State
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.scoreboard import Level, Rating, Score, Scoreboard, Settings, place_of, rate, wilson_low
+from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import ActionKind
+from nightshift.detectors.base import State
 from tests.agent.incidents import JOB, NODE, ManualClock, a_finding, an_action
 from tests.agent.test_interleavings import AtOnce
 from tests.agent.world import ANN, World

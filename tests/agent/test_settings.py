@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import collectors.plugins
-import controllers.actuators.plugins
-import detectors.plugins
-from agent.config_file import MAX_BYTES, ConfigError, read
-from agent.settings import Settings, load
+from nightshift.agent.config_file import MAX_BYTES, ConfigError, read
+from nightshift.agent.settings import Settings, load
+from nightshift.collectors.plugins import ALL as COLLECTORS
+from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
+from nightshift.detectors.plugins import ALL as DETECTORS
 
 
 def problems(path: Path, text: str) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def test_every_setting_is_described() -> None:
     found = dict(fields(schema, schema["$defs"]))
     assert [name for name, field in found.items() if not field.get("description")] == []
     assert len(found) > 60
-    for plugin in (*collectors.plugins.ALL, *controllers.actuators.plugins.ALL):
+    for plugin in (*COLLECTORS, *ACTUATORS):
         assert any(plugin.plugin in str(option) for option in schema["$defs"].values()), plugin
-    for plugin in detectors.plugins.ALL:
+    for plugin in DETECTORS:
         assert f"detectors.{plugin.plugin}" in found

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from agent.correlate import Decision, Known, Verb, correlate
-from agent.incident import IncidentState
-from agent.mitigate import choose
-from agent.rca.evidence import gather
-from agent.rca.rules import diagnose
-from collectors.frame import Instant, LogRecord
-from collectors.history import History
-from collectors.kernel_log import KernelLogParser
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.action import ActionKind, Situation
-from controllers.playbooks.plugins import build
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.correlate import Decision, Known, Verb, correlate
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.mitigate import choose
+from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.rules import diagnose
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.history import History
+from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import ActionKind, Situation
+from nightshift.controllers.playbooks.plugins import build
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 K = SubjectKind
 NFS, OK = "nfs: server nfs01 not responding, still trying", "nfs: server nfs01 OK"

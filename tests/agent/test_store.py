@@ -18,15 +18,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.database import AttentiveSession, Database, StoreBusy, StoreFull, StoreUnusable
-from agent.incident import Cause, IllegalTransition, IncidentState
-from agent.intents import commitments, end_intent, store_intent
-from agent.records import dump, load
-from agent.store import Conflict, NoSuchIncident, Store, number_of
-from agent.tables import metadata
-from collectors.subject import Membership, Subject, SubjectKind
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
-from detectors.base import Fault, Finding, Severity, State
+from nightshift.agent.database import AttentiveSession, Database, StoreBusy, StoreFull, StoreUnusable
+from nightshift.agent.incident import Cause, IllegalTransition, IncidentState
+from nightshift.agent.intents import commitments, end_intent, store_intent
+from nightshift.agent.records import dump, load
+from nightshift.agent.store import Conflict, NoSuchIncident, Store, number_of
+from nightshift.agent.tables import metadata
+from nightshift.collectors.subject import Membership, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.detectors.base import Fault, Finding, Severity, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_diagnosis, a_finding, an_action
 
 

@@ -12,15 +12,15 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from agent.cli import app as command_line
-from agent.console.app import build_console
-from agent.console.server import Server
-from agent.console.settings import Settings as ConsoleSettings
-from agent.policy import Person, Role
-from agent.silence import Silences
-from agent.suppression import Suppressor
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.guard import Window
+from nightshift.agent.cli import app as command_line
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.settings import Settings as ConsoleSettings
+from nightshift.agent.policy import Person, Role
+from nightshift.agent.silence import Silences
+from nightshift.agent.suppression import Suppressor
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.guard import Window
 from tests.agent.incidents import GPU, NODE, a_finding
 from tests.agent.outlets.ward import CRITICAL, a_ward
 from tests.agent.slack.chat import a_chat
@@ -70,7 +70,7 @@ def test_the_pager_is_told_when_maintenance_is_over_and_the_fault_still_stands(t
 
 
 def _closed(version: int) -> tuple[object, str, str, int]:
-    from agent.incident import Cause
+    from nightshift.agent.incident import Cause
 
     return Cause.CLOSED_BY_PERSON, "ann", "over", version
 

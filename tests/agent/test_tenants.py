@@ -14,21 +14,21 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from agent.access import Sight, Verb, may, sight
-from agent.console.api import PREFIX
-from agent.console.app import build_console
-from agent.console.overview import by_rack
-from agent.console.sessions import cookie_name
-from agent.console.settings import Settings
-from agent.seen import OTHERS, WITHHELD, Window
-from agent.slack.blocks import Message
-from agent.slack.card import Ticket
-from agent.slack.clicks import Click, Desk
-from agent.slack.clicks import Parts as DeskParts
-from agent.slack.settings import Settings as SlackSettings
-from agent.store import NoSuchIncident
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind
+from nightshift.agent.access import Sight, Verb, may, sight
+from nightshift.agent.console.api import PREFIX
+from nightshift.agent.console.app import build_console
+from nightshift.agent.console.overview import by_rack
+from nightshift.agent.console.sessions import cookie_name
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.seen import OTHERS, WITHHELD, Window
+from nightshift.agent.slack.blocks import Message
+from nightshift.agent.slack.card import Ticket
+from nightshift.agent.slack.clicks import Click, Desk
+from nightshift.agent.slack.clicks import Parts as DeskParts
+from nightshift.agent.slack.settings import Settings as SlackSettings
+from nightshift.agent.store import NoSuchIncident
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind
 from tests.agent.tenants import (
     EVERYBODY,
     GPUS,

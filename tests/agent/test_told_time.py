@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from agent.clock import SteppedClock
-from agent.database import Database
-from agent.store import Store
-from agent.told_time import ToldClock, tell_time
+from nightshift.agent.clock import SteppedClock
+from nightshift.agent.database import Database
+from nightshift.agent.store import Store
+from nightshift.agent.told_time import ToldClock, tell_time
 
 
 def test_another_process_reads_the_daemons_time(tmp_path: Path) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from agent.incident import Cause, Incident, IncidentState, Step, entered_s
-from agent.lifecycle import Lifecycle
-from agent.policy import ApprovalSettings, Rule
-from agent.rca.summary import as_text, summarise
-from agent.slack.card import TOLD, event
-from agent.stage_parts import LifecycleSettings
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Undo
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from detectors.base import Fault
+from nightshift.agent.incident import Cause, Incident, IncidentState, Step, entered_s
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.policy import ApprovalSettings, Rule
+from nightshift.agent.rca.summary import as_text, summarise
+from nightshift.agent.slack.card import TOLD, event
+from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.detectors.base import Fault
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.test_interleavings import AtOnce
 from tests.agent.world import ANN, World

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.incident import IncidentState
-from agent.repaired import Repaired
-from agent.unrepaired import is_unrepaired
-from collectors.base import Temporary
-from collectors.frame import Instant, LogRecord
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import ActionKind, Proposal
-from detectors.base import Fault, Severity, State
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.repaired import Repaired
+from nightshift.agent.unrepaired import is_unrepaired
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import ActionKind, Proposal
+from nightshift.detectors.base import Fault, Severity, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_finding, an_action
 from tests.agent.lives import approved, causes_of, running
 from tests.agent.world import ANN, UNDOABLE, World

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from agent.incident import IncidentState
-from agent.intents import commitments
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, BlastRadius
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.intents import commitments
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, BlastRadius
 from tests.agent import test_fault_matrix as matrix
 from tests.agent.test_fault_matrix import Cell, name_of
 from tests.controllers.kube_scenes import job

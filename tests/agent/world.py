@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.clock import Clock
-from agent.gate import Gate
-from agent.giving_back import GivingBack
-from agent.incident import Incident
-from agent.lifecycle import Lifecycle
-from agent.policy import ApprovalSettings, Person, Role
-from agent.stage_parts import LifecycleSettings, Parts
-from agent.store import Store
-from collectors.frame import Frame, SeriesIndex
-from collectors.history import History
-from collectors.subject import Inventory, SubjectKind
-from controllers.action import Action, ActionKind, Proposal, Undo
-from controllers.actuators.simulated import SimulatedActuator, SimulatedCluster
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import Gate
+from nightshift.agent.giving_back import GivingBack
+from nightshift.agent.incident import Incident
+from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.policy import ApprovalSettings, Person, Role
+from nightshift.agent.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.store import Store
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, Proposal, Undo
+from nightshift.controllers.actuators.simulated import SimulatedActuator, SimulatedCluster
 from tests.agent.incidents import GPU, JOB, NODE, a_diagnosis, an_action
 
 ANN = Person("ann", frozenset({Role.APPROVER}), "console", None)

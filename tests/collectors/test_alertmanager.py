@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collectors.alertmanager import AlertmanagerCollector
-from collectors.check import check_collect
-from collectors.frame import Reason
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.alertmanager import AlertmanagerCollector
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from tests.processes import await_answer, end, free_port
 
 NOW = 1_795_260_000.0

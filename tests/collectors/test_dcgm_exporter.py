@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.check import check_collect
-from collectors.dcgm_exporter import DcgmExporterCollector
-from collectors.frame import Frame, Reason
-from collectors.metrics import of_kind
-from collectors.pci import PCI_FACT, gpu_at
-from collectors.rows import Rows, cells
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.frame import Frame, Reason
+from nightshift.collectors.metrics import of_kind
+from nightshift.collectors.pci import PCI_FACT, gpu_at
+from nightshift.collectors.rows import Rows, cells
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 from tests.collectors.conftest import answer
 
 NOW = 1_795_260_000.0

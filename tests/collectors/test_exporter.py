@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectors.check import check_collect
-from collectors.dcgm_exporter import DcgmExporterCollector
-from collectors.exporter import KernelLines, NodeExporter, Settings, page
-from collectors.frame import Frame, SeriesIndex
-from collectors.kernel_event import KernelEventKind
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.metrics import of_kind
-from collectors.node_log import NodeLogCollector
-from collectors.nvml import NvmlCollector
-from collectors.pci import PCI_FACT
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.exporter import KernelLines, NodeExporter, Settings, page
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.kernel_event import KernelEventKind
+from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.metrics import of_kind
+from nightshift.collectors.node_log import NodeLogCollector
+from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.pci import PCI_FACT
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 NODE = Subject(SubjectKind.NODE, "n1")
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."

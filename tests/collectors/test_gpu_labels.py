@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from collectors.gpu_labels import GpuLabels
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.workload import WorkloadRule
+from nightshift.collectors.gpu_labels import GpuLabels
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.workload import WorkloadRule
 
 
 class Timer:

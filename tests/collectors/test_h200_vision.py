@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collectors.check import check_collect
-from collectors.replay import ReplayCollector, span
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault, State
-from detectors.plugins import ALL
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.replay import ReplayCollector, span
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault, State
+from nightshift.detectors.plugins import ALL
 from tests.recordings.replay import GPU_METRICS, Job, vision
 
 HERE = Path(__file__).parents[1] / "recordings"

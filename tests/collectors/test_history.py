@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from collectors.frame import Frame, Instant, LogRecord, SeriesIndex, StepSeries
-from collectors.history import History, Settings
-from collectors.subject import Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, StepSeries
+from nightshift.collectors.history import History, Settings
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(8))
 RANK = Subject(SubjectKind.RANK, "ml/job#0")

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.check import check_collect
-from collectors.frame import Frame, Reason
-from collectors.inference import InferenceCollector, quantile
-from collectors.merge import Merger
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Frame, Reason
+from nightshift.collectors.inference import InferenceCollector, quantile
+from nightshift.collectors.merge import Merger
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 NOW = 1_795_260_000.0
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"

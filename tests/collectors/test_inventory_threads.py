@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 
 def test_readers_survive_writers() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.frame import Instant, LogRecord
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.kernel_log import KernelLogParser
-from collectors.subject import Subject, SubjectKind
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.subject import Subject, SubjectKind
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPU = Subject(SubjectKind.GPU, "GPU-3f1c1111-2222-3333-4444-555555555555")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.kernel_use import KernelUse, read_use
-from collectors.subject import Inventory
-from collectors.training_logs import TrainingLogsCollector
-from kernels.apply.job import state as runtime
+from nightshift.collectors.kernel_use import KernelUse, read_use
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.training_logs import TrainingLogsCollector
+from nightshift.kernels.apply.job import state as runtime
 
 LINE = (
     "nightshift kernels: step=1200 applied=3 calls=46800 fallbacks=2 shadow_checks=46 shadow_mismatches=1 "

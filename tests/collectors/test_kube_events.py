@@ -12,9 +12,9 @@ import pytest
 import yaml
 from kubernetes import client
 
-from collectors.frame import LogRecord, Reason, SourceStatus
-from collectors.kube_events import CHANGES, EVENTS, KubernetesEventsCollector, KubernetesEventsSettings
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.frame import LogRecord, Reason, SourceStatus
+from nightshift.collectors.kube_events import CHANGES, EVENTS, KubernetesEventsCollector, KubernetesEventsSettings
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from tests.kubernetes_api.cluster import Cluster
 
 

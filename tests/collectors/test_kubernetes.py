@@ -11,10 +11,10 @@ import pytest
 import yaml
 from kubernetes import client
 
-from collectors.frame import Reason
-from collectors.kubernetes import KubernetesCollector, KubernetesSettings
-from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.kubernetes import KubernetesCollector, KubernetesSettings
+from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 from tests.kubernetes_api.cluster import Cluster
 
 K = SubjectKind

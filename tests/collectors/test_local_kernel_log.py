@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from collectors.check import check_collect
-from collectors.frame import Reason
-from collectors.kernel_event import KernelEventKind
-from collectors.kernel_log_readers import KMSG
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.subject import Inventory
-from collectors.syslog_line import SyslogLine, read_syslog
-from collectors.tick import Batch
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.kernel_event import KernelEventKind
+from nightshift.collectors.kernel_log_readers import KMSG
+from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.syslog_line import SyslogLine, read_syslog
+from nightshift.collectors.tick import Batch
 
 NOW = 1_795_266_000.0  # 2026-11-21T13:00:00Z
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
@@ -93,7 +93,7 @@ def test_an_overrun_buffer_is_told_as_a_gap(
             raise answer
         return bytes(answer)
 
-    monkeypatch.setattr("collectors.kernel_log_readers.os.read", read)
+    monkeypatch.setattr("nightshift.collectors.kernel_log_readers.os.read", read)
     assert kinds(take(of)) == [KernelEventKind.GAP, KernelEventKind.XID]
 
 

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from collectors.clocks import ClockOffset
-from collectors.frame import Frame, Instant, LogRecord, Order, Reason, SeriesIndex, SourceStatus
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.merge import Merger, merge
-from collectors.pci import PCI_FACT, canonical_pci
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.clocks import ClockOffset
+from nightshift.collectors.frame import Frame, Instant, LogRecord, Order, Reason, SeriesIndex, SourceStatus
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.merge import Merger, merge
+from nightshift.collectors.pci import PCI_FACT, canonical_pci
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(4))
 NODE = Subject(SubjectKind.NODE, "n1")

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
-from collectors.check import check_collect
-from collectors.exporter import NodeExporter, Settings
-from collectors.frame import Reason
-from collectors.http import HttpSettings
-from collectors.kernel_event import KernelEventKind
-from collectors.local_kernel_log import LocalKernelLogCollector
-from collectors.node_agents import NodeAgentsCollector
-from collectors.nvml import NvmlCollector
-from collectors.rotation import Renewed
-from collectors.subject import Inventory
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.exporter import NodeExporter, Settings
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.http import HttpSettings
+from nightshift.collectors.kernel_event import KernelEventKind
+from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.node_agents import NodeAgentsCollector
+from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.rotation import Renewed
+from nightshift.collectors.subject import Inventory
 from tests.certificates import Authority
 from tests.kubernetes_api.cluster import Cluster
 

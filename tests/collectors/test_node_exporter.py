@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from collectors.check import check_collect
-from collectors.frame import Reason
-from collectors.merge import Merger
-from collectors.node_exporter import NodeExporterCollector
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.merge import Merger
+from nightshift.collectors.node_exporter import NodeExporterCollector
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from tests.processes import await_answer, end, free_port
 
 NOW = 1_795_260_000.0

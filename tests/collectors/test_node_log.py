@@ -11,12 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from collectors.check import check_collect
-from collectors.frame import Reason
-from collectors.kernel_event import KernelEventKind
-from collectors.node_log import NodeAddress, NodeLogCollector
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.kernel_event import KernelEventKind
+from nightshift.collectors.node_log import NodeAddress, NodeLogCollector
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 NOW = 1_795_260_000.0
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectors.check import check_collect
-from collectors.frame import Frame, Reason
-from collectors.nvml import NvmlCollector
-from collectors.pci import PCI_FACT
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Frame, Reason
+from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.pci import PCI_FACT
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 NODE = Subject(SubjectKind.NODE, "n1")
 

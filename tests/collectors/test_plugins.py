@@ -9,9 +9,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from collectors.check import check_collect, check_declaration
-from collectors.plugins import ALL
-from collectors.subject import Inventory
+from nightshift.collectors.check import check_collect, check_declaration
+from nightshift.collectors.plugins import ALL
+from nightshift.collectors.subject import Inventory
 
 AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dcgm_exporter": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.node import Power, answer_lease, run
-from collectors.base import Permanent, Temporary
-from collectors.exporter import Settings
-from controllers.actuators.nvml_power import NvmlPower
-from controllers.actuators.power_leases import PowerLeases, Refused
+from nightshift.agent.node import Power, answer_lease, run
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.exporter import Settings
+from nightshift.controllers.actuators.nvml_power import NvmlPower
+from nightshift.controllers.actuators.power_leases import PowerLeases, Refused
 
 GPUS = [f"GPU-0000000{i}-0000-0000-0000-000000000000" for i in range(8)]
 FALLBACK_MW = 400_000

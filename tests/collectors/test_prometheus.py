@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from collectors.check import check_collect
-from collectors.frame import Frame, Reason
-from collectors.prometheus import PrometheusCollector
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Frame, Reason
+from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 from tests.processes import await_answer, end, free_port
 
 GPUS = [Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(3)]

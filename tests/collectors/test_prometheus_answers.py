@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.http import Answer, SourceError
-from collectors.prometheus_api import VectorReader, over_range, read_matrix, read_vector
+from nightshift.collectors.http import Answer, SourceError
+from nightshift.collectors.prometheus_api import VectorReader, over_range, read_matrix, read_vector
 from tests.collectors.test_prometheus import vector
 
 

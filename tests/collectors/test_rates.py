@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.derive import Deriver
-from collectors.frame import Frame, SeriesIndex
-from collectors.merge import Merger
-from collectors.metrics import of_kind
-from collectors.rates import MAX_GAP_S, Rates
-from collectors.subject import Subject, SubjectKind
-from collectors.tick import Batch
+from nightshift.collectors.derive import Deriver
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.merge import Merger
+from nightshift.collectors.metrics import of_kind
+from nightshift.collectors.rates import MAX_GAP_S, Rates
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Batch
 
 NODE = Subject(SubjectKind.NODE, "n1")
 DISK = Subject(SubjectKind.DISK, "n1/nvme0n1")

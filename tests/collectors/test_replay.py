@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.alert import Alert, Silence
-from collectors.check import check_collect
-from collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.recording import RecordingError, RecordingWriter, read, read_header
-from collectors.replay import ReplayCollector, span
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.collectors.alert import Alert, Silence
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.recording import RecordingError, RecordingWriter, read, read_header
+from nightshift.collectors.replay import ReplayCollector, span
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(3))
 NODE, POD = Subject(SubjectKind.NODE, "n1"), Subject(SubjectKind.POD, "ml/job-0")

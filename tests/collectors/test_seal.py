@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.seal import SealError, Signer, _canonical, canonical_json, fingerprint, open_envelope
+from nightshift.collectors.seal import SealError, Signer, _canonical, canonical_json, fingerprint, open_envelope
 
 NUMBERS = {  # RFC 8785 appendix B
     0.0: b"0",

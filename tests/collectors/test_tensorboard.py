@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboardX import SummaryWriter
 
-from collectors.check import check_collect
-from collectors.frame import Reason, StepSeries
-from collectors.signal_names import SignalNames
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tensorboard import TensorboardCollector
-from collectors.tfevents import EventFile, Scalar, crc32c, masked
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Reason, StepSeries
+from nightshift.collectors.signal_names import SignalNames
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tensorboard import TensorboardCollector
+from nightshift.collectors.tfevents import EventFile, Scalar, crc32c, masked
 
 NOW = time.time()
 
@@ -107,7 +107,7 @@ def test_a_scalar_as_a_tensor_is_one_too() -> None:
 
 def read_all(data: bytes, folder: Path | None = None) -> list[Scalar]:
     file = EventFile(Path("x"), 2**22)
-    from collectors.tfevents import Read
+    from nightshift.collectors.tfevents import Read
 
     found = Read()
     file._take(data, found)

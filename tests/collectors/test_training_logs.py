@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.check import check_collect
-from collectors.frame import Reason, StepSeries
-from collectors.nccl_line import behind, read_nccl_line
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tail import Tail
-from collectors.tick import Batch
-from collectors.trainer_line import LinePattern, read_line
-from collectors.training_logs import TrainingLogsCollector
-from collectors.workload import WorkloadRule
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Reason, StepSeries
+from nightshift.collectors.nccl_line import behind, read_nccl_line
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tail import Tail
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.trainer_line import LinePattern, read_line
+from nightshift.collectors.training_logs import TrainingLogsCollector
+from nightshift.collectors.workload import WorkloadRule
 
 NOW = 1_795_266_100.0
 RANK = Subject(SubjectKind.RANK, "ml/job#3")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from collectors.check import check_collect
-from collectors.frame import Reason
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.training_metrics import TrainingMetricsCollector
+from nightshift.collectors.check import check_collect
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.training_metrics import TrainingMetricsCollector
 
 NOW = 1_795_260_000.0
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from kubernetes import client, config
 
-from collectors.base import Temporary
-from collectors.kube_api import Busy
-from controllers.action import Action, Outcome
-from controllers.actuators import kube_rights
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_repair import KubernetesRepairActuator
-from controllers.actuators.kube_rights import Right
-from controllers.actuators.kubernetes import KubernetesActuator
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.kube_api import Busy
+from nightshift.controllers.action import Action, Outcome
+from nightshift.controllers.actuators import kube_rights
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator
+from nightshift.controllers.actuators.kube_rights import Right
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator
 from tests.kubernetes_api.cluster import MARK, PATIENCE_S, Cluster, eventually
 
 

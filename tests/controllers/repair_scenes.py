@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from collectors.subject import Subject, SubjectKind
-from controllers.action import (
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import (
     Action,
     ActionKind,
     BlastRadius,
@@ -19,10 +19,10 @@ from controllers.action import (
     UnderWay,
     Undo,
 )
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
-from controllers.actuators.kubernetes import KubernetesSettings
-from controllers.cordon import CORDON_OF
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.cordon import CORDON_OF
 from tests.controllers.kube_scenes import Patient, PatientRepair
 from tests.controllers.kube_scenes import finished as scenes_finished
 from tests.kubernetes_api.cluster import Cluster

@@ -9,10 +9,10 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.base import Permanent, Temporary
-from controllers.actuators.kube_certificates import Wanted, keep
-from controllers.actuators.kube_client import KubeClient
-from controllers.authority import Pair, begin, is_good, issue, turn
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.actuators.kube_certificates import Wanted, keep
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.authority import Pair, begin, is_good, issue, turn
 from tests.kubernetes_api.cluster import Cluster
 
 NAMES = ("nightshift-node.ops.svc",)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.seal import fingerprint
-from controllers.decision import Clip, Decision, Mode, Proposal, Ruling, confirm, decide, plain
+from nightshift.collectors.seal import fingerprint
+from nightshift.controllers.decision import Clip, Decision, Mode, Proposal, Ruling, confirm, decide, plain
 
 
 @dataclass(frozen=True)

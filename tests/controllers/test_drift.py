@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.policy_watch import reason_of
-from controllers.drift import Drift, Envelope, ranges
-from controllers.policy_file import Interface, Network, Normaliser, PolicyFile, PolicyRefused
-from controllers.promotion import Criteria
+from nightshift.agent.policy_watch import reason_of
+from nightshift.controllers.drift import Drift, Envelope, ranges
+from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile, PolicyRefused
+from nightshift.controllers.promotion import Criteria
 
 NAMES = ("budget", "width", "age")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Undo
-from controllers.guard import HARMLESS, TAKES_CAPACITY, Commitment, Limit, Settings, Window, rule
+from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.guard import HARMLESS, TAKES_CAPACITY, Commitment, Limit, Settings, Window, rule
 
 K, A = SubjectKind, ActionKind
 NODES, GPUS = 10, 8

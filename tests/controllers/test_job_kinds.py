@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from collectors.base import Permanent
-from collectors.kube_api import Refused
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_jobs import (
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_jobs import (
     KINDS,
     RESUME_STEP,
     SAVE_REQUEST,
@@ -22,8 +22,8 @@ from controllers.actuators.kube_jobs import (
     JobKind,
     find,
 )
-from controllers.actuators.kube_rights import Right
-from controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.actuators.kube_rights import Right
+from nightshift.controllers.actuators.kubernetes import KubernetesSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of
 from tests.kubernetes_api.cluster import Cluster
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from collectors.base import Permanent, Temporary
-from collectors.kube_api import Busy, Refused, refusal
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Undo
-from controllers.actuators.kube_client import KubeClient, Object
-from controllers.actuators.kube_jobs import KINDS, FoundJob, owner_job
-from controllers.actuators.kube_rights import RIGHTS
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.kube_api import Busy, Refused, refusal
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Undo
+from nightshift.controllers.actuators.kube_client import KubeClient, Object
+from nightshift.controllers.actuators.kube_jobs import KINDS, FoundJob, owner_job
+from nightshift.controllers.actuators.kube_rights import RIGHTS
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, stop_pods
 from tests.kubernetes_api.cluster import Cluster
 from tests.kubernetes_api.faults import Fault

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from collectors.base import Permanent, Temporary
-from collectors.kube_api import NotFound, refusal
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
-from controllers.actuators import kube_nodes
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_jobs import SAVES_ON_REQUEST
-from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
-from controllers.actuators.kube_repair_jobs import said, why_failed
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.kube_api import NotFound, refusal
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
+from nightshift.controllers.actuators import kube_nodes
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_jobs import SAVES_ON_REQUEST
+from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
+from nightshift.controllers.actuators.kube_repair_jobs import said, why_failed
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, PatientRepair, boots, finished, job, stop_pods
 from tests.kubernetes_api.cluster import Cluster, eventually
 

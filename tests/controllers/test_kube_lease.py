@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 from kubernetes import client
 
-from collectors.base import Temporary
-from collectors.kube_api import Refused
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_lease import RIGHTS, KubeLease
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.kube_api import Refused
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_lease import RIGHTS, KubeLease
 from tests.controllers.kube_scenes import client_with, rules_of
 from tests.kubernetes_api.cluster import Cluster
 from tests.kubernetes_api.faults import Fault

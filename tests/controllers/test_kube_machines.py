@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from collectors.base import Permanent
-from collectors.kube_api import refusal
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import (
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.kube_api import refusal
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import (
     Action,
     ActionKind,
     BlastRadius,
@@ -22,11 +22,11 @@ from controllers.action import (
     UnderWay,
     Undo,
 )
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from controllers.playbooks.plan import Economy, draw_up
-from detectors.base import Fault
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.playbooks.plan import Economy, draw_up
+from nightshift.detectors.base import Fault
 from tests.controllers.kube_scenes import Patient, PatientRepair, boots, finished, job, stop_pods
 from tests.kubernetes_api.cluster import MARK, Cluster
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.base import Permanent
-from controllers.actuators.kube_client import Object
-from controllers.actuators.kube_place import HOST, placed, placement
-from controllers.scheduling.steer import Verb
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.actuators.kube_client import Object
+from nightshift.controllers.actuators.kube_place import HOST, placed, placement
+from nightshift.controllers.scheduling.steer import Verb
 from tests.controllers.test_kube_queue import gated_job, mine, queue_of
 from tests.kubernetes_api.cluster import Cluster
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from controllers.actuators.kube_probe import COMMANDS, ProbeJob, Probes
-from controllers.playbooks.probes import FOR, probe_for
-from detectors.base import Fault
+from nightshift.controllers.actuators.kube_probe import COMMANDS, ProbeJob, Probes
+from nightshift.controllers.playbooks.probes import FOR, probe_for
+from nightshift.detectors.base import Fault
 
 
 def run(folder: Path, command: tuple[str, ...], **programs: str) -> tuple[int, str]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from collectors.base import Permanent
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_queue import (
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_queue import (
     BOOST,
     CONTROLLER,
     GATED_BY,
@@ -19,7 +19,7 @@ from controllers.actuators.kube_queue import (
     KubernetesQueue,
     QueueSettings,
 )
-from controllers.scheduling.steer import Verb
+from nightshift.controllers.scheduling.steer import Verb
 from tests.kubernetes_api.cluster import Cluster
 
 GROUP, VERSION = "kueue.x-k8s.io", "v1beta1"

@@ -9,24 +9,24 @@ import kubernetes_validate
 import pytest
 from kubernetes import client
 
-from collectors.base import Permanent
-from controllers.action import (
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.action import (
     ActionKind,
     Actuator,
     BlastRadius,
     OutcomeStatus,
     UnderWay,
 )
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_probe import ProbeJob, Probes
-from controllers.actuators.kube_repair import (
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_probe import ProbeJob, Probes
+from nightshift.controllers.actuators.kube_repair import (
     AGENT_PAUSED,
     PAUSED,
     KubernetesRepairActuator,
     RepairSettings,
 )
-from controllers.actuators.kube_repair_jobs import job_name, why_failed
-from controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
+from nightshift.controllers.actuators.kube_repair_jobs import job_name, why_failed
+from nightshift.controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS, Right
 from tests.controllers.kube_scenes import (
     PatientRepair,
     boots,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from collectors.kube_api import Object, Refused
-from collectors.subject import Subject, SubjectKind
-from controllers.action import ActionKind, OutcomeStatus
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_repair import AGENT_PAUSED, KubernetesRepairActuator, RepairSettings
-from controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.collectors.kube_api import Object, Refused
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import ActionKind, OutcomeStatus
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_repair import AGENT_PAUSED, KubernetesRepairActuator, RepairSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesSettings
 from tests.controllers.kube_scenes import Patient, PatientRepair, boots, repair_job_ends
 from tests.controllers.repair_scenes import Clock, cordoned_by_us, plan, reboot, repairer, reset, waits
 from tests.kubernetes_api.cluster import Cluster

@@ -8,14 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Precondition, UnderWay, Undo
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_marks import MARKER
-from controllers.actuators.kube_probe import ProbeJob, Probes
-from controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
-from controllers.actuators.kubernetes import KubernetesSettings
-from controllers.cordon import CORDON_OF, cordon_ids
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import (
+    Action,
+    ActionKind,
+    BlastRadius,
+    OutcomeStatus,
+    Precondition,
+    UnderWay,
+    Undo,
+)
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_marks import MARKER
+from nightshift.controllers.actuators.kube_probe import ProbeJob, Probes
+from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.cordon import CORDON_OF, cordon_ids
 from tests.controllers.kube_scenes import Patient, PatientRepair, repair_job_ends, repair_jobs
 from tests.kubernetes_api.cluster import MARK, Cluster
 

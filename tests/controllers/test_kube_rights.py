@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from collectors.kube_follow import Follower
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.collectors.kube_follow import Follower
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, served, stop_pods
 from tests.kubernetes_api.cluster import Cluster
 

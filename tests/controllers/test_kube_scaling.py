@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from kubernetes import client
 
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Situation, Undo
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_scaling import decide
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from controllers.playbooks.suggest_scaling import SuggestScaling
-from detectors.base import Fault
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Situation, Undo
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_scaling import decide
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.playbooks.suggest_scaling import SuggestScaling
+from nightshift.detectors.base import Fault
 from tests.controllers.kube_scenes import served
 from tests.kubernetes_api.cluster import Cluster
 

@@ -12,12 +12,20 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from collectors.base import Permanent, Temporary
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, Actuator, BlastRadius, OutcomeStatus, Precondition, Undo
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_jobs import RESUME_STEP
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import (
+    Action,
+    ActionKind,
+    Actuator,
+    BlastRadius,
+    OutcomeStatus,
+    Precondition,
+    Undo,
+)
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_jobs import RESUME_STEP
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
 from tests.controllers.kube_scenes import Patient, finished, job, stop_pods
 from tests.kubernetes_api.cluster import Cluster, eventually
 from tests.kubernetes_api.faults import Fault

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Undo
-from controllers.guard import Commitment
-from controllers.playbooks.ladder import RUNGS, Ladder, Record, record_of, rung
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.guard import Commitment
+from nightshift.controllers.playbooks.ladder import RUNGS, Ladder, Record, record_of, rung
 
 A = ActionKind
 GPU, OTHER, NODE = (

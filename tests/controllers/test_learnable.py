@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from controllers.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.learnable import environment_sha256, exported, normaliser
 
 torch = pytest.importorskip("torch", reason="training needs the extra rl")
 

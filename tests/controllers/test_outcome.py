@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controllers.outcome import Joiner, JoinSettings, Outcome, Sample, Stretch, shares_lost
+from nightshift.controllers.outcome import Joiner, JoinSettings, Outcome, Sample, Stretch, shares_lost
 
 WINDOW_S = 30.0
 

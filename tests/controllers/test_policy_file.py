@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collectors.seal import Signer, canonical_json
-from controllers.policy_file import (
+from nightshift.collectors.seal import Signer, canonical_json
+from nightshift.controllers.policy_file import (
     PAYLOAD_TYPE,
     Interface,
     Network,

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controllers.power import shield
-from controllers.power.arms import Round, linked
+from nightshift.controllers.power import shield
+from nightshift.controllers.power.arms import Round, linked
 
 HIGHEST, FALLBACK = 700_000, 420_000
 GANGS = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2), min_size=1, max_size=10)

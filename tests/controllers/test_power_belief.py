@@ -7,9 +7,22 @@ import copy
 import numpy as np
 import pytest
 
-from controllers.power import belief, descent
-from controllers.power.belief import KNOTS, NEAR, ROUGH, SLOPE, TOP, Bank, Ints, N, Noise, Outlook, Windows, outlook
-from controllers.power.curves import Floats, on_levels, synthetic
+from nightshift.controllers.power import belief, descent
+from nightshift.controllers.power.belief import (
+    KNOTS,
+    NEAR,
+    ROUGH,
+    SLOPE,
+    TOP,
+    Bank,
+    Ints,
+    N,
+    Noise,
+    Outlook,
+    Windows,
+    outlook,
+)
+from nightshift.controllers.power.curves import Floats, on_levels, synthetic
 
 BANK = Bank.make(128)
 HATS = np.column_stack([np.interp(np.arange(N), [*KNOTS, TOP], row) for row in np.eye(len(KNOTS) + 1)])[:, :-1]

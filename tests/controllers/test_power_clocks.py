@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.base import Temporary
-from controllers.actuators.power_leases import PowerLeases, Range
-from controllers.power import clocks, shield
-from controllers.power.clock_curves import synthetic_clocks
-from controllers.power.curves import LEVELS
+from nightshift.collectors.base import Temporary
+from nightshift.controllers.actuators.power_leases import PowerLeases, Range
+from nightshift.controllers.power import clocks, shield
+from nightshift.controllers.power.clock_curves import synthetic_clocks
+from nightshift.controllers.power.curves import LEVELS
 
 TOP_MHZ, FALLBACK, MAX = 1980, 420_000, 700_000
 GPUS = ("G0", "G1", "G2", "G3")

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collectors.base import Permanent
-from controllers.power import descent
-from controllers.power.baselines import Descent, PlainDescent, Static, Zeus
-from controllers.power.belief import TOP, Bank, Noise, Windows, outlook
-from controllers.power.curves import LEVELS, Curve, on_levels, oracle_grid, read_sweeps, synthetic
-from controllers.power.evaluate import evaluate, interval, left_out
-from controllers.power.simulate import ledger, ledgers, lowest_levels, run
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.baselines import Descent, PlainDescent, Static, Zeus
+from nightshift.controllers.power.belief import TOP, Bank, Noise, Windows, outlook
+from nightshift.controllers.power.curves import LEVELS, Curve, on_levels, oracle_grid, read_sweeps, synthetic
+from nightshift.controllers.power.evaluate import evaluate, interval, left_out
+from nightshift.controllers.power.simulate import ledger, ledgers, lowest_levels, run
 
 BANK = Bank.make(256)
 CURVES = synthetic(40, np.random.default_rng(123))

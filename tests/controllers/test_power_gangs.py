@@ -8,12 +8,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from agent.power_decide import Belief, Decided, ask, decide_gang
-from controllers.decision import Mode, Trust
-from controllers.power import descent
-from controllers.power.belief import CHUNK, TOP, Bank, Outlook
-from controllers.power.curves import LEVELS, on_levels, synthetic
-from controllers.power.gang import Gang, GangSeen, answers, look
+from nightshift.agent.power_decide import Belief, Decided, ask, decide_gang
+from nightshift.controllers.decision import Mode, Trust
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.belief import CHUNK, TOP, Bank, Outlook
+from nightshift.controllers.power.curves import LEVELS, on_levels, synthetic
+from nightshift.controllers.power.gang import Gang, GangSeen, answers, look
 
 BANK, CARE, LOWEST = Bank.make(128), descent.Care(), 20
 TRUST = Trust(Mode.ACTIVE, 1.0, 1.0)

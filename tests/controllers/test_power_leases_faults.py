@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.base import Temporary
-from controllers.actuators.power_leases import PowerLeases, Range, Refused
+from nightshift.collectors.base import Temporary
+from nightshift.controllers.actuators.power_leases import PowerLeases, Range, Refused
 
 MIN, MAX, FALLBACK, TOP_MHZ = 200_000, 700_000, 350_000, 1980
 GPUS = ("G0", "G1", "G2", "G3")

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.base import Permanent
-from controllers.power.belief import TOP, Bank, Ints, Windows
-from controllers.power.curves import LEVELS, Curve, Floats, synthetic
-from controllers.power.rack import RANGE, Believed, Bools, CommonCap, fill
-from controllers.power.rack_run import Scene, Told, oracle, rack
-from controllers.power.share import Claims, Sharing, divide, share_out
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.power.belief import TOP, Bank, Ints, Windows
+from nightshift.controllers.power.curves import LEVELS, Curve, Floats, synthetic
+from nightshift.controllers.power.rack import RANGE, Believed, Bools, CommonCap, fill
+from nightshift.controllers.power.rack_run import Scene, Told, oracle, rack
+from nightshift.controllers.power.share import Claims, Sharing, divide, share_out
 
 CURVES = [c for c in synthetic(300, np.random.default_rng(99)) if c.draw_w[-1] >= 0.75 and c.min_w <= 0.505]
 BANK = Bank.make(256, steep=RANGE)

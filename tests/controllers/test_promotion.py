@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.promotion import hard_world
-from controllers.decision import Mode
-from controllers.drift import Left
-from controllers.estimate import (
+from nightshift.controllers.decision import Mode
+from nightshift.controllers.drift import Left
+from nightshift.controllers.estimate import (
     LEAST_ARM,
     Turn,
     arm_jobs,
@@ -20,7 +20,7 @@ from controllers.estimate import (
     quantile_gap,
     violation_bound,
 )
-from controllers.promotion import (
+from nightshift.controllers.promotion import (
     Criteria,
     Health,
     Standing,

@@ -10,17 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.base import Permanent
-from controllers.scheduling import policies, shapes, trace
-from controllers.scheduling.bound import least_mean_jct_s
-from controllers.scheduling.cluster import Cluster, Shape, SharingRules
-from controllers.scheduling.interference import KINDS, MEASURED, QUANTILE, Experience, columns, fit, load_of
-from controllers.scheduling.predict import Durations
-from controllers.scheduling.preemptive import Preemptive, least_attained
-from controllers.scheduling.ramp import Ramp
-from controllers.scheduling.simulate import Faults, Simulation, World
-from controllers.scheduling.state import State
-from controllers.scheduling.trace import Job
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.scheduling import policies, shapes, trace
+from nightshift.controllers.scheduling.bound import least_mean_jct_s
+from nightshift.controllers.scheduling.cluster import Cluster, Shape, SharingRules
+from nightshift.controllers.scheduling.interference import (
+    KINDS,
+    MEASURED,
+    QUANTILE,
+    Experience,
+    columns,
+    fit,
+    load_of,
+)
+from nightshift.controllers.scheduling.predict import Durations
+from nightshift.controllers.scheduling.preemptive import Preemptive, least_attained
+from nightshift.controllers.scheduling.ramp import Ramp
+from nightshift.controllers.scheduling.simulate import Faults, Simulation, World
+from nightshift.controllers.scheduling.state import State
+from nightshift.controllers.scheduling.trace import Job
 
 RECORDING = Path(__file__).parent.parent / "recordings" / "h200_interference.csv"
 JOBS = trace.at_load(trace.draw(150, 3), 64, 1.0)

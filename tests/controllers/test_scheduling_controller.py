@@ -11,14 +11,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.base import Permanent
-from collectors.kube_api import Busy, NotFound, Refused
-from controllers.actuators.kube_queue import CONTROLLER, Gate, KubernetesQueue, QueueSettings, pod_gate
-from controllers.actuators.kube_queue_follow import GangDoors
-from controllers.decision import Decision, Mode, Trust
-from controllers.scheduling.cluster import Shape
-from controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
-from controllers.scheduling.steer import Steer, Verb
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.kube_api import Busy, NotFound, Refused
+from nightshift.controllers.actuators.kube_queue import CONTROLLER, Gate, KubernetesQueue, QueueSettings, pod_gate
+from nightshift.controllers.actuators.kube_queue_follow import GangDoors
+from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
+from nightshift.controllers.scheduling.steer import Steer, Verb
 from tests.controllers.test_kube_queue import gated_pod, mine, queue_of
 from tests.kubernetes_api.cluster import Cluster
 

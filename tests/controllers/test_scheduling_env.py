@@ -13,12 +13,12 @@ for _needed in ("gymnasium", "sb3_contrib"):
     if not os.environ.get("CI"):
         pytest.importorskip(_needed, reason=f"{_needed} is in the extra rl")
 
-from controllers.learnable import learnable  # noqa: E402
-from controllers.scheduling import trace  # noqa: E402
-from controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice, SchedulingEnv  # noqa: E402
-from controllers.scheduling.learn import Learned  # noqa: E402
-from controllers.scheduling.simulate import Simulation, World  # noqa: E402
-from controllers.scheduling.state import State  # noqa: E402
+from nightshift.controllers.learnable import learnable  # noqa: E402
+from nightshift.controllers.scheduling import trace  # noqa: E402
+from nightshift.controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice, SchedulingEnv  # noqa: E402
+from nightshift.controllers.scheduling.learn import Learned  # noqa: E402
+from nightshift.controllers.scheduling.simulate import Simulation, World  # noqa: E402
+from nightshift.controllers.scheduling.state import State  # noqa: E402
 
 
 def test_it_is_an_environment_as_gymnasium_means_it() -> None:

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from controllers.decision import Decision, Mode, Trust
-from controllers.estimate import Turn, doubly_robust
-from controllers.outcome import Joiner, Outcome, Stretch
-from controllers.promotion import Criteria, Standing, trust_of
-from controllers.scheduling import trace
-from controllers.scheduling.cluster import Shape
-from controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
-from controllers.scheduling.epochs import EPOCH_S, Epochs, Told, epoch_of
-from controllers.scheduling.policies import backfill
-from controllers.scheduling.predict import Durations
-from controllers.scheduling.simulate import Simulation, World
-from controllers.scheduling.steer import Steer, Verb
-from controllers.scheduling.whatif import Part, starts_s
+from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.estimate import Turn, doubly_robust
+from nightshift.controllers.outcome import Joiner, Outcome, Stretch
+from nightshift.controllers.promotion import Criteria, Standing, trust_of
+from nightshift.controllers.scheduling import trace
+from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
+from nightshift.controllers.scheduling.epochs import EPOCH_S, Epochs, Told, epoch_of
+from nightshift.controllers.scheduling.policies import backfill
+from nightshift.controllers.scheduling.predict import Durations
+from nightshift.controllers.scheduling.simulate import Simulation, World
+from nightshift.controllers.scheduling.steer import Steer, Verb
+from nightshift.controllers.scheduling.whatif import Part, starts_s
 
 ACTIVE, SHADOW = Trust(Mode.ACTIVE, 1.0, 0.95), Trust()
 TRIAL = {arm: Trust(Mode.TRIAL, float(arm), 0.5) for arm in (False, True)}
@@ -177,7 +177,7 @@ def test_where_both_would_do_the_same_there_is_no_receipt_and_no_outcome() -> No
 
 
 def test_a_queue_too_long_to_play_has_no_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controllers.scheduling.epochs.MOST_JOBS", 2)
+    monkeypatch.setattr("nightshift.controllers.scheduling.epochs.MOST_JOBS", 2)
     town = Town(CROWD, lambda _at_s: TRIAL[True]).run(1200.0)
     assert town.kept == {}
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controllers.scheduling import policies, shapes, trace
-from controllers.scheduling.predict import KEEP, Durations, Lesson
-from controllers.scheduling.simulate import Result, Simulation, World
-from controllers.scheduling.state import RUNS_ON, Start, State
-from controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling import policies, shapes, trace
+from nightshift.controllers.scheduling.predict import KEEP, Durations, Lesson
+from nightshift.controllers.scheduling.simulate import Result, Simulation, World
+from nightshift.controllers.scheduling.state import RUNS_ON, Start, State
+from nightshift.controllers.scheduling.trace import Job
 
 LOADS = (0.5, 0.9, 1.2)
 CASES = [(name, seed, load) for name in shapes.NAMES for seed in (21, 22) for load in LOADS]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scheduling
-from controllers.scheduling import learn, policies
+from nightshift.controllers.scheduling import learn, policies
 
 PACKAGE = Path(policies.__file__).parent
 
@@ -18,9 +18,9 @@ def imported(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            if node.module == "controllers.scheduling":
+            if node.module == "nightshift.controllers.scheduling":
                 found |= {f"{name.name}.py" for name in node.names}
-            elif node.module.startswith("controllers.scheduling."):
+            elif node.module.startswith("nightshift.controllers.scheduling."):
                 found.add(node.module.rpartition(".")[2] + ".py")
     return found
 

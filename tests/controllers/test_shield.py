@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controllers.power.breaker import Breaker
-from controllers.power.breaker import Settings as BreakerSettings
-from controllers.power.shield import (
+from nightshift.controllers.power.breaker import Breaker
+from nightshift.controllers.power.breaker import Settings as BreakerSettings
+from nightshift.controllers.power.shield import (
     PATIENCE,
     Gpu,
     Memory,

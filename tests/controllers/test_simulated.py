@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.base import Permanent, Temporary
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, Actuator, BlastRadius, OutcomeStatus, Precondition, Undo
-from controllers.actuators.simulated import EFFECTS, Mishap, SimulatedActuator, SimulatedCluster
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import (
+    Action,
+    ActionKind,
+    Actuator,
+    BlastRadius,
+    OutcomeStatus,
+    Precondition,
+    Undo,
+)
+from nightshift.controllers.actuators.simulated import EFFECTS, Mishap, SimulatedActuator, SimulatedCluster
 
 NODE = Subject(SubjectKind.NODE, "n1")
 TARGETS = {

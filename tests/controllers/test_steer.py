@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controllers.decision import Mode, decide
-from controllers.scheduling.steer import InOrder, Let, Steer, SteerLimits, SteerShield, Verb, Waiting
+from nightshift.controllers.decision import Mode, decide
+from nightshift.controllers.scheduling.steer import InOrder, Let, Steer, SteerLimits, SteerShield, Verb, Waiting
 
 LIMITS = SteerLimits()
 SHIELD = SteerShield(LIMITS)

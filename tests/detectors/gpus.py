@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from collectors.frame import Frame, SeriesIndex, SourceStatus
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Detector, Finding
+from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Detector, Finding
 
 START_S = 1_790_000_000.0
 NODE = Subject(SubjectKind.NODE, "n1")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from detectors.backtest import EventsError, load_events, main
-from detectors.evaluate import AlarmAt, Event, score
-from detectors.plugins import ALL
+from nightshift.detectors.backtest import EventsError, load_events, main
+from nightshift.detectors.evaluate import AlarmAt, Event, score
+from nightshift.detectors.plugins import ALL
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 RECORDING = RECORDINGS / "h200_vision.nightshift.gz"

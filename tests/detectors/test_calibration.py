@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.frame import Frame, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import RateBasis
-from detectors.budget import DAY_S, Budget, BudgetSettings
-from detectors.calibration import CalibrationError, Heard, fitted, listen, load, loosened, save, tail_of
-from detectors.check_world import World
-from detectors.memory_leak import MemoryLeak
-from detectors.plugins import ALL
-from detectors.promise import Graded, promises
-from detectors.tail import Tail, calibrated
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import RateBasis
+from nightshift.detectors.budget import DAY_S, Budget, BudgetSettings
+from nightshift.detectors.calibration import CalibrationError, Heard, fitted, listen, load, loosened, save, tail_of
+from nightshift.detectors.check_world import World
+from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.plugins import ALL
+from nightshift.detectors.promise import Graded, promises
+from nightshift.detectors.tail import Tail, calibrated
 
 CLIMBS = 40
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectors.frame import Floats
-from detectors.climb import LENGTHS, SHAPES, climbs
+from nightshift.collectors.frame import Floats
+from nightshift.detectors.climb import LENGTHS, SHAPES, climbs
 
 LIMIT = 64.0
 WIDTH_S = 300.0

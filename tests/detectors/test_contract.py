@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import detectors
-from collectors.metrics import DERIVED
-from collectors.subject import SubjectKind
-from detectors import check, check_streams
-from detectors.base import Detector, SnapshotError
-from detectors.check import CONTRACT, make, problems, run
-from detectors.check_streams import HOSTILE, SILENT, faults, played
-from detectors.check_world import World
-from detectors.episodes import Episodes
-from detectors.plugins import ALL
-from detectors.snapshot import unpack
+import nightshift.detectors
+from nightshift.collectors.metrics import DERIVED
+from nightshift.collectors.subject import SubjectKind
+from nightshift.detectors import check, check_streams
+from nightshift.detectors.base import Detector, SnapshotError
+from nightshift.detectors.check import CONTRACT, make, problems, run
+from nightshift.detectors.check_streams import HOSTILE, SILENT, faults, played
+from nightshift.detectors.check_world import World
+from nightshift.detectors.episodes import Episodes
+from nightshift.detectors.plugins import ALL
+from nightshift.detectors.snapshot import unpack
 
 SAVED = Path(__file__).parent / "snapshots"
 MIGRATED = {"ecc-v1"}
@@ -35,7 +35,7 @@ def test_a_detector_keeps_the_contract(kind) -> None:  # type: ignore[no-untyped
 def test_every_detector_class_in_the_package_is_in_the_tuple_and_counted() -> None:
     """A class with a plug-in name that is not in ALL would be skipped silently."""
     found = set()
-    for module in pkgutil.iter_modules(detectors.__path__):
+    for module in pkgutil.iter_modules(nightshift.detectors.__path__):
         for _, member in inspect.getmembers(import_module(f"detectors.{module.name}"), inspect.isclass):
             if "plugin" in vars(member) and isinstance(vars(member)["plugin"], str):
                 found.add(member)

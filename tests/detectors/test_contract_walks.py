@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from detectors.check_walks import BENIGN, CLAUSES, TROUBLES, Draw, draw, walk
-from detectors.plugins import ALL
+from nightshift.detectors.check_walks import BENIGN, CLAUSES, TROUBLES, Draw, draw, walk
+from nightshift.detectors.plugins import ALL
 
 SAVED = Path(__file__).parent / "snapshots"
 DRAWN = int(os.environ.get("NIGHTSHIFT_WALKS", "0"))

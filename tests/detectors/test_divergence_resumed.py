@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectors.frame import StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, State
-from detectors.divergence import Divergence
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, State
+from nightshift.detectors.divergence import Divergence
 
 RANK = Subject(SubjectKind.RANK, "ml/llm#0")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Finding, State
-from detectors.ecc import Ecc
-from detectors.ecc_counters import COUNTERS, GAUGES
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Finding, State
+from nightshift.detectors.ecc import Ecc
+from nightshift.detectors.ecc_counters import COUNTERS, GAUGES
 
 GPU = Subject(SubjectKind.GPU, "GPU-1")
 INDEX = SeriesIndex(SubjectKind.GPU, (GPU,))

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, Reason, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Severity, State
-from detectors.gpu_lost import GpuLost
+from nightshift.collectors.frame import Frame, Reason, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Severity, State
+from nightshift.detectors.gpu_lost import GpuLost
 from tests.detectors.gpus import NODE, START_S, gpu, inventory, tick, told
 
 ALIVE = {"gpu_power_w": 100.0}

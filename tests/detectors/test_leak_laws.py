@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import CERTAIN, Fault, Finding, State
-from detectors.memory_leak import MemoryLeak
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import CERTAIN, Fault, Finding, State
+from nightshift.detectors.memory_leak import MemoryLeak
 
 GIB = 2.0**30
 LIMIT = 64.0 * GIB

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collectors.subject import SubjectKind
-from detectors.base import Fault, State
-from detectors.check_world import START_S, World
-from detectors.memory_leak import MemoryLeak
+from nightshift.collectors.subject import SubjectKind
+from nightshift.detectors.base import Fault, State
+from nightshift.detectors.check_world import START_S, World
+from nightshift.detectors.memory_leak import MemoryLeak
 
 USED, FREE = "gpu_memory_used_bytes", "gpu_memory_free_bytes"
 

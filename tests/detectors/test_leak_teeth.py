@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Finding, State
-from detectors.contrast import growth_over
-from detectors.memory_leak import MemoryLeak
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Finding, State
+from nightshift.detectors.contrast import growth_over
+from nightshift.detectors.memory_leak import MemoryLeak
 
 GIB = 2.0**30
 LIMIT = 80.0 * GIB

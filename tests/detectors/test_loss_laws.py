@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from collectors.frame import StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Finding, State
-from detectors.divergence import Divergence
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, State
+from nightshift.detectors.divergence import Divergence
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 STEPS = 700

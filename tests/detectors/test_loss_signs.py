@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectors.frame import Floats, StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Finding
-from detectors.divergence import Divergence
+from nightshift.collectors.frame import Floats, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Finding
+from nightshift.detectors.divergence import Divergence
 
 JOB = Subject(SubjectKind.JOB, "ml/llm")
 ONSET = 500

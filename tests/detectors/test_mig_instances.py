@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, Instant, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from controllers.action import Situation
-from controllers.playbooks.reset_gpu import ResetGpu
-from controllers.playbooks.restart_job import RestartJob
-from controllers.playbooks.restart_pod import RestartPod
-from detectors.base import Fault, Finding, Severity, State
-from detectors.memory_leak import MemoryLeak
+from nightshift.collectors.frame import Frame, Instant, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.action import Situation
+from nightshift.controllers.playbooks.reset_gpu import ResetGpu
+from nightshift.controllers.playbooks.restart_job import RestartJob
+from nightshift.controllers.playbooks.restart_pod import RestartPod
+from nightshift.detectors.base import Fault, Finding, Severity, State
+from nightshift.detectors.memory_leak import MemoryLeak
 
 K = SubjectKind
 GIB = 2.0**30

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collectors.frame import Instant, LogRecord, SourceStatus
-from collectors.subject import Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, LogExhibit, State
-from detectors.check_world import START_S, World
-from detectors.nccl_watchdog import NcclWatchdog
+from nightshift.collectors.frame import Instant, LogRecord, SourceStatus
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, LogExhibit, State
+from nightshift.detectors.check_world import START_S, World
+from nightshift.detectors.nccl_watchdog import NcclWatchdog
 from tests.detectors.gpus import told
 
 LINE = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.frame import StepSeries
-from collectors.subject import Subject, SubjectKind
-from detectors.progress import Progress, Rhythm
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.progress import Progress, Rhythm
 
 RANK = Subject(SubjectKind.RANK, "ml/llm#0")
 

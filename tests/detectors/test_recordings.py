@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from detectors.base import Fault, Finding, State
-from detectors.plugins import ALL
+from nightshift.detectors.base import Fault, Finding, State
+from nightshift.detectors.plugins import ALL
 from tests.recordings.replay import START_S, TICK_S, Job, Phase, cut, h200, h200_rank
 
 OK = "train_ok"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.base import State
-from detectors.check import make, run
-from detectors.check_streams import faults
-from detectors.check_world import World
-from detectors.plugins import ALL
+from nightshift.detectors.base import State
+from nightshift.detectors.check import make, run
+from nightshift.detectors.check_streams import faults
+from nightshift.detectors.check_world import World
+from nightshift.detectors.plugins import ALL
 
 
 @pytest.mark.parametrize("away", [1, 12, 120], ids=["5 s", "1 min", "10 min"])

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from collectors.frame import Frame, SeriesIndex
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, State
-from detectors.serving import Serving
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, State
+from nightshift.detectors.serving import Serving
 from tests.detectors.gpus import START_S, told
 
 SERVER = Subject(SubjectKind.SERVER, "http://n1:8000/chat")

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from collectors.subject import SubjectKind
-from collectors.tick import Tick
-from detectors.base import Finding
-from detectors.check_world import World
-from detectors.straggler import Straggler
+from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Finding
+from nightshift.detectors.check_world import World
+from nightshift.detectors.straggler import Straggler
 
 LIMIT = "gpu_power_limit_w"
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from collectors.frame import StepSeries
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import State
-from detectors.stages import by_stage, few_and_apart
-from detectors.straggler import STAGE, Straggler
+from nightshift.collectors.frame import StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import State
+from nightshift.detectors.stages import by_stage, few_and_apart
+from nightshift.detectors.straggler import STAGE, Straggler
 
 SEEDS = range(3)
 JOB = Subject(SubjectKind.JOB, "ml/pp")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from collectors.tick import Tick
-from detectors.base import Fault, State
-from detectors.throttle import Throttle
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, State
+from nightshift.detectors.throttle import Throttle
 from tests.detectors.gpus import START_S, gpu, tick, told
 from tests.recordings.replay import Job, cut, h200
 

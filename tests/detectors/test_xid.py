@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from collectors.kernel_event import KernelEvent, KernelEventKind
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
-from detectors.base import Fault, Severity, State
-from detectors.ecc import Ecc
-from detectors.xid import XidDetector
-from detectors.xid_catalogue import CATALOGUE, Recovery, Tier, announced_action
+from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Severity, State
+from nightshift.detectors.ecc import Ecc
+from nightshift.detectors.xid import XidDetector
+from nightshift.detectors.xid_catalogue import CATALOGUE, Recovery, Tier, announced_action
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPU = Subject(SubjectKind.GPU, "GPU-1")

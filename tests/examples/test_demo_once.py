@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from controllers.action import ActionKind
-from controllers.actuators.simulated import SimulatedCluster
 from examples.demo.run import CONFIG
 from examples.demo.scenario import FaultKind
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.actuators.simulated import SimulatedCluster
 
 ROOT = Path(__file__).parents[2]
 UNSEEN = range(1000, 1020)
@@ -68,7 +68,7 @@ def test_a_plan_waits_until_somebody_approves_it_on_the_command_line() -> None:
         cluster = SimulatedCluster(folder / "cluster.sqlite")
         time.sleep(5)
         assert cluster.effects() == []
-        approve = [sys.executable, "-m", "agent", "approve", "INC-1", "--config", str(folder / CONFIG)]
+        approve = [sys.executable, "-m", "nightshift.agent", "approve", "INC-1", "--config", str(folder / CONFIG)]
         subprocess.run(approve, cwd=ROOT, check=True, timeout=240)
         next(line for line in lines if "INC-1" in line and "resolved" in line)
         assert [effect.kind for effect in cluster.effects()] == [ActionKind.RESTART_JOB]

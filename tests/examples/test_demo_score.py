@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.incident import Incident, IncidentState, Step, StoredFinding
-from agent.rca.diagnosis import Confidence, Diagnosis
-from collectors.frame import Instant
-from collectors.subject import Subject
-from controllers.action import Action, ActionKind, BlastRadius, Undo
-from controllers.actuators.simulated import SimulatedActuator
-from detectors.base import Fault, Finding, Severity, State
 from examples.demo.recording import load
 from examples.demo.scenario import START_S, FaultKind, draw
 from examples.demo.score import EXPECTED, Report, score
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject
+from nightshift.agent.incident import Incident, IncidentState, Step, StoredFinding
+from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.actuators.simulated import SimulatedActuator
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 CORRUPTION = "silent data corruption is possible, not shown"
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Undo
-from controllers.actuators.simulated import SimulatedActuator
 from examples.demo.job import JobState
 from examples.demo.recording import Recording, load
 from examples.demo.scenario import GPUS_PER_NODE, NODES, START_S, TICK_S, BenignKind, FaultKind, draw
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.actuators.simulated import SimulatedActuator
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (*range(100, 120),)
@@ -233,7 +233,7 @@ def test_the_pipeline_does_not_know_the_demo() -> None:
     guilty = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for floor in ("agent", "collectors", "detectors", "controllers")
-        for path in sorted((ROOT / floor).rglob("*.py"))
+        for path in sorted((ROOT / "nightshift" / floor).rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if pattern.search(line)
     ]

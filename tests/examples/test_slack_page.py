@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 
-from agent.console.server import Server
-from agent.incident import IncidentState
+from nightshift.agent.console.server import Server
+from nightshift.agent.incident import IncidentState
 from tests.agent.incidents import a_finding
 from tests.agent.slack.chat import ANN, CHANNEL, Chat, a_chat, started, until
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from agent.kernel_gate import search
-from controllers.actuators.kube_kernel_jobs import KernelJobSettings, job_of
+from nightshift.agent.kernel_gate import search
+from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobSettings, job_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm/nightshift"

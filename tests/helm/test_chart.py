@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.settings import load
-from controllers.actuators.kube_repair import AGENT_PAUSED
+from nightshift.agent.settings import load
+from nightshift.controllers.actuators.kube_repair import AGENT_PAUSED
 from tests.helm.chart import CHART, SETS, containers, helm_python, kubernetes_validate, objects, render, search_pod
 
 KUBERNETES = ("1.29", "1.33", "1.36", "1.37")

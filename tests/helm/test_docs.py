@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from controllers.actuators.kube_queue import CONTROLLER, GATED_BY
+from nightshift.controllers.actuators.kube_queue import CONTROLLER, GATED_BY
 from tests.helm.chart import ROOT, helm_python, objects
 from tests.test_docs import COMMAND, commands, parse
 

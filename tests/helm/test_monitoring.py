@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.incident import IncidentState
-from agent.metrics import Metrics
-from collectors.metrics import METRICS, MetricType
-from collectors.subject import SubjectKind
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.metrics import Metrics
+from nightshift.collectors.metrics import METRICS, MetricType
+from nightshift.collectors.subject import SubjectKind
 from tests.conftest import absent
 from tests.helm.chart import CHART, objects
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.settings import load
+from nightshift.agent.settings import load
 from tests.helm.chart import PG, SETS, helm_python, kubernetes_validate, objects, render
 
 EVERYTHING: dict[str, Any] = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from controllers.action import ActionKind
-from controllers.actuators.kube_rights import (
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.actuators.kube_rights import (
     LEASE_RIGHTS,
     OBSERVE,
     OBSERVE_EVENTS,

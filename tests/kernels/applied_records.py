@@ -5,25 +5,25 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from kernels.apply.job.problems import BENT
-from kernels.apply.job.state import PRODUCTS
-from kernels.generate.families.backward import Backward
-from kernels.generate.families.cross_entropy import CrossEntropy
-from kernels.generate.families.embedding_gradient import EmbeddingGradient
-from kernels.generate.families.flash_attention import FlashAttention
-from kernels.generate.families.flash_backward import FlashBackward
-from kernels.generate.families.flat import Flat
-from kernels.generate.families.fused_mlp import FusedMlp
-from kernels.generate.families.gated import Gated
-from kernels.generate.families.gelu import Gelu
-from kernels.generate.families.layernorm import LayerNorm
-from kernels.generate.families.linear import Linear
-from kernels.generate.families.matmul import Matmul
-from kernels.generate.families.rmsnorm import RmsNorm
-from kernels.generate.families.rotary import TURNED, TURNED_HALVES, Rotary
-from kernels.generate.families.softmax import Softmax
-from kernels.generate.template import Family, candidate
-from kernels.problem import Case
+from nightshift.kernels.apply.job.problems import BENT
+from nightshift.kernels.apply.job.state import PRODUCTS
+from nightshift.kernels.generate.families.backward import Backward
+from nightshift.kernels.generate.families.cross_entropy import CrossEntropy
+from nightshift.kernels.generate.families.embedding_gradient import EmbeddingGradient
+from nightshift.kernels.generate.families.flash_attention import FlashAttention
+from nightshift.kernels.generate.families.flash_backward import FlashBackward
+from nightshift.kernels.generate.families.flat import Flat
+from nightshift.kernels.generate.families.fused_mlp import FusedMlp
+from nightshift.kernels.generate.families.gated import Gated
+from nightshift.kernels.generate.families.gelu import Gelu
+from nightshift.kernels.generate.families.layernorm import LayerNorm
+from nightshift.kernels.generate.families.linear import Linear
+from nightshift.kernels.generate.families.matmul import Matmul
+from nightshift.kernels.generate.families.rmsnorm import RmsNorm
+from nightshift.kernels.generate.families.rotary import TURNED, TURNED_HALVES, Rotary
+from nightshift.kernels.generate.families.softmax import Softmax
+from nightshift.kernels.generate.template import Family, candidate
+from nightshift.kernels.problem import Case
 
 RMS = """
 import torch

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from kernels.judge.hosts import Zygote
-from kernels.judge.judge import Judge
-from kernels.judge.process import Limits
+from nightshift.kernels.judge.hosts import Zygote
+from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.process import Limits
 from tests.kernels.held import Job, of_a_file
 
 LIMITS = Limits(import_s=300.0, call_s=300.0, memory_bytes=2 << 30, scratch_bytes=64 << 20, output_bytes=1 << 20)
@@ -33,7 +33,7 @@ def by_test(count: int) -> bytes:
 def fixed_draws() -> Iterator[None]:
     """For every judge that a test makes and every verdict that it asks for without a secret."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kernels.judge.judge.fresh", by_test)
+        patch.setattr("nightshift.kernels.judge.judge.fresh", by_test)
         yield
 
 

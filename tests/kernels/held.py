@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.apply.bundle import bundle
+from nightshift.kernels.apply.bundle import bundle
 from tests.kernels.applied_records import record
 
 N, D, WIDE = 64, 16, 32

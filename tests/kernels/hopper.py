@@ -22,12 +22,12 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.pop("TRITON_INTERPRET", None)
 
 from benchmarks.kernels_compile import _NoDevice, like, load
-from kernels.candidate import Candidate
-from kernels.generate.base import Task
-from kernels.generate.bulk import SHARED_BYTES
-from kernels.generate.known import templates
-from kernels.problem import Case, Problem
-from kernels.problems import named
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.generate.base import Task
+from nightshift.kernels.generate.bulk import SHARED_BYTES
+from nightshift.kernels.generate.known import templates
+from nightshift.kernels.problem import Case, Problem
+from nightshift.kernels.problems import named
 
 SMALL = 16
 """Rows, at the far end of another axis."""

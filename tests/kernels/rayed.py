@@ -7,12 +7,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from collectors.seal import Signer
-from kernels.ledger import Provenance
-from kernels.optimise import ON_CPU, Done, Run, from_problem
-from kernels.problem import Case
-from kernels.ray_executor import RayExecutor
-from kernels.search import Budget
+from nightshift.collectors.seal import Signer
+from nightshift.kernels.ledger import Provenance
+from nightshift.kernels.optimise import ON_CPU, Done, Run, from_problem
+from nightshift.kernels.problem import Case
+from nightshift.kernels.ray_executor import RayExecutor
+from nightshift.kernels.search import Budget
 from tests.kernels.fanned import TRIALS, by_plain
 
 

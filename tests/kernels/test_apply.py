@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from kernels.apply.bundle import bundle, write_bundle
-from kernels.generate.families.backward import Backward
-from kernels.generate.families.gelu import Gelu
-from kernels.generate.families.rmsnorm import RmsNorm
-from kernels.problem import Case
+from nightshift.kernels.apply.bundle import bundle, write_bundle
+from nightshift.kernels.generate.families.backward import Backward
+from nightshift.kernels.generate.families.gelu import Gelu
+from nightshift.kernels.generate.families.rmsnorm import RmsNorm
+from nightshift.kernels.problem import Case
 from tests.kernels.applied_records import (
     adamw_record,
     attention_record,

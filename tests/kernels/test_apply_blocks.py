@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.generate.families.fused_mlp import FusedMlp
-from kernels.generate.families.gated import Gated
-from kernels.generate.families.linear import Linear
-from kernels.problem import Case
+from nightshift.kernels.generate.families.fused_mlp import FusedMlp
+from nightshift.kernels.generate.families.gated import Gated
+from nightshift.kernels.generate.families.linear import Linear
+from nightshift.kernels.problem import Case
 from tests.kernels.applied_records import made_of
 from tests.kernels.test_apply import run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.generate.families.flat import Flat
-from kernels.problem import Case
+from nightshift.kernels.generate.families.flat import Flat
+from nightshift.kernels.problem import Case
 from tests.kernels.applied_records import made_of
 from tests.kernels.test_apply import run
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kernels.apply.bundle import candidate_record
-from kernels.apply.job import cuda_source
-from kernels.candidate import Bound, Candidate, Domain, Launch
-from kernels.judge import cuda, plan
+from nightshift.kernels.apply.bundle import candidate_record
+from nightshift.kernels.apply.job import cuda_source
+from nightshift.kernels.candidate import Bound, Candidate, Domain, Launch
+from nightshift.kernels.judge import cuda, plan
 from tests.kernels.applied_records import record
 from tests.kernels.test_apply import run
 

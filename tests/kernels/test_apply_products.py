@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.apply.job import state
-from kernels.apply.job.products import multiply_by_kernels, multiply_by_torch
-from kernels.apply.job.state import Kernel, Report
-from kernels.generate.families.flat import Flat
-from kernels.generate.families.linear import Linear
-from kernels.generate.families.matmul import Matmul
-from kernels.generate.template import Family
-from kernels.problem import Case
+from nightshift.kernels.apply.job import state
+from nightshift.kernels.apply.job.products import multiply_by_kernels, multiply_by_torch
+from nightshift.kernels.apply.job.state import Kernel, Report
+from nightshift.kernels.generate.families.flat import Flat
+from nightshift.kernels.generate.families.linear import Linear
+from nightshift.kernels.generate.families.matmul import Matmul
+from nightshift.kernels.generate.template import Family
+from nightshift.kernels.problem import Case
 from tests.kernels.applied_records import made_of
 from tests.kernels.test_apply import run
 

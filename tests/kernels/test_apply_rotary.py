@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kernels.apply.job.start import unfit
-from kernels.generate.families.rotary import Rotary
-from kernels.generate.template import Apart, candidate
-from kernels.optimise import work_of
-from kernels.problem import Case
-from kernels.problems import named
+from nightshift.kernels.apply.job.start import unfit
+from nightshift.kernels.generate.families.rotary import Rotary
+from nightshift.kernels.generate.template import Apart, candidate
+from nightshift.kernels.optimise import work_of
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
 from tests.kernels.applied_records import pair_records, record, rotary_records
 from tests.kernels.test_apply import run
 

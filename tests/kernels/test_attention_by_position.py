@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from kernels.candidate import Candidate
-from kernels.candidate_file import parse_candidate
-from kernels.generate.families import ALL
-from kernels.generate.families.flash_attention import FlashAttention
-from kernels.generate.families.flash_backward import FlashBackward
-from kernels.generate.template import Family, candidate, rewritten
-from kernels.judge.inputs import INTERPRETER
-from kernels.judge.judge import Judge, Request
-from kernels.problem import Case
-from kernels.problems import named
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.candidate_file import parse_candidate
+from nightshift.kernels.generate.families import ALL
+from nightshift.kernels.generate.families.flash_attention import FlashAttention
+from nightshift.kernels.generate.families.flash_backward import FlashBackward
+from nightshift.kernels.generate.template import Family, candidate, rewritten
+from nightshift.kernels.judge.inputs import INTERPRETER
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "kernels_table.json"
 CASE = Case.of("float16", b=2, h=2, s=40, d=16)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.judge import baselines
-from kernels.judge.baselines import Known, Shelf, Solo, far_slower, measure
-from kernels.judge.environment import Environment
-from kernels.kernelbench import load_task
-from kernels.problem import Case, Problem
-from kernels.problems import named
+from nightshift.kernels.judge import baselines
+from nightshift.kernels.judge.baselines import Known, Shelf, Solo, far_slower, measure
+from nightshift.kernels.judge.environment import Environment
+from nightshift.kernels.kernelbench import load_task
+from nightshift.kernels.problem import Case, Problem
+from nightshift.kernels.problems import named
 
 CASE = Case.of("float32", m=8, n=64)
 HERE = Environment("H200", "9.0", "580", "13.0", "2.11", "3.6", "none", "3.12", "Linux")

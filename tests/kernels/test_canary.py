@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.apply.bundle import bundle
+from nightshift.kernels.apply.bundle import bundle
 from tests.kernels.applied import load
 
 NAMES = ("rmsnorm", "rmsnorm_backward", "cross_entropy", "gelu")

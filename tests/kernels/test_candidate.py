@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.candidate import Bound, Candidate, CandidateError, Domain, Launch, evaluate
+from nightshift.kernels.candidate import Bound, Candidate, CandidateError, Domain, Launch, evaluate
 
 PLAIN = Candidate("def f(x): return x", "f", "python", "own_kernel", "bitwise")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.candidate import Bound, CandidateError, Launch
-from kernels.candidate_file import parse_candidate, read_candidate
+from nightshift.kernels.candidate import Bound, CandidateError, Launch
+from nightshift.kernels.candidate_file import parse_candidate, read_candidate
 
 TEXT = """# nightshift candidate
 # problem: softmax

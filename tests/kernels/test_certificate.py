@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from collectors.seal import Signer, canonical_json
-from kernels.candidate import Candidate, Domain
-from kernels.certificate import issue, verify
-from kernels.cli import app
-from kernels.envelope import CertificateError, read
-from kernels.judge.environment import Environment
-from kernels.judge.sanitizer import judge_output
-from kernels.judge.verdict import Comparison, Interval, JudgeBroken, Reason, Refusal, Status, Verdict
-from kernels.problems import named
+from nightshift.collectors.seal import Signer, canonical_json
+from nightshift.kernels.candidate import Candidate, Domain
+from nightshift.kernels.certificate import issue, verify
+from nightshift.kernels.cli import app
+from nightshift.kernels.envelope import CertificateError, read
+from nightshift.kernels.judge.environment import Environment
+from nightshift.kernels.judge.sanitizer import judge_output
+from nightshift.kernels.judge.verdict import Comparison, Interval, JudgeBroken, Reason, Refusal, Status, Verdict
+from nightshift.kernels.problems import named
 
 COPY = named("copy")
 SIGNER = Signer.from_bytes(bytes(range(32)))

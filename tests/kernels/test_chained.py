@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kernels.judge.contest import QUICK, Race
-from kernels.judge.contestants import Replayed
-from kernels.judge.plan import Plan
-from kernels.judge.timing import Board
-from kernels.judge.verdict import Reason, Refusal
+from nightshift.kernels.judge.contest import QUICK, Race
+from nightshift.kernels.judge.contestants import Replayed
+from nightshift.kernels.judge.plan import Plan
+from nightshift.kernels.judge.timing import Board
+from nightshift.kernels.judge.verdict import Reason, Refusal
 
 _MESSAGE_S, _SPOIL_S = 150e-6, 2e-6
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.kernels_close import RACES, Done, elsewhere, pooled
-from kernels.judge.verdict import Comparison, Interval
-from kernels.problem import Case
+from nightshift.kernels.judge.verdict import Comparison, Interval
+from nightshift.kernels.problem import Case
 
 CASE = Case.of("float32", m=8, n=64)
 CONFIG = {"rows": 1, "warps": 1, "waves": 0, "stages": 1, "load": "", "store": ""}

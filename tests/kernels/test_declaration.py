@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.candidate import Bound, Candidate, Domain, Launch
-from kernels.judge.declaration import misfit
-from kernels.judge.inputs import CPU
-from kernels.judge.judge import Judge, Request
-from kernels.judge.verdict import Reason, Status
-from kernels.problems import ALL, named
+from nightshift.kernels.candidate import Bound, Candidate, Domain, Launch
+from nightshift.kernels.judge.declaration import misfit
+from nightshift.kernels.judge.inputs import CPU
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.verdict import Reason, Status
+from nightshift.kernels.problems import ALL, named
 
 PLAIN = Candidate("def f(x): return x", "f", "python", "library", "bitwise")
 IN_PLACE = replace(PLAIN, kind="in_place", mutates=(0,))

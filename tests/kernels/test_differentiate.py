@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.candidate import Candidate, Domain
-from kernels.differentiate import differentiated, input_count, training_step
-from kernels.judge import trial as trial_module
-from kernels.judge.contest import Pace
-from kernels.judge.inputs import INTERPRETER
-from kernels.judge.judge import Judge, Request
-from kernels.problem import Case, gradients_of
-from kernels.problems import ALL, named
+from nightshift.kernels.candidate import Candidate, Domain
+from nightshift.kernels.differentiate import differentiated, input_count, training_step
+from nightshift.kernels.judge import trial as trial_module
+from nightshift.kernels.judge.contest import Pace
+from nightshift.kernels.judge.inputs import INTERPRETER
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.problem import Case, gradients_of
+from nightshift.kernels.problems import ALL, named
 
 
 @pytest.mark.parametrize("name", [p.name for p in ALL if p.gradients])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import kernels.draw as draw_module
-from kernels.draw import DISTRIBUTIONS, TWIN, Draw, hash64, mix
+import nightshift.kernels.draw as draw_module
+from nightshift.kernels.draw import DISTRIBUTIONS, TWIN, Draw, hash64, mix
 
 
 def test_hash64_is_splitmix64() -> None:

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 import torch
 
-from kernels.judge.environment import Nvml, UnknownDevice, handle_of
+from nightshift.kernels.judge.environment import Nvml, UnknownDevice, handle_of
 from tests.collectors.conftest import nvml_library  # noqa: F401
 
 NOWHERE = "0000FFFF:FF:00.0"

@@ -6,18 +6,18 @@ import random
 
 import pytest
 
-from kernels.generate.base import GeneratorError, Task
-from kernels.generate.families import ALL, families_of, interprets
-from kernels.generate.known import octaves, templates
-from kernels.generate.space import Space
-from kernels.generate.template import Family, Template, Warm, candidate
-from kernels.judge import static
-from kernels.judge.declaration import misfit
-from kernels.judge.inputs import INTERPRETER
-from kernels.judge.judge import Judge, Request
-from kernels.problem import Case
-from kernels.problems import ALL as PROBLEMS
-from kernels.problems import named
+from nightshift.kernels.generate.base import GeneratorError, Task
+from nightshift.kernels.generate.families import ALL, families_of, interprets
+from nightshift.kernels.generate.known import octaves, templates
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import Family, Template, Warm, candidate
+from nightshift.kernels.judge import static
+from nightshift.kernels.judge.declaration import misfit
+from nightshift.kernels.judge.inputs import INTERPRETER
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import ALL as PROBLEMS
+from nightshift.kernels.problems import named
 
 TINY = {
     "adamw": {"n": 700},

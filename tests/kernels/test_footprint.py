@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch.nn.modules import module
 
-from kernels.judge.footprint import Footprint
-from kernels.judge.verdict import STATUS_OF, Reason, Status
+from nightshift.kernels.judge.footprint import Footprint
+from nightshift.kernels.judge.verdict import STATUS_OF, Reason, Status
 
 
 def test_an_honest_call_leaves_nothing_behind() -> None:
@@ -131,8 +131,8 @@ def test_an_optimiser_that_is_made_changes_nothing() -> None:
 
 COMPILING = """
 import torch
-from kernels.judge.footprint import Footprint
-from kernels.judge.surroundings import watch_registrations
+from nightshift.kernels.judge.footprint import Footprint
+from nightshift.kernels.judge.surroundings import watch_registrations
 
 watch_registrations()
 footprint = Footprint("cpu")
@@ -150,8 +150,8 @@ def test_what_torch_compile_does_to_torch_at_its_first_use_is_no_change_and_what
 
 
 AT_FIRST_USE = """
-from kernels.judge.footprint import Footprint
-from kernels.judge.surroundings import watch_registrations
+from nightshift.kernels.judge.footprint import Footprint
+from nightshift.kernels.judge.surroundings import watch_registrations
 
 watch_registrations()
 footprint = Footprint("cpu")
@@ -223,7 +223,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.judge.footprint import Footprint
+from nightshift.kernels.judge.footprint import Footprint
 
 footprint = Footprint("cpu")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernels.candidate import Candidate
-from kernels.judge.gaps import unchecked
-from kernels.judge.verdict import Comparison, Interval, LeftOut
-from kernels.problem import Case
-from kernels.problems import named
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge.gaps import unchecked
+from nightshift.kernels.judge.verdict import Comparison, Interval, LeftOut
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
 
 SOFTMAX = named("softmax")
 KERNEL = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)

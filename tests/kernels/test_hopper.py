@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.generate.families import ALL as FAMILIES
-from kernels.problems import ALL as PROBLEMS
+from nightshift.kernels.generate.families import ALL as FAMILIES
+from nightshift.kernels.problems import ALL as PROBLEMS
 
 ROOT = Path(__file__).parents[2]
 

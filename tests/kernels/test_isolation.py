@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from kernels.judge import hosts, isolation, seccomp
-from kernels.judge.hosts import Zygote, user_of
-from kernels.judge.process import Limits, Process
-from kernels.judge.usage import exceeds, resident_bytes
-from kernels.judge.verdict import JudgeBroken, Reason, Refusal
-from kernels.judge.zygote import policy_of
+from nightshift.kernels.judge import hosts, isolation, seccomp
+from nightshift.kernels.judge.hosts import Zygote, user_of
+from nightshift.kernels.judge.process import Limits, Process
+from nightshift.kernels.judge.usage import exceeds, resident_bytes
+from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal
+from nightshift.kernels.judge.zygote import policy_of
 
 LIMITS = Limits(
     import_s=20.0,
@@ -272,9 +272,8 @@ def test_what_a_killed_judge_left_is_cleared_away_and_nothing_else(monkeypatch: 
         folder = Path(name)
         folder.chmod(0o711)
         monkeypatch.setattr(tempfile, "tempdir", name)
-        source = (
-            "import signal, os, sys, tempfile; from kernels.judge import hosts; tempfile.tempdir = sys.argv[1]\n"
-        )
+        source = "import signal, os, sys, tempfile; from nightshift.kernels.judge import hosts\n"
+        source += "tempfile.tempdir = sys.argv[1]\n"
         source += "root, held = hosts._scratch_root(); (root / 'host0').mkdir(); print(root, flush=True)\n"
         source += "sys.stdin.read()"
         command = [sys.executable, "-c", source, name]

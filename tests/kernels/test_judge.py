@@ -11,18 +11,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.candidate import Candidate, Domain
-from kernels.judge.contest import Pace, Race
-from kernels.judge.contestants import Hosted
-from kernels.judge.inputs import CPU, INTERPRETER
-from kernels.judge.judge import Judge, Request
-from kernels.judge.process import Process, Role
-from kernels.judge.runners import HostRunner
-from kernels.judge.track import Track, Truths
-from kernels.judge.usage import state
-from kernels.judge.verdict import Comparison, Interval, Reason, Refusal, Status
-from kernels.problem import Case, Problem
-from kernels.problems import named
+from nightshift.kernels.candidate import Candidate, Domain
+from nightshift.kernels.judge.contest import Pace, Race
+from nightshift.kernels.judge.contestants import Hosted
+from nightshift.kernels.judge.inputs import CPU, INTERPRETER
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.process import Process, Role
+from nightshift.kernels.judge.runners import HostRunner
+from nightshift.kernels.judge.track import Track, Truths
+from nightshift.kernels.judge.usage import state
+from nightshift.kernels.judge.verdict import Comparison, Interval, Reason, Refusal, Status
+from nightshift.kernels.problem import Case, Problem
+from nightshift.kernels.problems import named
 from tests.kernels.conftest import by_test
 
 SOFTMAX = named("softmax")
@@ -154,7 +154,7 @@ def test_a_callable_is_raced_by_the_judges_clock_and_a_slow_one_loses(cpu_judge:
     problem = replace(SOFTMAX, cases=(case,))
     request = Request(TINY, Pace(min_rounds=9, max_rounds=9, round_s=0.01, max_slots=2))
     with pytest.MonkeyPatch.context() as patch:  # the race, not the class, is the claim here
-        patch.setattr("kernels.judge.trial.class_refusal", lambda *_: None)
+        patch.setattr("nightshift.kernels.judge.trial.class_refusal", lambda *_: None)
         verdict = cpu_judge.verdict(
             replace(slow, kind="own_kernel"), problem, replace(request, static=False), b"five"
         )
@@ -191,7 +191,7 @@ def test_a_machine_fault_is_nobodys_verdict() -> None:
 
 
 def test_a_cuda_candidate_without_a_gpu_is_no_verdict_about_it(cpu_judge: Judge) -> None:
-    from kernels.candidate import Launch
+    from nightshift.kernels.candidate import Launch
 
     launch = Launch("k", ("1", "1", "1"), ("1", "1", "1"), ("in0", "out0"))
     candidate = Candidate(
@@ -222,7 +222,7 @@ return kept[-1]""".strip()
     problem = replace(SOFTMAX, name="softmax runs", cases=(case,))
     pace = Pace(min_rounds=9, max_rounds=9, round_s=0.01, slot_bytes=4 * problem.compulsory_bytes(case))
     with pytest.MonkeyPatch.context() as patch:  # the race, not the class, is the claim here
-        patch.setattr("kernels.judge.trial.class_refusal", lambda *_: None)
+        patch.setattr("nightshift.kernels.judge.trial.class_refusal", lambda *_: None)
         verdict = cpu_judge.verdict(
             replace(candidate, kind="own_kernel"), problem, Request(TINY, pace, static=False), b"runs"
         )
@@ -249,7 +249,7 @@ def test_who_is_accused_of_slowing_a_baseline_is_raced_again_in_a_fresh_process(
         again(self, problem, case)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kernels.judge.trial.class_refusal", lambda *_: None)
+        patch.setattr("nightshift.kernels.judge.trial.class_refusal", lambda *_: None)
         patch.setattr(Race, "run", disturbed)
         patch.setattr(Judge, "solo_again", measured)
         candidate = replace(library("return torch.softmax(x, -1)"), kind="own_kernel")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import interface
-from kernels.candidate import Candidate
-from kernels.judge.inputs import CPU
-from kernels.judge.judge import Judge
-from kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
-from kernels.kernelbench import candidate_of, fast_p, load_suite, load_task, scores
-from kernels.problem import ProblemError
-from kernels.problems import named
+from nightshift.kernels import interface
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge.inputs import CPU
+from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
+from nightshift.kernels.kernelbench import candidate_of, fast_p, load_suite, load_task, scores
+from nightshift.kernels.problem import ProblemError
+from nightshift.kernels.problems import named
 
 SUITE = Path(__file__).parent / "kernelbench"
 MODEL_NEW = """

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import interface
-from kernels.judge.inputs import CPU
-from kernels.judge.judge import Judge
-from kernels.judge.verdict import Reason, Status, Verdict
-from kernels.kernelbench import arguments_of, candidate_of, load_task, names_of
-from kernels.problem import ProblemError
+from nightshift.kernels import interface
+from nightshift.kernels.judge.inputs import CPU
+from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.verdict import Reason, Status, Verdict
+from nightshift.kernels.kernelbench import arguments_of, candidate_of, load_task, names_of
+from nightshift.kernels.problem import ProblemError
 
 TASK = """
 import torch

@@ -12,21 +12,31 @@ from pathlib import Path
 
 import pytest
 
-from collectors.base import Temporary
-from kernels.candidate import Candidate
-from kernels.executor import LocalExecutor
-from kernels.generate import prompt
-from kernels.generate.base import Outcome, Proposal, Spent, Task
-from kernels.generate.llm import Allowance, LanguageModel, Reply, connect
-from kernels.generate.prompt import BEGIN, END, RULES, ReplyError, _why, contrasts, feedback, kernel_of, messages
-from kernels.judge.contest import Pace
-from kernels.judge.inputs import INTERPRETER
-from kernels.judge.judge import Judge, Request
-from kernels.judge.verdict import Status
-from kernels.ledger import Ledger, Provenance, read_run
-from kernels.problem import Case
-from kernels.problems import named
-from kernels.search import Budget, Ladder, Search
+from nightshift.collectors.base import Temporary
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.executor import LocalExecutor
+from nightshift.kernels.generate import prompt
+from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
+from nightshift.kernels.generate.llm import Allowance, LanguageModel, Reply, connect
+from nightshift.kernels.generate.prompt import (
+    BEGIN,
+    END,
+    RULES,
+    ReplyError,
+    _why,
+    contrasts,
+    feedback,
+    kernel_of,
+    messages,
+)
+from nightshift.kernels.judge.contest import Pace
+from nightshift.kernels.judge.inputs import INTERPRETER
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.verdict import Status
+from nightshift.kernels.ledger import Ledger, Provenance, read_run
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
+from nightshift.kernels.search import Budget, Ladder, Search
 from tests.kernels.scripted_model import Answer, served
 
 if importlib.util.find_spec("langchain_openai") is None:
@@ -302,9 +312,9 @@ def test_the_whole_loop_with_a_scripted_model_keeps_the_honest_kernel_and_refuse
 
 
 FIXED_DRAWS = """
-from kernels.judge import judge
+from nightshift.kernels.judge import judge
 judge.fresh = bytes
-from agent.__main__ import main
+from nightshift.agent.__main__ import main
 main()
 """
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from collectors.base import Temporary
-from kernels.generate.base import GeneratorError
-from kernels.generate.llm import connect
-from kernels.generate.prompt import kernel_of
+from nightshift.collectors.base import Temporary
+from nightshift.kernels.generate.base import GeneratorError
+from nightshift.kernels.generate.llm import connect
+from nightshift.kernels.generate.prompt import kernel_of
 from tests.kernels.scripted_model import Answer, served
 from tests.kernels.test_llm import GOOD, TASK, marked
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from collectors.base import Permanent
-from kernels.cli import app
-from kernels.ledger import Line
-from kernels.report import Section, write_report
+from nightshift.collectors.base import Permanent
+from nightshift.kernels.cli import app
+from nightshift.kernels.ledger import Line
+from nightshift.kernels.report import Section, write_report
 
 RUNNER = CliRunner()
 SOFTMAX = ["optimize", "--problem", "softmax", "--device", "cpu", "--case"]

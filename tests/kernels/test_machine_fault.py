@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.executor import Job, LocalExecutor
-from kernels.judge.inputs import INTERPRETER
-from kernels.judge.judge import Judge, Request
-from kernels.judge.verdict import Reason, Status
-from kernels.problems import named
+from nightshift.kernels.executor import Job, LocalExecutor
+from nightshift.kernels.judge.inputs import INTERPRETER
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.verdict import Reason, Status
+from nightshift.kernels.problems import named
 from tests.kernels.conftest import LIMITS
 from tests.kernels.test_judge import TINY, library
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.candidate import Bound, Candidate, Domain
-from kernels.candidate_file import read_candidate
-from kernels.judge import static
-from kernels.judge.gallery import Piece, read_gallery, show
-from kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
-from kernels.judge.judge import Judge
-from kernels.judge.oracle import gradient_seeds
-from kernels.problem import Case, Problem, unusual
-from kernels.problems import ALL, named
+from nightshift.kernels.candidate import Bound, Candidate, Domain
+from nightshift.kernels.candidate_file import read_candidate
+from nightshift.kernels.judge import static
+from nightshift.kernels.judge.gallery import Piece, read_gallery, show
+from nightshift.kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
+from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.oracle import gradient_seeds
+from nightshift.kernels.problem import Case, Problem, unusual
+from nightshift.kernels.problems import ALL, named
 
 HERE = Path(__file__).parent / "mutants"
 LATER = Path(__file__).parent / "mutants_later"

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.candidate import Bound, Candidate, Domain
-from kernels.candidate_file import read_candidate
-from kernels.draw import Draw
-from kernels.judge.correctness import compare
-from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
-from kernels.judge.judge import Judge, Request
-from kernels.judge.oracle import expected, gradient_seeds
-from kernels.judge.verdict import Reason
-from kernels.problem import Case, Problem, gradients_of, kind
-from kernels.problems import ALL, named
+from nightshift.kernels.candidate import Bound, Candidate, Domain
+from nightshift.kernels.candidate_file import read_candidate
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.judge.correctness import compare
+from nightshift.kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.oracle import expected, gradient_seeds
+from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.problem import Case, Problem, gradients_of, kind
+from nightshift.kernels.problems import ALL, named
 from tests.kernels.test_judge import library
 
 SIXTH = Path(__file__).parent / "mutants_sixth"

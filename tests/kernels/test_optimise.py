@@ -13,28 +13,28 @@ import torch
 import torch.nn.functional as F
 from typer.testing import CliRunner
 
-from collectors.base import Permanent
-from collectors.seal import trusted_keys
-from kernels.apply.job.problems import SPECS, UNTRAINED
-from kernels.bind import bind, call
-from kernels.candidate import Candidate
-from kernels.cli import app
-from kernels.envelope import read
-from kernels.judge.verdict import Reason
-from kernels.kernelbench import load_task
-from kernels.ledger import Ledger, Line, read_run
-from kernels.model_trace import trace_model
-from kernels.optimise import find_trial, from_problem, from_profile, slug_of
-from kernels.problem import Case
-from kernels.problems import named
-from kernels.profile.hotspots import profile
-from kernels.profile.pattern import BIASED
-from kernels.profile.products import backward_of
-from kernels.profile.roofline import Peaks
-from kernels.report import write_report
-from kernels.search import Budget, Search
-from kernels.suite import SuiteAuthor, binding_of
-from kernels.told import WORD, hear
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import trusted_keys
+from nightshift.kernels.apply.job.problems import SPECS, UNTRAINED
+from nightshift.kernels.bind import bind, call
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.cli import app
+from nightshift.kernels.envelope import read
+from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.kernelbench import load_task
+from nightshift.kernels.ledger import Ledger, Line, read_run
+from nightshift.kernels.model_trace import trace_model
+from nightshift.kernels.optimise import find_trial, from_problem, from_profile, slug_of
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
+from nightshift.kernels.profile.hotspots import profile
+from nightshift.kernels.profile.pattern import BIASED
+from nightshift.kernels.profile.products import backward_of
+from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.report import write_report
+from nightshift.kernels.search import Budget, Search
+from nightshift.kernels.suite import SuiteAuthor, binding_of
+from nightshift.kernels.told import WORD, hear
 from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
@@ -360,7 +360,7 @@ def test_a_suites_task_gets_a_family_behind_its_own_arguments() -> None:
     binding = binding_of(task)
     assert binding is not None
     assert binding.problem == "softmax"
-    from kernels.generate.base import Task
+    from nightshift.kernels.generate.base import Task
 
     (made,) = SuiteAuthor(task, binding).propose(Task(task.problem, task.problem.cases[0]), (), 1)
     assert made.candidate.entry == "nightshift_task"

@@ -13,21 +13,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from collectors.base import Permanent
-from collectors.seal import Signer
-from kernels.cli import app
-from kernels.executor import Job
-from kernels.generate.base import Outcome, Proposal, Task
-from kernels.judge.verdict import Status, Verdict
-from kernels.ledger import Ledger, LedgerError, read_run
-from kernels.model_trace import trace_model
-from kernels.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
-from kernels.problems import named
-from kernels.profile.hotspots import profile
-from kernels.profile.problem_file import load_problem, problem_path, write_problem
-from kernels.profile.roofline import Peaks
-from kernels.search import PAUSE_S, Budget, Ladder, Search
-from kernels.suite import from_suite
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import Signer
+from nightshift.kernels.cli import app
+from nightshift.kernels.executor import Job
+from nightshift.kernels.generate.base import Outcome, Proposal, Task
+from nightshift.kernels.judge.verdict import Status, Verdict
+from nightshift.kernels.ledger import Ledger, LedgerError, read_run
+from nightshift.kernels.model_trace import trace_model
+from nightshift.kernels.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
+from nightshift.kernels.problems import named
+from nightshift.kernels.profile.hotspots import profile
+from nightshift.kernels.profile.problem_file import load_problem, problem_path, write_problem
+from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.search import PAUSE_S, Budget, Ladder, Search
+from nightshift.kernels.suite import from_suite
 from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from collectors.seal import Signer, open_envelope
-from kernels.candidate import Candidate, Domain
-from kernels.certificate import issue
-from kernels.envelope import PAYLOAD_TYPE
-from kernels.judge import baselines as baselines_module
-from kernels.judge import trial as trial_module
-from kernels.judge.contest import Pace
-from kernels.judge.inputs import INTERPRETER
-from kernels.judge.judge import Judge, Request
-from kernels.judge.trial import Trial
-from kernels.judge.verdict import Comparison, Interval, LeftOut, Reason
-from kernels.problem import Case, Problem
-from kernels.problems import named
+from nightshift.collectors.seal import Signer, open_envelope
+from nightshift.kernels.candidate import Candidate, Domain
+from nightshift.kernels.certificate import issue
+from nightshift.kernels.envelope import PAYLOAD_TYPE
+from nightshift.kernels.judge import baselines as baselines_module
+from nightshift.kernels.judge import trial as trial_module
+from nightshift.kernels.judge.contest import Pace
+from nightshift.kernels.judge.inputs import INTERPRETER
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.trial import Trial
+from nightshift.kernels.judge.verdict import Comparison, Interval, LeftOut, Reason
+from nightshift.kernels.problem import Case, Problem
+from nightshift.kernels.problems import named
 
 CASE = Case.of("float32", m=64, n=512)
 TINY = replace(INTERPRETER, max_bytes=1 << 12, sweep_random=1, repeats=2)

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.candidate import Candidate, Launch
-from kernels.judge import cuda
-from kernels.judge.plan import (
+from nightshift.kernels.candidate import Candidate, Launch
+from nightshift.kernels.judge import cuda
+from nightshift.kernels.judge.plan import (
     Clear,
     Fire,
     Plan,
@@ -23,7 +23,7 @@ from kernels.judge.plan import (
     cuda_plan,
     scalar,
 )
-from kernels.judge.record import Recorder
+from nightshift.kernels.judge.record import Recorder
 
 SHAPE = cuda.Shape((4, 1, 1), (128, 1, 1), 1024)
 PLAN = Plan(

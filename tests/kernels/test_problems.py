@@ -7,13 +7,13 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from kernels.candidate import PARTS, Bound, Candidate, Domain
-from kernels.judge.correctness import compare
-from kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, Stage, plan
-from kernels.judge.layouts import laid_out, lay_out, place
-from kernels.judge.oracle import expected
-from kernels.problem import Case, Problem, ProblemError
-from kernels.problems import ALL, BY_NAME, named
+from nightshift.kernels.candidate import PARTS, Bound, Candidate, Domain
+from nightshift.kernels.judge.correctness import compare
+from nightshift.kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, Stage, plan
+from nightshift.kernels.judge.layouts import laid_out, lay_out, place
+from nightshift.kernels.judge.oracle import expected
+from nightshift.kernels.problem import Case, Problem, ProblemError
+from nightshift.kernels.problems import ALL, BY_NAME, named
 
 
 def _candidate(problem: Problem, domain: Domain | None = None) -> Candidate:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from collectors.kineto_reader import read_trace
-from kernels.candidate import Candidate
-from kernels.judge import inputs
-from kernels.problem import Case, ProblemError
-from kernels.profile.hotspots import Hotspot, Profile, as_text, profile, profile_of, timed_sizes
-from kernels.profile.operators import operators_of
-from kernels.profile.problem_file import load_problem, write_problem
-from kernels.profile.roofline import Peaks, PeaksError, probe
-from kernels.profile.trigger import Settings, Stake, consider, decide
+from nightshift.collectors.kineto_reader import read_trace
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge import inputs
+from nightshift.kernels.problem import Case, ProblemError
+from nightshift.kernels.profile.hotspots import Hotspot, Profile, as_text, profile, profile_of, timed_sizes
+from nightshift.kernels.profile.operators import operators_of
+from nightshift.kernels.profile.problem_file import load_problem, write_problem
+from nightshift.kernels.profile.roofline import Peaks, PeaksError, probe
+from nightshift.kernels.profile.trigger import Settings, Stake, consider, decide
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
 H200 = Peaks(4.16e12, {"bfloat16": 7.5e14, "float32": 5.3e13}, "probe")
@@ -187,7 +187,7 @@ def test_a_hotspot_becomes_a_problem_file_that_the_judge_can_plan_for(recorded: 
         assert problem.cases == (Case.of(hotspot.dtype, "contiguous", **timed_sizes(hotspot)),)
         assert load_problem(path).cases == problem.cases
         written = path.read_text()
-        assert "kernels.problems" not in written  # it stands alone
+        assert "nightshift.kernels.problems" not in written  # it stands alone
         probes = inputs.plan(problem, Candidate("x", "entry", "triton", "own_kernel", "bitwise"), b"s", inputs.CPU)
         assert probes
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from collectors.kineto_trace import Signature
-from kernels.profile.bent import UNKNOWN_FORM
-from kernels.profile.hotspots import profile
-from kernels.profile.match import segments
-from kernels.profile.operators import Unit
+from nightshift.collectors.kineto_trace import Signature
+from nightshift.kernels.profile.bent import UNKNOWN_FORM
+from nightshift.kernels.profile.hotspots import profile
+from nightshift.kernels.profile.match import segments
+from nightshift.kernels.profile.operators import Unit
 from tests.kernels.traced import GELU, X, traced
 from tests.kernels.traced import unit as _unit
 

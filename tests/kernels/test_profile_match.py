@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from collectors.kineto_reader import read_trace
-from collectors.kineto_trace import Signature
-from kernels.optimise import from_profile
-from kernels.problem import Case
-from kernels.problems import ALL, BY_NAME
-from kernels.profile.cost import cost
-from kernels.profile.hotspots import profile_of
-from kernels.profile.match import PATTERNS, segments
-from kernels.profile.operators import Unit
-from kernels.profile.pattern import BIASED, Found
+from nightshift.collectors.kineto_reader import read_trace
+from nightshift.collectors.kineto_trace import Signature
+from nightshift.kernels.optimise import from_profile
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import ALL, BY_NAME
+from nightshift.kernels.profile.cost import cost
+from nightshift.kernels.profile.hotspots import profile_of
+from nightshift.kernels.profile.match import PATTERNS, segments
+from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.pattern import BIASED, Found
 from tests.kernels.traced import GELU, ROW, W, X, traced
 from tests.kernels.traced import unit as _unit
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from collectors.kineto_reader import read_trace
-from collectors.kineto_trace import TraceError
-from kernels.cli import app
-from kernels.profile.hotspots import Profile, as_text, profile, profile_of
-from kernels.profile.roofline import Peaks
-from kernels.report import write_report
+from nightshift.collectors.kineto_reader import read_trace
+from nightshift.collectors.kineto_trace import TraceError
+from nightshift.kernels.cli import app
+from nightshift.kernels.profile.hotspots import Profile, as_text, profile, profile_of
+from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.report import write_report
 
 PEAKS = Peaks(4e12, {"float32": 5e13}, "probe")
 STEP_US = 100.0

@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collectors.kernel_use import read_use
-from collectors.seal import Signer
-from kernels.apply.bundle import kernel_record, write_bundle
-from kernels.candidate import Candidate
-from kernels.certificate import issue
-from kernels.judge.verdict import Reason, Status, Verdict
-from kernels.problem import Case
-from kernels.problems import named
-from kernels.registry import Registry, State
+from nightshift.collectors.kernel_use import read_use
+from nightshift.collectors.seal import Signer
+from nightshift.kernels.apply.bundle import kernel_record, write_bundle
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.certificate import issue
+from nightshift.kernels.judge.verdict import Reason, Status, Verdict
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
+from nightshift.kernels.registry import Registry, State
 from tests.kernels.applied_records import RMS
 
 SCRIPT = Path(__file__).parent / "ranked.py"

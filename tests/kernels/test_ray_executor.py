@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from collectors.base import Permanent
-from kernels import ray_executor
-from kernels.executor import Job
-from kernels.generate.families.softmax import Softmax
-from kernels.generate.template import candidate
-from kernels.judge.inputs import INTERPRETER
-from kernels.judge.judge import Request
-from kernels.judge.verdict import Reason, Status, Verdict
-from kernels.problem import Case
-from kernels.problems import named
-from kernels.ray_executor import RayExecutor
+from nightshift.collectors.base import Permanent
+from nightshift.kernels import ray_executor
+from nightshift.kernels.executor import Job
+from nightshift.kernels.generate.families.softmax import Softmax
+from nightshift.kernels.generate.template import candidate
+from nightshift.kernels.judge.inputs import INTERPRETER
+from nightshift.kernels.judge.judge import Request
+from nightshift.kernels.judge.verdict import Reason, Status, Verdict
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
+from nightshift.kernels.ray_executor import RayExecutor
 
 pytestmark = pytest.mark.full
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.judge.beside import amid_others
-from kernels.judge.gallery import read_gallery, show
-from kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, plan
-from kernels.judge.judge import Judge
-from kernels.judge.record import Recorder, unseen
-from kernels.judge.verdict import Reason
-from kernels.problems import named
+from nightshift.kernels.judge.beside import amid_others
+from nightshift.kernels.judge.gallery import read_gallery, show
+from nightshift.kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, plan
+from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.record import Recorder, unseen
+from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.problems import named
 
 KEPT = torch.ones(64)
 LATER = Path(__file__).parent / "mutants_later"

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from agent.cli import app
-from agent.store import Store
-from collectors.base import Permanent
-from collectors.seal import Signer
-from kernels.apply.bundle import kernel_record
-from kernels.candidate_file import read_candidate
-from kernels.certificate import issue
-from kernels.envelope import CertificateError, certificate_sha256
-from kernels.judge.verdict import Comparison, Interval, Reason, Status, Verdict
-from kernels.problem import Case
-from kernels.problems import named
-from kernels.registry import Move, Registry, RegistryError, State
-from kernels.registry_oci import _component, read_layout, write_layout
+from nightshift.agent.cli import app
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import Signer
+from nightshift.kernels.apply.bundle import kernel_record
+from nightshift.kernels.candidate_file import read_candidate
+from nightshift.kernels.certificate import issue
+from nightshift.kernels.envelope import CertificateError, certificate_sha256
+from nightshift.kernels.judge.verdict import Comparison, Interval, Reason, Status, Verdict
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
+from nightshift.kernels.registry import Move, Registry, RegistryError, State
+from nightshift.kernels.registry_oci import _component, read_layout, write_layout
 from tests.agent.incidents import ManualClock
 
 SIGNER = Signer.from_bytes(bytes(range(32)))
@@ -107,7 +107,8 @@ def test_a_demotion_that_broke_off_before_the_jobs_were_told_is_told_at_the_next
     assert not (tmp_path / "demoted.json").exists()
     with monkeypatch.context() as patch:
         patch.setattr(
-            "kernels.registry.write_whole", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+            "nightshift.kernels.registry.write_whole",
+            lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")),
         )
         with pytest.raises(RegistryError, match="No space left"):
             registry.demote(sha256, "cy", "odd losses", 2.0)

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.judge import cuda, replay
-from kernels.judge.blend import PLAIN, blended
-from kernels.judge.contestants import Replayed
-from kernels.judge.plan import Plan
-from kernels.judge.replay import Replayer, timed
+from nightshift.kernels.judge import cuda, replay
+from nightshift.kernels.judge.blend import PLAIN, blended
+from nightshift.kernels.judge.contestants import Replayed
+from nightshift.kernels.judge.plan import Plan
+from nightshift.kernels.judge.replay import Replayer, timed
 
 
 def _replayer(slots: int) -> tuple[Replayer, list[torch.Tensor], list[torch.Tensor]]:

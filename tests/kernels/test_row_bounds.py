@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import triton
 
-from kernels.generate.bulk import SHARED_BYTES
-from kernels.generate.families import families_of
-from kernels.generate.rows import SUMMING_HOST
-from kernels.generate.template import candidate
-from kernels.problem import Case
+from nightshift.kernels.generate.bulk import SHARED_BYTES
+from nightshift.kernels.generate.families import families_of
+from nightshift.kernels.generate.rows import SUMMING_HOST
+from nightshift.kernels.generate.template import candidate
+from nightshift.kernels.problem import Case
 
 
 @pytest.mark.parametrize(

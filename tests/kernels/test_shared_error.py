@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.judge.correctness import Expected, compare
-from kernels.judge.errors import errors_of
-from kernels.judge.inputs import Probe
-from kernels.judge.oracle import allowance, expected
-from kernels.judge.verdict import Reason
-from kernels.problem import Case
-from kernels.problems import named
+from nightshift.kernels.judge.correctness import Expected, compare
+from nightshift.kernels.judge.errors import errors_of
+from nightshift.kernels.judge.inputs import Probe
+from nightshift.kernels.judge.oracle import allowance, expected
+from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.problem import Case
+from nightshift.kernels.problems import named
 
 PARTICLES = named("particle_weights")
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.candidate import Bound, Candidate, Domain
-from kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, plan
-from kernels.judge.sizes import Scope
-from kernels.problem import Problem
-from kernels.problems import ALL, named
+from nightshift.kernels.candidate import Bound, Candidate, Domain
+from nightshift.kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, plan
+from nightshift.kernels.judge.sizes import Scope
+from nightshift.kernels.problem import Problem
+from nightshift.kernels.problems import ALL, named
 
 SECRETS = [bytes([number]) for number in range(10)]
 UNBOUND = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.candidate import Candidate, Launch
-from kernels.judge.static import Observation, read
-from kernels.judge.verdict import Reason
+from nightshift.kernels.candidate import Candidate, Launch
+from nightshift.kernels.judge.static import Observation, read
+from nightshift.kernels.judge.verdict import Reason
 
 HONEST = """
 import torch

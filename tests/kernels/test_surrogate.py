@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.generate.base import GeneratorError
-from kernels.generate.families.softmax import Softmax
-from kernels.generate.rows import carry
-from kernels.generate.space import Space, differences
-from kernels.generate.surrogate import Prior, Surrogate
-from kernels.generate.template import Template, Warm
-from kernels.problem import Case
+from nightshift.kernels.generate.base import GeneratorError
+from nightshift.kernels.generate.families.softmax import Softmax
+from nightshift.kernels.generate.rows import carry
+from nightshift.kernels.generate.space import Space, differences
+from nightshift.kernels.generate.surrogate import Prior, Surrogate
+from nightshift.kernels.generate.template import Template, Warm
+from nightshift.kernels.problem import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = Space.of(

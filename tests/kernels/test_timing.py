@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.judge import contestants
-from kernels.judge.contestants import Baseline, Stir
-from kernels.judge.timing import Board, Rounds, board, decide, interval, rounds_disagree
-from kernels.judge.verdict import Comparison, Interval, Reason
+from nightshift.kernels.judge import contestants
+from nightshift.kernels.judge.contestants import Baseline, Stir
+from nightshift.kernels.judge.timing import Board, Rounds, board, decide, interval, rounds_disagree
+from nightshift.kernels.judge.verdict import Comparison, Interval, Reason
 
 
 def test_identical_contestants_are_called_faster_in_at_most_one_percent() -> None:

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from collectors.seal import canonical_json
-from kernels.judge.environment import machine_xid
-from kernels.judge.verdict import (
+from nightshift.collectors.seal import canonical_json
+from nightshift.kernels.judge.environment import machine_xid
+from nightshift.kernels.judge.verdict import (
     SELF_REPORTED,
     STATUS_OF,
     Comparison,

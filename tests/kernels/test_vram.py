@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.executor import Job, LocalExecutor
-from kernels.judge.judge import Request
-from kernels.judge.process import Limits, Process
-from kernels.judge.verdict import JudgeBroken, Reason, Refusal, Status, Verdict
-from kernels.judge.vram import RESERVE_BYTES, Vram
-from kernels.problems import named
+from nightshift.kernels.executor import Job, LocalExecutor
+from nightshift.kernels.judge.judge import Request
+from nightshift.kernels.judge.process import Limits, Process
+from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal, Status, Verdict
+from nightshift.kernels.judge.vram import RESERVE_BYTES, Vram
+from nightshift.kernels.problems import named
 from tests.kernels.conftest import LIMITS
 from tests.kernels.test_judge import TINY, library
 
@@ -180,7 +180,7 @@ def test_a_real_host_in_a_real_verdict_is_ended_when_memory_is_short(
     cpu_judge: object, monkeypatch: pytest.MonkeyPatch, others: int, status: Status
 ) -> None:
     """The GPU's figures are made up; the host, its end and the verdict are real."""
-    from kernels.judge.judge import Judge
+    from nightshift.kernels.judge.judge import Judge
 
     assert isinstance(cpu_judge, Judge)
     hosts: list[Process] = []
@@ -206,7 +206,7 @@ def test_a_real_host_in_a_real_verdict_is_ended_when_memory_is_short(
 
 
 def _lives(pid: int) -> bool:
-    from kernels.judge.usage import state
+    from nightshift.kernels.judge.usage import state
 
     return state(pid) not in ("Z", "")
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from collectors.kineto_trace import Signature
-from kernels.profile.hotspots import Profile, profile
-from kernels.profile.operators import Unit
+from nightshift.collectors.kineto_trace import Signature
+from nightshift.kernels.profile.hotspots import Profile, profile
+from nightshift.kernels.profile.operators import Unit
 
 
 def unit(

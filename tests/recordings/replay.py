@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from collectors.frame import Frame, SeriesIndex, SourceStatus, StepSeries
-from collectors.recording import read
-from collectors.subject import Inventory, Subject, SubjectKind
-from collectors.tick import Tick
+from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus, StepSeries
+from nightshift.collectors.recording import read
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
 
 HERE = Path(__file__).parent
 TICK_S = 5.0

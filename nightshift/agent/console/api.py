@@ -17,17 +17,17 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from agent.access import Verb, may
-from agent.console.site import Site, Visitor
-from agent.gate import GateAnswer
-from agent.incident import IncidentState
-from agent.kernel_gate import KernelGate
-from agent.policy import Person
-from agent.present import incident_json
-from agent.rca.summary import as_shown
-from agent.records import plain
-from agent.store import NoSuchIncident
-from collectors.base import Permanent, Temporary
+from nightshift.agent.access import Verb, may
+from nightshift.agent.console.site import Site, Visitor
+from nightshift.agent.gate import GateAnswer
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.kernel_gate import KernelGate
+from nightshift.agent.policy import Person
+from nightshift.agent.present import incident_json
+from nightshift.agent.rca.summary import as_shown
+from nightshift.agent.records import plain
+from nightshift.agent.store import NoSuchIncident
+from nightshift.collectors.base import Permanent, Temporary
 
 PREFIX = "/api/v1"
 FORM_HEADER = "X-Nightshift-Form"

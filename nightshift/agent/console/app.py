@@ -14,19 +14,19 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
-from agent.console.api import Api, mistaken
-from agent.console.decisions import Decisions
-from agent.console.defence import defend
-from agent.console.entrance import Entrance
-from agent.console.fleet_pages import FleetPages
-from agent.console.oidc import Provider
-from agent.console.pages import Pages
-from agent.console.policy_pages import PolicyPages
-from agent.console.settings import Settings
-from agent.console.site import Parts, Site
-from agent.metrics import CONTENT_TYPE
-from agent.store import NoSuchIncident
-from collectors.base import Permanent, Temporary
+from nightshift.agent.console.api import Api, mistaken
+from nightshift.agent.console.decisions import Decisions
+from nightshift.agent.console.defence import defend
+from nightshift.agent.console.entrance import Entrance
+from nightshift.agent.console.fleet_pages import FleetPages
+from nightshift.agent.console.oidc import Provider
+from nightshift.agent.console.pages import Pages
+from nightshift.agent.console.policy_pages import PolicyPages
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.console.site import Parts, Site
+from nightshift.agent.metrics import CONTENT_TYPE
+from nightshift.agent.store import NoSuchIncident
+from nightshift.collectors.base import Permanent, Temporary
 
 _HERE = Path(__file__).parent
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
-from agent.console.words import SIZES, clock_time, quantity
-from collectors.frame import Floats
+from nightshift.agent.console.words import SIZES, clock_time, quantity
+from nightshift.collectors.frame import Floats
 
 WIDTH, HEIGHT = 720, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26

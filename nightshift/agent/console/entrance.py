@@ -9,10 +9,10 @@ import structlog
 from fastapi import FastAPI, Form, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from agent.console.oidc import BACK_CHANNEL, BEGUN_S, CALLBACK, Provider, SignInRefused
-from agent.console.sessions import Session, cookie_name
-from agent.console.site import Site, local
-from collectors.base import Temporary
+from nightshift.agent.console.oidc import BACK_CHANNEL, BEGUN_S, CALLBACK, Provider, SignInRefused
+from nightshift.agent.console.sessions import Session, cookie_name
+from nightshift.agent.console.site import Site, local
+from nightshift.collectors.base import Temporary
 
 
 class Entrance:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from agent.console.words import quantity
-from agent.incident import IncidentSummary
-from collectors.frame import Frame
-from collectors.history import History
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Severity, State
+from nightshift.agent.console.words import quantity
+from nightshift.agent.incident import IncidentSummary
+from nightshift.collectors.frame import Frame
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Severity, State
 
 STALE_S = 60.0
 """A frame older than this says nothing about now."""

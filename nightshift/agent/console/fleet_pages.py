@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from agent.archive import Wanted
-from agent.console.fleet import fleet
-from agent.console.overview import AT_ONCE, Fresh, View, overview
-from agent.console.site import Site
-from agent.incident import IncidentState
-from agent.seen import Window
-from detectors.base import Severity
+from nightshift.agent.archive import Wanted
+from nightshift.agent.console.fleet import fleet
+from nightshift.agent.console.overview import AT_ONCE, Fresh, View, overview
+from nightshift.agent.console.site import Site
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.seen import Window
+from nightshift.detectors.base import Severity
 
 _PAGE = 50
 _MOST_TEXT = 100

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
-from agent.console.chart import Chart
-from agent.console.words import clock_time, duration, gpu_hours, sentence
-from agent.incident import Incident, IncidentState, entered_s
-from agent.rca.diagnosis import FACTS, SERIES, Evidence
-from collectors.history import History
-from collectors.metrics import BY_NAME
-from collectors.subject import Subject
-from controllers.action import Action
-from detectors.base import SeriesExhibit, State
-from detectors.budget import words as budget_words
+from nightshift.agent.console.chart import Chart
+from nightshift.agent.console.words import clock_time, duration, gpu_hours, sentence
+from nightshift.agent.incident import Incident, IncidentState, entered_s
+from nightshift.agent.rca.diagnosis import FACTS, SERIES, Evidence
+from nightshift.collectors.history import History
+from nightshift.collectors.metrics import BY_NAME
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.action import Action
+from nightshift.detectors.base import SeriesExhibit, State
+from nightshift.detectors.budget import words as budget_words
 
 _LEAD_S = 600.0
 

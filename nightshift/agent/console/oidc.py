@@ -27,9 +27,9 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from agent.console.settings import OidcSettings
-from agent.console.sign_in import given_secret
-from collectors.base import Permanent, Temporary
+from nightshift.agent.console.settings import OidcSettings
+from nightshift.agent.console.sign_in import given_secret
+from nightshift.collectors.base import Permanent, Temporary
 
 CALLBACK = "/oidc/callback"
 BACK_CHANNEL = "/oidc/back-channel-logout"

@@ -15,12 +15,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from agent.console.fleet import RANK, STALE_S, natural, trouble
-from agent.incident import IncidentState, IncidentSummary
-from collectors.frame import Frame
-from collectors.history import History
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Severity
+from nightshift.agent.console.fleet import RANK, STALE_S, natural, trouble
+from nightshift.agent.incident import IncidentState, IncidentSummary
+from nightshift.collectors.frame import Frame
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Severity
 
 AT_ONCE = 512
 """Up to so many GPUs every node is drawn at once; more are drawn by rack."""

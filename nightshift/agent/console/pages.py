@@ -7,19 +7,19 @@ from urllib.parse import quote
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from agent.access import Decision, Sight, Verb, may
-from agent.console import incident_page
-from agent.console.chart import Chart
-from agent.console.plan_diff import Line, against, effect
-from agent.console.site import Site
-from agent.incident import Incident, taken_on
-from agent.kernel_gate import KernelGate
-from agent.policy import must_sign_in_again
-from agent.rca.diagnosis import Evidence
-from agent.rca.summary import as_shown
-from agent.seen import Window
-from collectors.metrics import METRICS
-from collectors.subject import Subject, SubjectKind
+from nightshift.agent.access import Decision, Sight, Verb, may
+from nightshift.agent.console import incident_page
+from nightshift.agent.console.chart import Chart
+from nightshift.agent.console.plan_diff import Line, against, effect
+from nightshift.agent.console.site import Site
+from nightshift.agent.incident import Incident, taken_on
+from nightshift.agent.kernel_gate import KernelGate
+from nightshift.agent.policy import must_sign_in_again
+from nightshift.agent.rca.diagnosis import Evidence
+from nightshift.agent.rca.summary import as_shown
+from nightshift.agent.seen import Window
+from nightshift.collectors.metrics import METRICS
+from nightshift.collectors.subject import Subject, SubjectKind
 
 _PAGE = 100
 _GPU_SPAN_S = 3600.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.console.words import gpu_hours, sentence
-from controllers.action import Action, ActionKind
+from nightshift.agent.console.words import gpu_hours, sentence
+from nightshift.controllers.action import Action, ActionKind
 
 _K = ActionKind
 _FACTS: dict[ActionKind, tuple[tuple[str, str, str], ...]] = {

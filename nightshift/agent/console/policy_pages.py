@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import FastAPI, Form, HTTPException, Request
 from fastapi.responses import Response
 
-from agent.console.site import Site
-from agent.policy_gate import PolicyGate
-from agent.receipts import Receipts, told
-from collectors.base import Permanent
-from controllers.promotion import STEPS, least_jobs
+from nightshift.agent.console.site import Site
+from nightshift.agent.policy_gate import PolicyGate
+from nightshift.agent.receipts import Receipts, told
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.promotion import STEPS, least_jobs
 
 _LISTED = 50
 _NEWEST = 12

@@ -9,8 +9,8 @@ import time
 import uvicorn
 from fastapi import FastAPI
 
-from collectors.base import Permanent
-from collectors.listening import listening
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.listening import listening
 
 _START_S = 10.0
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from agent.database import Database
-from agent.policy import Person
-from agent.tables import sessions
-from collectors.base import Permanent
-from collectors.seal import sha256_hex
+from nightshift.agent.database import Database
+from nightshift.agent.policy import Person
+from nightshift.agent.tables import sessions
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import sha256_hex
 
 _ID = re.compile(r"[A-Za-z0-9_-]{43}\Z")
 _MOST_EACH = 20

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.console.sessions import Account
-from agent.policy import Role
-from collectors.base import Permanent
+from nightshift.agent.console.sessions import Account
+from nightshift.agent.policy import Role
+from nightshift.collectors.base import Permanent
 
 _SHORTEST_TOKEN = 32
 

@@ -19,23 +19,23 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from agent.access import Verb, may
-from agent.clock import Clock
-from agent.console import words
-from agent.console.chart import draw
-from agent.console.sessions import Doorkeeper, Session, cookie_name
-from agent.console.settings import Settings
-from agent.gate import Gate
-from agent.incident import Incident, IncidentSummary
-from agent.people import Directory
-from agent.policy import Person, Role
-from agent.seen import Window
-from agent.store import NoSuchIncident, Store
-from agent.suppression import Standing, Suppressor
-from collectors.base import Temporary
-from collectors.history import History
-from collectors.subject import Inventory
-from detectors.base import Finding
+from nightshift.agent.access import Verb, may
+from nightshift.agent.clock import Clock
+from nightshift.agent.console import words
+from nightshift.agent.console.chart import draw
+from nightshift.agent.console.sessions import Doorkeeper, Session, cookie_name
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import Incident, IncidentSummary
+from nightshift.agent.people import Directory
+from nightshift.agent.policy import Person, Role
+from nightshift.agent.seen import Window
+from nightshift.agent.store import NoSuchIncident, Store
+from nightshift.agent.suppression import Standing, Suppressor
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory
+from nightshift.detectors.base import Finding
 
 _NOBODY = Person("somebody at this machine", frozenset({Role.VIEWER}), "console")
 
@@ -100,7 +100,10 @@ class Site:
         alone = settings.oidc is None and settings.proxy is None
         self._on_this_machine = _is_loopback(settings.host) and not settings.behind_tls and alone
         self._templates = Environment(
-            loader=PackageLoader("agent.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+            loader=PackageLoader("nightshift.agent.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
         )
         self._templates.filters.update(
             clock=words.clock_time,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from agent.tables import metadata
+from nightshift.agent.tables import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=metadata, transactional_ddl=True)

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.outlets.base import Acknowledgement
-from agent.outlets.letter import Form, Letter, Phase
-from agent.outlets.web import Web, secret_of
-from collectors.base import Permanent, Temporary
+from nightshift.agent.outlets.base import Acknowledgement
+from nightshift.agent.outlets.letter import Form, Letter, Phase
+from nightshift.agent.outlets.web import Web, secret_of
+from nightshift.collectors.base import Permanent, Temporary
 
 ALERT = "NightshiftIncident"
 

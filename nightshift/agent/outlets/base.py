@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent.outlets.letter import Form, Letter
+from nightshift.agent.outlets.letter import Form, Letter
 
 
 @dataclass(frozen=True, slots=True)

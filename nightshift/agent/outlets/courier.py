@@ -16,19 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from agent.archive import name_of, number_of
-from agent.clock import Clock
-from agent.incident import Incident, IncidentSummary
-from agent.outlets.base import Acknowledgement, Outlet
-from agent.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeated, counted
-from agent.outlets.ledger import Alert, Ledger
-from agent.outlets.letter import Form, Letter, Need, Phase, key_of, letter, need, read_key
-from agent.outlets.settings import Settings
-from agent.store import Store
-from agent.suppression import Standing, Suppressor
-from agent.tenancy import namespaces_of
-from collectors.base import Permanent
-from detectors.base import Severity
+from nightshift.agent.archive import name_of, number_of
+from nightshift.agent.clock import Clock
+from nightshift.agent.incident import Incident, IncidentSummary
+from nightshift.agent.outlets.base import Acknowledgement, Outlet
+from nightshift.agent.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeated, counted
+from nightshift.agent.outlets.ledger import Alert, Ledger
+from nightshift.agent.outlets.letter import Form, Letter, Need, Phase, key_of, letter, need, read_key
+from nightshift.agent.outlets.settings import Settings
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Standing, Suppressor
+from nightshift.agent.tenancy import namespaces_of
+from nightshift.collectors.base import Permanent
+from nightshift.detectors.base import Severity
 
 _AT_ONCE = 200
 _ASK_S = 15.0

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from collectors.base import Permanent, Temporary
+from nightshift.collectors.base import Permanent, Temporary
 
 _T = TypeVar("_T")
 POLL_S = 0.5

@@ -12,14 +12,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from agent.archive import name_of, number_of
-from agent.database import Database
-from agent.incident import IncidentState
-from agent.outlets.letter import Form, Phase
-from agent.tables import incidents
-from agent.tables import outlet_alerts as alerts
-from agent.tables import outlet_rounds as rounds
-from detectors.base import Severity
+from nightshift.agent.archive import name_of, number_of
+from nightshift.agent.database import Database
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.outlets.letter import Form, Phase
+from nightshift.agent.tables import incidents
+from nightshift.agent.tables import outlet_alerts as alerts
+from nightshift.agent.tables import outlet_rounds as rounds
+from nightshift.detectors.base import Severity
 
 
 @dataclass(frozen=True, slots=True)

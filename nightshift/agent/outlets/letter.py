@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.console.words import sentence
-from agent.incident import Cause, IncidentState, IncidentSummary, Step
-from agent.rca.summary import plain
-from agent.tenancy import namespaces_of
-from detectors.base import Severity
+from nightshift.agent.console.words import sentence
+from nightshift.agent.incident import Cause, IncidentState, IncidentSummary, Step
+from nightshift.agent.rca.summary import plain
+from nightshift.agent.tenancy import namespaces_of
+from nightshift.detectors.base import Severity
 
 _PEOPLE_ACTED = frozenset({Cause.APPROVED, Cause.REJECTED, Cause.CLOSED_BY_PERSON})
 POLICY = "policy"

@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.outlets.base import Acknowledgement
-from agent.outlets.delivery import Refused
-from agent.outlets.letter import Form, Letter, Phase
-from agent.outlets.web import Web, secret_of
-from agent.rca.summary import plain
-from detectors.base import Severity
+from nightshift.agent.outlets.base import Acknowledgement
+from nightshift.agent.outlets.delivery import Refused
+from nightshift.agent.outlets.letter import Form, Letter, Phase
+from nightshift.agent.outlets.web import Web, secret_of
+from nightshift.agent.rca.summary import plain
+from nightshift.detectors.base import Severity
 
 SHOWN_TAG = "nightshift-shown"
 _BY_ALIAS = {"identifierType": "alias"}

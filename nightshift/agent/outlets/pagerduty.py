@@ -21,10 +21,10 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.outlets.base import Acknowledgement
-from agent.outlets.letter import Form, Letter, Phase
-from agent.outlets.web import Web, secret_of
-from agent.rca.summary import plain
+from nightshift.agent.outlets.base import Acknowledgement
+from nightshift.agent.outlets.letter import Form, Letter, Phase
+from nightshift.agent.outlets.web import Web, secret_of
+from nightshift.agent.rca.summary import plain
 
 _ACTIONS = {Phase.TRIGGERED: "trigger", Phase.ACKNOWLEDGED: "acknowledge", Phase.CLOSED: "resolve"}
 _TOOK_ON = {"incident.acknowledged": "", "incident.resolved": ", who resolved it there"}

@@ -8,10 +8,10 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from agent.outlets.courier import OutletCourier, Parts
-from agent.outlets.ledger import Ledger
-from agent.outlets.pagerduty import PagerDuty
-from collectors.base import Permanent, Temporary
+from nightshift.agent.outlets.courier import OutletCourier, Parts
+from nightshift.agent.outlets.ledger import Ledger
+from nightshift.agent.outlets.pagerduty import PagerDuty
+from nightshift.collectors.base import Permanent, Temporary
 
 PATH = "/outlets/pagerduty"
 MAX_BODY_BYTES = 1_000_000

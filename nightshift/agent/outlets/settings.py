@@ -8,14 +8,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agent.outlets.alertmanager import Alertmanager
-from agent.outlets.alertmanager import Settings as AlertmanagerSettings
-from agent.outlets.base import Outlet
-from agent.outlets.opsgenie import Opsgenie
-from agent.outlets.opsgenie import Settings as OpsgenieSettings
-from agent.outlets.pagerduty import PagerDuty
-from agent.outlets.pagerduty import Settings as PagerDutySettings
-from detectors.base import Severity
+from nightshift.agent.outlets.alertmanager import Alertmanager
+from nightshift.agent.outlets.alertmanager import Settings as AlertmanagerSettings
+from nightshift.agent.outlets.base import Outlet
+from nightshift.agent.outlets.opsgenie import Opsgenie
+from nightshift.agent.outlets.opsgenie import Settings as OpsgenieSettings
+from nightshift.agent.outlets.pagerduty import PagerDuty
+from nightshift.agent.outlets.pagerduty import Settings as PagerDutySettings
+from nightshift.detectors.base import Severity
 
 Name = Literal["pagerduty", "opsgenie", "alertmanager"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from agent.outlets.delivery import NoAnswer, RateLimited, Refused
-from collectors.base import Permanent
+from nightshift.agent.outlets.delivery import NoAnswer, RateLimited, Refused
+from nightshift.collectors.base import Permanent
 
 _MAX_WAIT_S = 3600.0
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.rca.diagnosis import FACTS, LOG, SERIES, Evidence
-from collectors.frame import LogRecord
-from collectors.seal import canonical_json
-from collectors.subject import Subject
+from nightshift.agent.rca.diagnosis import FACTS, LOG, SERIES, Evidence
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.seal import canonical_json
+from nightshift.collectors.subject import Subject
 
 
 class Limits(BaseModel):

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from agent.rca.bundle import Bundle
-from agent.rca.diagnosis import Claim, Evidence, Predicate, Quote
-from agent.rca.grounding import Ungrounded, series_of
-from collectors.subject import Subject, SubjectKind
-from detectors.base import Finding
+from nightshift.agent.rca.bundle import Bundle
+from nightshift.agent.rca.diagnosis import Claim, Evidence, Predicate, Quote
+from nightshift.agent.rca.grounding import Ungrounded, series_of
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import Finding
 
 GIB = float(2**30)
 _P = Predicate

@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Callable
 
-from agent.kinship import Kin
-from agent.rca.case import Case, Drafts, claim, clock, equals, rise, short, sides, size, span
-from agent.rca.diagnosis import Evidence, Predicate, Quote
-from agent.rca.grounding import MAX_QUOTE_CHARS, lines_of
-from detectors.base import Fault
+from nightshift.agent.kinship import Kin
+from nightshift.agent.rca.case import Case, Drafts, claim, clock, equals, rise, short, sides, size, span
+from nightshift.agent.rca.diagnosis import Evidence, Predicate, Quote
+from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, lines_of
+from nightshift.detectors.base import Fault
 
 _P = Predicate
 

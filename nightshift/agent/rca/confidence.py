@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from agent.kinship import HARDWARE, Kin, kin_of
-from agent.rca.case import Case
-from agent.rca.diagnosis import Claim, Confidence, Predicate
-from detectors.base import Fault
+from nightshift.agent.kinship import HARDWARE, Kin, kin_of
+from nightshift.agent.rca.case import Case
+from nightshift.agent.rca.diagnosis import Claim, Confidence, Predicate
+from nightshift.detectors.base import Fault
 
 _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.rca.grounding import MAD_TO_SIGMA
-from collectors.frame import Floats
-from collectors.history import History
-from collectors.subject import Subject
+from nightshift.agent.rca.grounding import MAD_TO_SIGMA
+from nightshift.collectors.frame import Floats
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Subject
 
 SIGNALS = ("grad_norm", "loss")
 SPREADS = 8.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from collectors.seal import sha256_hex
-from detectors.base import Fault
+from nightshift.collectors.seal import sha256_hex
+from nightshift.detectors.base import Fault
 
 SERIES = "application/vnd.nightshift.series+json"
 LOG = "text/plain; charset=utf-8"

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from agent.kinship import Kin, Places, first_cause, kin_of, onset_key
-from agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
-from agent.rca.departure import first_to_leave
-from agent.rca.joblogs import condensed, first_lines, sources_of
-from agent.silent_storage import silent_servers
-from collectors.frame import LogRecord
-from collectors.history import History
-from collectors.kernel_event import KERNEL_LOGS, KernelEventKind
-from collectors.kube_events import CHANGES, EVENTS
-from collectors.metrics import BY_NAME
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Finding, LogExhibit, SeriesExhibit
+from nightshift.agent.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
+from nightshift.agent.rca.departure import first_to_leave
+from nightshift.agent.rca.joblogs import condensed, first_lines, sources_of
+from nightshift.agent.silent_storage import silent_servers
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.history import History
+from nightshift.collectors.kernel_event import KERNEL_LOGS, KernelEventKind
+from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.metrics import BY_NAME
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Finding, LogExhibit, SeriesExhibit
 
 _K = SubjectKind
 """Collectors whose lines are a node's kernel log."""

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.rca.diagnosis import FACTS, LOG, SERIES, Claim, Diagnosis, Evidence, Predicate, Quote
-from collectors.frame import Instant, Order
+from nightshift.agent.rca.diagnosis import FACTS, LOG, SERIES, Claim, Diagnosis, Evidence, Predicate, Quote
+from nightshift.collectors.frame import Instant, Order
 
 MIN_QUOTE_CHARS = 3
 MAX_QUOTE_CHARS = 500

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from agent.rca.bundle import as_it_is
-from agent.rca.diagnosis import Claim, Diagnosis, Evidence, Predicate, Quote
-from agent.rca.grounding import bind, ground
-from agent.rca.lookup import Lookup, schema_of, shown
-from agent.rca.model import CHARS_PER_TOKEN, SAYS, Answer, Failed, Failure, Model, ModelSettings
-from agent.rca.wording import sentence_of
-from collectors.seal import canonical_json, sha256_hex
-from detectors.base import Fault
+from nightshift.agent.rca.bundle import as_it_is
+from nightshift.agent.rca.diagnosis import Claim, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.rca.grounding import bind, ground
+from nightshift.agent.rca.lookup import Lookup, schema_of, shown
+from nightshift.agent.rca.model import CHARS_PER_TOKEN, SAYS, Answer, Failed, Failure, Model, ModelSettings
+from nightshift.agent.rca.wording import sentence_of
+from nightshift.collectors.seal import canonical_json, sha256_hex
+from nightshift.detectors.base import Fault
 
 if TYPE_CHECKING:
     from langchain_core.messages import AIMessage, BaseMessage

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.rca.bundle import Ledger
-from agent.rca.logmine import LogMiner, Settings, follows_only, grave
-from collectors.frame import Instant, LogRecord, Order
-from collectors.history import History
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.agent.rca.bundle import Ledger
+from nightshift.agent.rca.logmine import LogMiner, Settings, follows_only, grave
+from nightshift.collectors.frame import Instant, LogRecord, Order
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 _K = SubjectKind
 BUDGET_TOKENS = 1500

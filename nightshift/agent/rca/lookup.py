@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
-from agent.rca.diagnosis import SERIES, Evidence
-from agent.rca.evidence import CHANGES_BEFORE_S
-from agent.rca.measured import invents
-from collectors.base import Permanent, Temporary
-from collectors.history import History
-from collectors.kube_events import CHANGES, EVENTS
-from collectors.prometheus_api import Matrix
-from collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
+from nightshift.agent.rca.diagnosis import SERIES, Evidence
+from nightshift.agent.rca.evidence import CHANGES_BEFORE_S
+from nightshift.agent.rca.measured import invents
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.history import History
+from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.prometheus_api import Matrix
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 MORE_ITEMS = 24
 MAX_CONTENT = 4000

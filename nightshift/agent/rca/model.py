@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from collectors.base import Permanent
+from nightshift.collectors.base import Permanent
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from agent.rca.lookup import RangeQuery
-from collectors.base import Temporary
-from collectors.http import Fetcher, SourceError
-from collectors.prometheus import PrometheusCollector
-from collectors.prometheus_api import Matrix, over_range, read_matrix
+from nightshift.agent.rca.lookup import RangeQuery
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.http import Fetcher, SourceError
+from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.prometheus_api import Matrix, over_range, read_matrix
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 8 * 2**20

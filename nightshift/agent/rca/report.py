@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from agent.incident import Incident
-from agent.rca.summary import as_markdown, as_shown, markdown, markdown_quote, summarise
+from nightshift.agent.incident import Incident
+from nightshift.agent.rca.summary import as_markdown, as_shown, markdown, markdown_quote, summarise
 
 
 class Recorded(Protocol):

@@ -14,17 +14,17 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
-from agent.rca.bundle import Bundle
-from agent.rca.case import Case, Where, few
-from agent.rca.claims import draft
-from agent.rca.confidence import confidence_of, jumped, right_share
-from agent.rca.diagnosis import Claim, Diagnosis, Predicate
-from agent.rca.grounding import ground
-from agent.silent_storage import WAITS
-from collectors.subject import Inventory, Subject, SubjectKind
-from detectors.base import Fault, Finding
-from detectors.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
+from nightshift.agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
+from nightshift.agent.rca.bundle import Bundle
+from nightshift.agent.rca.case import Case, Where, few
+from nightshift.agent.rca.claims import draft
+from nightshift.agent.rca.confidence import confidence_of, jumped, right_share
+from nightshift.agent.rca.diagnosis import Claim, Diagnosis, Predicate
+from nightshift.agent.rca.grounding import ground
+from nightshift.agent.silent_storage import WAITS
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault, Finding
+from nightshift.detectors.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
 
 _K = SubjectKind
 RESET = frozenset({Recovery.RESET_GPU, Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P, Recovery.RESET_GPU_IF_UVM})

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from agent.incident import Incident, IncidentState
-from agent.rca.diagnosis import Claim, Diagnosis
-from agent.rca.grounding import reground
-from controllers.action import Action, ActionKind
-from detectors.base import Fault, Severity
+from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.rca.diagnosis import Claim, Diagnosis
+from nightshift.agent.rca.grounding import reground
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.detectors.base import Fault, Severity
 
 MAX_CLAIMS = 6
 MAX_QUOTE = 110

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.rca.summary import plain
-from collectors.seal import fingerprint, sha256_hex
+from nightshift.agent.rca.summary import plain
+from nightshift.collectors.seal import fingerprint, sha256_hex
 
 Block = dict[str, Any]
 MAX_BLOCKS = 50

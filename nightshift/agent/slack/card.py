@@ -12,12 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from agent.archive import NoSuchIncident, number_of
-from agent.console.words import clock_time, duration, sentence
-from agent.incident import Cause, Incident, IncidentState, IncidentSummary, Step
-from agent.rca.summary import Line, as_shown, summarise
-from agent.slack.blocks import Block, Message, actions, button, fallback, line, link, mention, paragraph, text
-from detectors.base import State
+from nightshift.agent.archive import NoSuchIncident, number_of
+from nightshift.agent.console.words import clock_time, duration, sentence
+from nightshift.agent.incident import Cause, Incident, IncidentState, IncidentSummary, Step
+from nightshift.agent.rca.summary import Line, as_shown, summarise
+from nightshift.agent.slack.blocks import (
+    Block,
+    Message,
+    actions,
+    button,
+    fallback,
+    line,
+    link,
+    mention,
+    paragraph,
+    text,
+)
+from nightshift.detectors.base import State
 
 _S = IncidentState
 _DECIDED_ELSEWHERE = frozenset({"Decide"})

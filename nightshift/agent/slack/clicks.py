@@ -18,28 +18,28 @@ from typing import Any
 
 import structlog
 
-from agent.access import Verb, may
-from agent.clock import Clock
-from agent.console.words import clock_time
-from agent.gate import Gate
-from agent.outlets.delivery import RateLimited
-from agent.people import Directory
-from agent.policy import Person, must_sign_in_again
-from agent.seen import Window
-from agent.silence import Silence, namespaces_of_matcher
-from agent.slack import card as words
-from agent.slack import proposals
-from agent.slack.blocks import Message
-from agent.slack.card import Ticket, said
-from agent.slack.ledger import Ledger, card_key
-from agent.slack.members import Members, NotAMember
-from agent.slack.proposals import PlanTicket, Promotions
-from agent.slack.settings import Settings
-from agent.slack.web import Web
-from agent.store import Store
-from agent.suppression import Suppressor
-from collectors.base import Permanent, Temporary
-from collectors.subject import Inventory
+from nightshift.agent.access import Verb, may
+from nightshift.agent.clock import Clock
+from nightshift.agent.console.words import clock_time
+from nightshift.agent.gate import Gate
+from nightshift.agent.outlets.delivery import RateLimited
+from nightshift.agent.people import Directory
+from nightshift.agent.policy import Person, must_sign_in_again
+from nightshift.agent.seen import Window
+from nightshift.agent.silence import Silence, namespaces_of_matcher
+from nightshift.agent.slack import card as words
+from nightshift.agent.slack import proposals
+from nightshift.agent.slack.blocks import Message
+from nightshift.agent.slack.card import Ticket, said
+from nightshift.agent.slack.ledger import Ledger, card_key
+from nightshift.agent.slack.members import Members, NotAMember
+from nightshift.agent.slack.proposals import PlanTicket, Promotions
+from nightshift.agent.slack.settings import Settings
+from nightshift.agent.slack.web import Web
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Suppressor
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.subject import Inventory
 
 ACTIONS = ("approve", "reject", "snooze", "evidence")
 REASON_VIEW = "reject_reason"

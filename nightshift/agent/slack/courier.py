@@ -14,22 +14,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from agent.archive import name_of, number_of
-from agent.clock import Clock
-from agent.incident import Cause, Incident, IncidentState, taken_on
-from agent.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeated, counted
-from agent.people import Directory
-from agent.picture import deciding, png
-from agent.slack import card as words
-from agent.slack.blocks import Message, Picture
-from agent.slack.ledger import Ledger, Row, card_key
-from agent.slack.proposals import Teller
-from agent.slack.routing import channel_of, hold
-from agent.slack.settings import Settings
-from agent.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, Web
-from agent.store import Store
-from agent.suppression import Standing, Suppressor
-from collectors.seal import sha256_hex
+from nightshift.agent.archive import name_of, number_of
+from nightshift.agent.clock import Clock
+from nightshift.agent.incident import Cause, Incident, IncidentState, taken_on
+from nightshift.agent.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeated, counted
+from nightshift.agent.people import Directory
+from nightshift.agent.picture import deciding, png
+from nightshift.agent.slack import card as words
+from nightshift.agent.slack.blocks import Message, Picture
+from nightshift.agent.slack.ledger import Ledger, Row, card_key
+from nightshift.agent.slack.proposals import Teller
+from nightshift.agent.slack.routing import channel_of, hold
+from nightshift.agent.slack.settings import Settings
+from nightshift.agent.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, Web
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Standing, Suppressor
+from nightshift.collectors.seal import sha256_hex
 
 _T = TypeVar("_T")
 _MINUTE_S = 60.0

@@ -12,11 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from agent.archive import name_of
-from agent.database import Database
-from agent.incident import IncidentState
-from agent.tables import chat_messages as messages
-from agent.tables import incidents
+from nightshift.agent.archive import name_of
+from nightshift.agent.database import Database
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.tables import chat_messages as messages
+from nightshift.agent.tables import incidents
 
 _WATCH_S = 60.0
 """A lost post may still arrive this much later, beside the one that took its place."""

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from agent.outlets.delivery import Refused
-from agent.slack.web import Web
-from collectors.base import Permanent
+from nightshift.agent.outlets.delivery import Refused
+from nightshift.agent.slack.web import Web
+from nightshift.collectors.base import Permanent
 
 _KEEP_S = 60.0
 _MOST = 10_000

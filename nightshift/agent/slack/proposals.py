@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.clock import Clock
-from agent.console.words import clock_time, full_time, sentence
-from agent.gate import Gate
-from agent.kernel_gate import KernelGate, KernelProposal, ProposalState
-from agent.outlets.delivery import Refused
-from agent.policy import PEOPLE, Person, rule_for
-from agent.slack.blocks import Block, Message, actions, button, fallback, line, link, paragraph, text
-from agent.slack.ledger import Ledger, Row
-from agent.slack.settings import Settings
-from agent.store import Store
+from nightshift.agent.clock import Clock
+from nightshift.agent.console.words import clock_time, full_time, sentence
+from nightshift.agent.gate import Gate
+from nightshift.agent.kernel_gate import KernelGate, KernelProposal, ProposalState
+from nightshift.agent.outlets.delivery import Refused
+from nightshift.agent.policy import PEOPLE, Person, rule_for
+from nightshift.agent.slack.blocks import Block, Message, actions, button, fallback, line, link, paragraph, text
+from nightshift.agent.slack.ledger import Ledger, Row
+from nightshift.agent.slack.settings import Settings
+from nightshift.agent.store import Store
 
 FAMILIES = ("kernel", "policy")
 KIND = "proposal"

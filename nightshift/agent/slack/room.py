@@ -28,24 +28,24 @@ from slack_sdk.errors import SlackClientError
 from slack_sdk.signature import SignatureVerifier
 from starlette.concurrency import run_in_threadpool
 
-from agent.clock import Clock
-from agent.gate import Gate
-from agent.outlets.delivery import Refused
-from agent.people import Directory
-from agent.slack.blocks import Message
-from agent.slack.clicks import REASON_VIEW, Click, Desk, reason_of
-from agent.slack.clicks import Parts as DeskParts
-from agent.slack.courier import Courier
-from agent.slack.courier import Parts as CourierParts
-from agent.slack.ledger import Ledger
-from agent.slack.members import Members
-from agent.slack.proposals import Promotions, Teller
-from agent.slack.settings import Settings
-from agent.slack.web import Opener, Web
-from agent.store import Store
-from agent.suppression import Suppressor
-from collectors.base import Permanent, Temporary
-from collectors.subject import Inventory
+from nightshift.agent.clock import Clock
+from nightshift.agent.gate import Gate
+from nightshift.agent.outlets.delivery import Refused
+from nightshift.agent.people import Directory
+from nightshift.agent.slack.blocks import Message
+from nightshift.agent.slack.clicks import REASON_VIEW, Click, Desk, reason_of
+from nightshift.agent.slack.clicks import Parts as DeskParts
+from nightshift.agent.slack.courier import Courier
+from nightshift.agent.slack.courier import Parts as CourierParts
+from nightshift.agent.slack.ledger import Ledger
+from nightshift.agent.slack.members import Members
+from nightshift.agent.slack.proposals import Promotions, Teller
+from nightshift.agent.slack.settings import Settings
+from nightshift.agent.slack.web import Opener, Web
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Suppressor
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.subject import Inventory
 
 PATH = "/slack/events"
 MAX_BODY_BYTES = 1_000_000

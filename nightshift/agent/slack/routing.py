@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from agent.incident import Incident
-from agent.people import Directory
-from agent.slack.settings import Settings
-from agent.tenancy import namespaces_of
-from collectors.subject import Subject, SubjectKind
-from detectors.base import Severity
+from nightshift.agent.incident import Incident
+from nightshift.agent.people import Directory
+from nightshift.agent.slack.settings import Settings
+from nightshift.agent.tenancy import namespaces_of
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import Severity
 
 _ORDER = list(Severity)
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from detectors.base import Severity
+from nightshift.detectors.base import Severity
 
 
 class QuietHours(BaseModel):

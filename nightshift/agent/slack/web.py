@@ -13,9 +13,9 @@ from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 from slack_sdk.web import SlackResponse
 
-from agent.outlets.delivery import NoAnswer, RateLimited, Refused
-from agent.rca.summary import plain
-from agent.slack.blocks import Message, Picture, problems
+from nightshift.agent.outlets.delivery import NoAnswer, RateLimited, Refused
+from nightshift.agent.rca.summary import plain
+from nightshift.agent.slack.blocks import Message, Picture, problems
 
 EVENT_TYPE = "nightshift_message"
 _OURS = 200

@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 
-from collectors.base import Permanent
-from controllers.actuators.kube_client import KubeClient, Object
-from controllers.authority import Authority, Pair, begin, is_good, issue, turn
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.actuators.kube_client import KubeClient, Object
+from nightshift.controllers.authority import Authority, Pair, begin, is_good, issue, turn
 
 _PAIRS = ("current", "following", "previous")
 

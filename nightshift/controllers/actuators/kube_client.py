@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from collectors.base import Permanent
-from collectors.kube_api import Busy, KubeApi, NotFound, Object, Refused, named
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.kube_api import Busy, KubeApi, NotFound, Object, Refused, named
 
 __all__ = ["KubeClient", "NotFound", "Object", "named"]
 MERGE = "application/merge-patch+json"

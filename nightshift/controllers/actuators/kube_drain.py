@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from collectors.base import Permanent
-from collectors.kube_api import Refused
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
-from controllers.actuators import kube_nodes
-from controllers.actuators.kube_client import KubeClient, Object
-from controllers.actuators.kube_marks import Marks, cordoning
-from controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.kube_api import Refused
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.actuators import kube_nodes
+from nightshift.controllers.actuators.kube_client import KubeClient, Object
+from nightshift.controllers.actuators.kube_marks import Marks, cordoning
+from nightshift.controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from collectors.base import Permanent
-from collectors.kube_api import Refused
-from collectors.subject import Subject
-from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
 RESUME_STEP = "nightshift.dev/resume-from-step"
 """Annotation on the job: the checkpoint hook. The job's start script resumes from the newest checkpoint whose step

@@ -22,13 +22,13 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.base import Permanent
-from collectors.kube_api import Refused
-from collectors.seal import fingerprint
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
-from controllers.actuators import kube_rights
-from controllers.actuators.kube_client import KubeClient, NotFound, Object
-from controllers.actuators.kube_repair_jobs import said, why_failed
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.seal import fingerprint
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.actuators import kube_rights
+from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
+from nightshift.controllers.actuators.kube_repair_jobs import said, why_failed
 
 POLL_S = 30.0
 LOG_BYTES = 16 << 20

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from collectors.kube_api import Busy, Refused
-from controllers.actuators.kube_client import KubeClient, NotFound, Object
-from controllers.actuators.kube_rights import LEASE_RIGHTS as RIGHTS
+from nightshift.collectors.kube_api import Busy, Refused
+from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
+from nightshift.controllers.actuators.kube_rights import LEASE_RIGHTS as RIGHTS
 
 __all__ = ["RIGHTS", "KubeLease"]
 _CONFLICT = 409

@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from controllers.action import Action, ActionKind
-from controllers.actuators.kube_client import KubeClient, Object
-from controllers.actuators.kube_nodes import is_cordoned
-from controllers.cordon import TAKES_OUT
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.actuators.kube_client import KubeClient, Object
+from nightshift.controllers.actuators.kube_nodes import is_cordoned
+from nightshift.controllers.cordon import TAKES_OUT
 
 MARKER = "nightshift.dev/action."
 """Prefix of annotations, one for each kind: JSON `{"id", "at_s", "phase", "undone"}` of the newest such action."""

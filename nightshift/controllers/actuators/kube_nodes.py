@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from collectors.base import Temporary
-from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
+from nightshift.collectors.base import Temporary
+from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
 QUARANTINE = "nightshift.dev/quarantined-gpus"
 """Annotation of a node: UUIDs separated by commas."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from controllers.actuators.kube_client import Object
+from nightshift.controllers.actuators.kube_client import Object
 
 PLACED = "nightshift.dev/placement"
 HOST = "kubernetes.io/hostname"

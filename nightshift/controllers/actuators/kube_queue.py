@@ -27,11 +27,11 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.base import Permanent, Temporary
-from controllers.actuators.kube_client import KubeClient, NotFound, Object
-from controllers.actuators.kube_jobs import KINDS, JobKind
-from controllers.actuators.kube_place import placed, placement
-from controllers.scheduling.steer import Steer, Verb
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
+from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
+from nightshift.controllers.actuators.kube_place import placed, placement
+from nightshift.controllers.scheduling.steer import Steer, Verb
 
 CONTROLLER = "nightshift.dev/scheduling"
 """Our controllerName, our name in admission-gated-by, and what our pod gates begin with."""

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from collectors.base import Permanent, Temporary
-from collectors.kube_api import KubeApi, Object
-from collectors.kube_follow import Follower
-from collectors.kubernetes import JOB_LABELS, OPT_OUT, QUEUE_LABEL
-from controllers.actuators.kube_jobs import KINDS, JobKind
-from controllers.actuators.kube_place import HOST
-from controllers.actuators.kube_queue import (
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.kube_api import KubeApi, Object
+from nightshift.collectors.kube_follow import Follower
+from nightshift.collectors.kubernetes import JOB_LABELS, OPT_OUT, QUEUE_LABEL
+from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
+from nightshift.controllers.actuators.kube_place import HOST
+from nightshift.controllers.actuators.kube_queue import (
     Gate,
     KubernetesQueue,
     annotation_gate,
@@ -32,11 +32,11 @@ from controllers.actuators.kube_queue import (
     pod_gate,
     tried,
 )
-from controllers.scheduling.cluster import Shape
-from controllers.scheduling.controller import JobSeen, Snapshot
-from controllers.scheduling.interference import UNKNOWN, Load
-from controllers.scheduling.settings import SchedulingSettings
-from controllers.scheduling.steer import Steer, Verb
+from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.scheduling.controller import JobSeen, Snapshot
+from nightshift.controllers.scheduling.interference import UNKNOWN, Load
+from nightshift.controllers.scheduling.settings import SchedulingSettings
+from nightshift.controllers.scheduling.steer import Steer, Verb
 
 _NUMBER = re.compile(r"([-_.][0-9]+|[-_.][a-z0-9]{5}|[0-9]+)+$")
 EVICTS_S = 300.0

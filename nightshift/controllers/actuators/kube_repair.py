@@ -30,18 +30,18 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from collectors.base import Permanent
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
-from controllers.actuators import kube_nodes, kube_rights
-from controllers.actuators import kube_repair_jobs as jobs
-from controllers.actuators.kube_client import KubeClient, Object
-from controllers.actuators.kube_marks import MARKER
-from controllers.actuators.kube_probe import ProbeJob
-from controllers.actuators.kube_repair_settings import RepairSettings
-from controllers.actuators.kube_workloads import POLL_S
-from controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
-from controllers.cordon import CORDON_OF, TAKES_OUT, of_other_incidents
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.actuators import kube_nodes, kube_rights
+from nightshift.controllers.actuators import kube_repair_jobs as jobs
+from nightshift.controllers.actuators.kube_client import KubeClient, Object
+from nightshift.controllers.actuators.kube_marks import MARKER
+from nightshift.controllers.actuators.kube_probe import ProbeJob
+from nightshift.controllers.actuators.kube_repair_settings import RepairSettings
+from nightshift.controllers.actuators.kube_workloads import POLL_S
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.cordon import CORDON_OF, TAKES_OUT, of_other_incidents
 
 __all__ = ["KubernetesRepairActuator", "RepairSettings"]
 _A, _O = ActionKind, OutcomeStatus

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from collectors.kube_api import Refused
-from collectors.seal import fingerprint
-from controllers.action import Action
-from controllers.actuators import kube_nodes
-from controllers.actuators.kube_client import KubeClient, Object
-from controllers.actuators.kube_repair_settings import RepairSettings
+from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.seal import fingerprint
+from nightshift.controllers.action import Action
+from nightshift.controllers.actuators import kube_nodes
+from nightshift.controllers.actuators.kube_client import KubeClient, Object
+from nightshift.controllers.actuators.kube_repair_settings import RepairSettings
 
 RESET = """\
 held=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader -i "$GPU" | tr '\\n' ';')

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from controllers.actuators.kube_probe import Probes
-from controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.actuators.kube_probe import Probes
+from nightshift.controllers.actuators.kubernetes import KubernetesSettings
 
 
 class RepairSettings(KubernetesSettings):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from controllers.action import ActionKind
-from controllers.actuators.kube_client import KubeClient
-from controllers.actuators.kube_jobs import KINDS
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kube_jobs import KINDS
 
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
+from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
 _ARGO = ("argocd.argoproj.io/tracking-id", "argocd.argoproj.io/instance")
 _FLUX = ("kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name")

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from collectors.base import Permanent
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, Outcome, OutcomeStatus, UnderWay
-from controllers.actuators import kube_jobs, kube_nodes
-from controllers.actuators.kube_client import KubeClient, NotFound, Object, named
-from controllers.actuators.kube_marks import Marks
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.actuators import kube_jobs, kube_nodes
+from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
+from nightshift.controllers.actuators.kube_marks import Marks
 
 POLL_S = 5.0
 BEGUN = frozenset({"saving", "stopping", "emptying", "starting"})

@@ -18,15 +18,15 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors.base import Permanent, Temporary
-from collectors.subject import SubjectKind
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition
-from controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
-from controllers.actuators.kube_client import KubeClient, NotFound, Object
-from controllers.actuators.kube_drain import Drains, Limits
-from controllers.actuators.kube_marks import MARKER, Marks, cordoning
-from controllers.actuators.kube_workloads import Workloads, pod_path
-from controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition
+from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
+from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
+from nightshift.controllers.actuators.kube_drain import Drains, Limits
+from nightshift.controllers.actuators.kube_marks import MARKER, Marks, cordoning
+from nightshift.controllers.actuators.kube_workloads import Workloads, pod_path
+from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
 _K, _A = SubjectKind, ActionKind
 

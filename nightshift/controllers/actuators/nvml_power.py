@@ -10,8 +10,8 @@ from typing import Any
 
 import pynvml
 
-from collectors.base import Permanent, Temporary
-from controllers.actuators.power_leases import Range
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.actuators.power_leases import Range
 
 
 def _range(index: int) -> tuple[str, Range]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from controllers.actuators.kube_kernel_jobs import KernelJobActuator
-from controllers.actuators.kube_repair import KubernetesRepairActuator
-from controllers.actuators.kubernetes import KubernetesActuator
-from controllers.actuators.simulated import SimulatedActuator
+from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator
+from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator
+from nightshift.controllers.actuators.simulated import SimulatedActuator
 
 ALL: tuple[type[SimulatedActuator | KubernetesActuator | KubernetesRepairActuator | KernelJobActuator], ...] = (
     SimulatedActuator,

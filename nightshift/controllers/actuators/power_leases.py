@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from collectors.base import Permanent, Temporary
+from nightshift.collectors.base import Permanent, Temporary
 
 MAX_LEASE_S = 600.0
 CLOCK_STEP_MHZ = 15

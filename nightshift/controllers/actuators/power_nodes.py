@@ -29,10 +29,10 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from collectors import agent_pods
-from collectors.agent_pods import AgentPods
-from collectors.base import Permanent
-from collectors.rotation import Renewed
+from nightshift.collectors import agent_pods
+from nightshift.collectors.agent_pods import AgentPods
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.rotation import Renewed
 
 _PARALLEL = 32
 _MAX_BYTES = 1 << 20

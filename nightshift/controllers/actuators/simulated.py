@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.base import Permanent, Temporary
-from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
-from controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS fact (subject TEXT, name TEXT, value TEXT NOT NULL, PRIMARY KEY (subject, name));

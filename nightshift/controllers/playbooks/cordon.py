@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
-from controllers.playbooks.plan import Economy, Reach, draw_up, place_of
-from detectors.base import Fault
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, place_of
+from nightshift.detectors.base import Fault
 
 _WHY = {
     Fault.THROTTLE: "its GPUs run throttled; new work would be slow here",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
-from controllers.playbooks.plan import (
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import (
     Economy,
     Reach,
     crash_gpu_hours,
@@ -13,7 +13,7 @@ from controllers.playbooks.plan import (
     place_of,
     restart_gpu_hours,
 )
-from detectors.base import Fault
+from nightshift.detectors.base import Fault
 
 _SUFFERING = frozenset({Fault.STRAGGLER, Fault.HANG, Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import ActionKind
-from controllers.guard import Commitment
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.guard import Commitment
 
 RUNGS = (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE, ActionKind.OPEN_RMA)
 

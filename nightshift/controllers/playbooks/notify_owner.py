@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, Proposal, Situation, Undo
-from controllers.playbooks.plan import Economy, Reach, draw_up, job_of, number
-from detectors.base import Fault
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, job_of, number
+from nightshift.detectors.base import Fault
 
 _ASKS = {
     Fault.OOM_KILL: "raise the memory limit or lower the demand: it will be killed again otherwise",

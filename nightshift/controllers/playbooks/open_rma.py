@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, Proposal, Situation, Undo
-from controllers.playbooks.plan import Economy, draw_up, number, place_of
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import Economy, draw_up, number, place_of
 
 
 class OpenRma:

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.seal import fingerprint
-from collectors.subject import Subject, SubjectKind
-from controllers.action import STOPPED_GPUS, Action, ActionKind, BlastRadius, Precondition, Situation, Undo
+from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import (
+    STOPPED_GPUS,
+    Action,
+    ActionKind,
+    BlastRadius,
+    Precondition,
+    Situation,
+    Undo,
+)
 
 
 class Economy(BaseModel):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from controllers.action import Playbook
-from controllers.playbooks.cordon import Cordon
-from controllers.playbooks.drain import Drain
-from controllers.playbooks.notify_owner import NotifyOwner
-from controllers.playbooks.open_rma import OpenRma
-from controllers.playbooks.plan import Economy
-from controllers.playbooks.quarantine_gpu import QuarantineGpu
-from controllers.playbooks.reboot_node import RebootNode
-from controllers.playbooks.reset_gpu import ResetGpu
-from controllers.playbooks.restart_job import RestartJob
-from controllers.playbooks.restart_pod import RestartPod
-from controllers.playbooks.suggest_scaling import SuggestScaling
-from controllers.playbooks.taint import Taint
+from nightshift.controllers.action import Playbook
+from nightshift.controllers.playbooks.cordon import Cordon
+from nightshift.controllers.playbooks.drain import Drain
+from nightshift.controllers.playbooks.notify_owner import NotifyOwner
+from nightshift.controllers.playbooks.open_rma import OpenRma
+from nightshift.controllers.playbooks.plan import Economy
+from nightshift.controllers.playbooks.quarantine_gpu import QuarantineGpu
+from nightshift.controllers.playbooks.reboot_node import RebootNode
+from nightshift.controllers.playbooks.reset_gpu import ResetGpu
+from nightshift.controllers.playbooks.restart_job import RestartJob
+from nightshift.controllers.playbooks.restart_pod import RestartPod
+from nightshift.controllers.playbooks.suggest_scaling import SuggestScaling
+from nightshift.controllers.playbooks.taint import Taint
 
 ALL = (
     NotifyOwner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from detectors.base import Fault
+from nightshift.detectors.base import Fault
 
 FOR: Mapping[Fault, str] = {
     Fault.NVLINK_DEGRADED: "nccl",

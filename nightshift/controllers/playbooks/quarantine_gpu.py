@@ -6,10 +6,10 @@ lost is one GPU's capacity and a planned restart instead of a crash.
 
 from __future__ import annotations
 
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
-from controllers.playbooks.plan import Economy, Reach, crash_gpu_hours, draw_up, job_gpus, place_of
-from detectors.base import Fault
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import Economy, Reach, crash_gpu_hours, draw_up, job_gpus, place_of
+from nightshift.detectors.base import Fault
 
 
 class QuarantineGpu:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 
-from collectors.subject import Subject
-from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
-from controllers.playbooks.plan import (
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import (
     Economy,
     crash_gpu_hours,
     draw_up,
@@ -16,7 +16,7 @@ from controllers.playbooks.plan import (
     number,
     restart_gpu_hours,
 )
-from detectors.base import Fault
+from nightshift.detectors.base import Fault
 
 LEAKS = frozenset({Fault.GPU_MEMORY_LEAK, Fault.HOST_MEMORY_LEAK})
 DAMAGED = frozenset({Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
-from controllers.playbooks.plan import BEFORE_CRASH_S, Economy, draw_up, number, place_of
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import BEFORE_CRASH_S, Economy, draw_up, number, place_of
 
 
 class RestartPod:

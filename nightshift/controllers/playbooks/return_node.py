@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from controllers.action import Action, ActionKind, Precondition, Situation, Undo
-from controllers.cordon import CORDON_OF, cordon_ids
-from controllers.playbooks.plan import Economy, draw_up
-from controllers.playbooks.probes import probe_for
+from nightshift.controllers.action import Action, ActionKind, Precondition, Situation, Undo
+from nightshift.controllers.cordon import CORDON_OF, cordon_ids
+from nightshift.controllers.playbooks.plan import Economy, draw_up
+from nightshift.controllers.playbooks.probes import probe_for
 
 _WAITS_S = 12 * 3600.0
 """Nothing grows worse while this waits, and all that it rests on is read again before it begins."""

@@ -5,9 +5,9 @@ The suggestion names the owner and the change; whoever owns it decides. What was
 
 from __future__ import annotations
 
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, Proposal, Situation, Undo
-from controllers.playbooks.plan import Economy, draw_up, job_of
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import Economy, draw_up, job_of
 
 
 class SuggestScaling:

@@ -6,9 +6,9 @@ using the node by its toleration, and no cordon is touched that a person, an aut
 
 from __future__ import annotations
 
-from collectors.subject import SubjectKind
-from controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
-from controllers.playbooks.plan import Economy, Reach, draw_up, place_of
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, place_of
 
 
 class Taint:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from controllers.power import shield
+from nightshift.controllers.power import shield
 
 
 def linked(gpus: Iterable[shield.Gpu]) -> dict[str, list[shield.Gpu]]:

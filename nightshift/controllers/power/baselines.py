@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from controllers.power import descent
-from controllers.power.belief import TOP, Bank, Ints
-from controllers.power.curves import LEVELS, Floats
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.belief import TOP, Bank, Ints
+from nightshift.controllers.power.curves import LEVELS, Floats
 
 GRID = 0.1
 """25 W of a GPU of 250 W: the step of Zeus's profiling, as a share of the highest limit."""

@@ -22,7 +22,7 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from controllers.power.curves import LEVELS, Curve, Floats, on_levels, synthetic
+from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels, synthetic
 
 Ints = NDArray[np.int64]
 Float32s = NDArray[np.float32]

@@ -15,9 +15,9 @@ from functools import cache
 
 import numpy as np
 
-from controllers.power import descent
-from controllers.power.belief import STEEP, Bank
-from controllers.power.curves import Curve, monotone
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.belief import STEEP, Bank
+from nightshift.controllers.power.curves import Curve, monotone
 
 FLOOR = 0.30
 

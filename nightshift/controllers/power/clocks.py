@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controllers.decision import Clip
-from controllers.power import shield
-from controllers.power.limits import Gpu
+from nightshift.controllers.decision import Clip
+from nightshift.controllers.power import shield
+from nightshift.controllers.power.limits import Gpu
 
 GRID_MHZ = 15
 """Step of the SM clocks that NVIDIA's data centre GPUs support (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""

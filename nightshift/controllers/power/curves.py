@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from collectors.base import Permanent
+from nightshift.collectors.base import Permanent
 
 Floats = NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from controllers.power.belief import TOP, Bank, Ints, N, Noise, Outlook, Windows, outlook
-from controllers.power.curves import LEVELS, Floats
+from nightshift.controllers.power.belief import TOP, Bank, Ints, N, Noise, Outlook, Windows, outlook
+from nightshift.controllers.power.curves import LEVELS, Floats
 
 Bools = NDArray[np.bool_]
 J = np.arange(N)[None]

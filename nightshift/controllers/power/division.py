@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.power.belief import TOP, Bank, Windows
-from controllers.power.curves import LEVELS
-from controllers.power.gang import Gang, level_of
-from controllers.power.limits import Gpu, Memory, Rack, Settings
-from controllers.power.share import Claims, Sharing, divide
-from controllers.power.shield import held, worst_mw
+from nightshift.controllers.power.belief import TOP, Bank, Windows
+from nightshift.controllers.power.curves import LEVELS
+from nightshift.controllers.power.gang import Gang, level_of
+from nightshift.controllers.power.limits import Gpu, Memory, Rack, Settings
+from nightshift.controllers.power.share import Claims, Sharing, divide
+from nightshift.controllers.power.shield import held, worst_mw
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
-from controllers.policy_file import Normaliser
-from controllers.power import descent
-from controllers.power.belief import TOP, Bank, Ints
-from controllers.power.curves import LEVELS, Floats, on_levels, synthetic
-from controllers.power.features import ACTIONS, FEATURES, LONGEST, apply, features
+from nightshift.controllers.policy_file import Normaliser
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.belief import TOP, Bank, Ints
+from nightshift.controllers.power.curves import LEVELS, Floats, on_levels, synthetic
+from nightshift.controllers.power.features import ACTIONS, FEATURES, LONGEST, apply, features
 
 WINDOWS = LONGEST
 ALLOWED = 0.003

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from collectors.base import Permanent
-from controllers.policy_file import PolicyFile
-from controllers.power import descent
-from controllers.power.baselines import Descent, PlainDescent, Static, Zeus
-from controllers.power.belief import Bank, Ints
-from controllers.power.curves import Curve, Floats, read_sweeps, synthetic
-from controllers.power.features import apply, features
-from controllers.power.simulate import Controller, Score, ledgers
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.policy_file import PolicyFile
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.baselines import Descent, PlainDescent, Static, Zeus
+from nightshift.controllers.power.belief import Bank, Ints
+from nightshift.controllers.power.curves import Curve, Floats, read_sweeps, synthetic
+from nightshift.controllers.power.features import apply, features
+from nightshift.controllers.power.simulate import Controller, Score, ledgers
 
 BUDGETS = (0.03, 0.05)
 GOALS = {0.05: 0.90, 0.03: 0.80}

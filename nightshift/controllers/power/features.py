@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from controllers.policy_file import Interface
-from controllers.power.belief import TOP, Ints, Outlook
-from controllers.power.curves import LEVELS, Floats
-from controllers.power.descent import Care, Jobs
+from nightshift.controllers.policy_file import Interface
+from nightshift.controllers.power.belief import TOP, Ints, Outlook
+from nightshift.controllers.power.curves import LEVELS, Floats
+from nightshift.controllers.power.descent import Care, Jobs
 
 STEPS = (-4, -2, -1, 0, 1, 3)
 """Levels; the last action is one window at the reference."""

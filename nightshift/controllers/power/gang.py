@@ -16,12 +16,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from controllers.decision import FAILURES, Clip, Proposal, Ruling
-from controllers.policy_file import PolicyFile
-from controllers.power import descent
-from controllers.power.belief import TOP, Bank, N, Outlook, Windows
-from controllers.power.curves import LEVELS, Floats
-from controllers.power.features import ACTIONS, PROBE, STEPS, features
+from nightshift.controllers.decision import FAILURES, Clip, Proposal, Ruling
+from nightshift.controllers.policy_file import PolicyFile
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.belief import TOP, Bank, N, Outlook, Windows
+from nightshift.controllers.power.curves import LEVELS, Floats
+from nightshift.controllers.power.features import ACTIONS, PROBE, STEPS, features
 
 POWER, CLOCK = "power", "clock"
 """Levers: shares of the highest power limit, of the highest SM clock."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from controllers.drift import ranges
-from controllers.learnable import environment_sha256, exported, normaliser
-from controllers.policy_file import Interface, Normaliser, PolicyFile
-from controllers.power.belief import Bank
-from controllers.power.features import FEATURES, INTERFACE
+from nightshift.controllers.drift import ranges
+from nightshift.controllers.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.policy_file import Interface, Normaliser, PolicyFile
+from nightshift.controllers.power.belief import Bank
+from nightshift.controllers.power.features import FEATURES, INTERFACE
 
 STEPS = 600_000
 JOBS = 128
@@ -37,7 +37,7 @@ class PowerLearnable:
         from stable_baselines3 import PPO
         from stable_baselines3.common.callbacks import BaseCallback
 
-        from controllers.power.environment import PowerEnv
+        from nightshift.controllers.power.environment import PowerEnv
 
         total = steps or STEPS
         torch.set_num_threads(1)
@@ -78,7 +78,7 @@ class PowerLearnable:
         return PolicyFile("power-ppo", INTERFACE, exported(model, scale), training, {})
 
     def evaluate(self, policy: PolicyFile | None, data: Sequence[Path], seeds: Sequence[int]) -> Mapping[str, Any]:
-        from controllers.power.evaluate import evaluate
+        from nightshift.controllers.power.evaluate import evaluate
 
         return evaluate(policy, data, seeds)
 
@@ -86,7 +86,7 @@ class PowerLearnable:
 def _normaliser(env: Any) -> Normaliser:
     """Middle and spread of each feature under random actions, over every budget of training: of one alone the
     budget has no spread, and every other is clipped to the same number."""
-    from controllers.power.environment import BUDGETS
+    from nightshift.controllers.power.environment import BUDGETS
 
     rng, rows = np.random.default_rng(0), []
     for budget in BUDGETS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controllers.decision import Clip
+from nightshift.controllers.decision import Clip
 
 
 class Settings(BaseModel):

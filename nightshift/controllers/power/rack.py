@@ -18,11 +18,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from controllers.power import descent
-from controllers.power.belief import TOP, Bank, Ints
-from controllers.power.curves import LEVELS, Floats
-from controllers.power.limits import Settings
-from controllers.power.share import Claims, Sharing, divide
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.belief import TOP, Bank, Ints
+from nightshift.controllers.power.curves import LEVELS, Floats
+from nightshift.controllers.power.limits import Settings
+from nightshift.controllers.power.share import Claims, Sharing, divide
 
 Bools = NDArray[np.bool_]
 MARGIN = Settings().margin_share + 0.001

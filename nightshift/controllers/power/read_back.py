@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from controllers.power.limits import Gpu, Memory, Settings
+from nightshift.controllers.power.limits import Gpu, Memory, Settings
 
 _WATT = 1000
 PATIENCE = 3

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from collectors.node_objects import Settings as NodeObjectsSettings
-from controllers.actuators.power_nodes import Settings as NodesSettings
-from controllers.power.breaker import Settings as BreakerSettings
-from controllers.power.clocks import Settings as ClockSettings
-from controllers.power.shield import Settings as ShieldSettings
+from nightshift.collectors.node_objects import Settings as NodeObjectsSettings
+from nightshift.controllers.actuators.power_nodes import Settings as NodesSettings
+from nightshift.controllers.power.breaker import Settings as BreakerSettings
+from nightshift.controllers.power.clocks import Settings as ClockSettings
+from nightshift.controllers.power.shield import Settings as ShieldSettings
 
 
 class RackSettings(BaseModel):

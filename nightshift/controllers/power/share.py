@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from controllers.power.belief import TOP, Bank, Ints, N, Noise, Windows, outlook
-from controllers.power.curves import LEVELS, Floats
+from nightshift.controllers.power.belief import TOP, Bank, Ints, N, Noise, Windows, outlook
+from nightshift.controllers.power.curves import LEVELS, Floats
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from controllers.decision import Clip
-from controllers.power.limits import Gpu, Memory, Orders, Rack, Settings
-from controllers.power.read_back import PATIENCE, give_back, observe
+from nightshift.controllers.decision import Clip
+from nightshift.controllers.power.limits import Gpu, Memory, Orders, Rack, Settings
+from nightshift.controllers.power.read_back import PATIENCE, give_back, observe
 
 __all__ = [
     "PATIENCE",

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from controllers.power.belief import TOP, Ints, N
-from controllers.power.curves import LEVELS, Curve, Floats, on_levels, oracle_grid
+from nightshift.controllers.power.belief import TOP, Ints, N
+from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels, oracle_grid
 
 WINDOW_S = 30.0
 HOST_SHARE = 0.3

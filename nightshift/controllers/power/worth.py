@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from controllers.power.belief import TOP
-from controllers.power.gang import Gang
+from nightshift.controllers.power.belief import TOP
+from nightshift.controllers.power.gang import Gang
 
 HOST_SHARE = 0.3
 

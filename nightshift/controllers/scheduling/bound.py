@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.trace import Job
 
 
 def least_mean_jct_s(jobs: Sequence[Job], gpus: int, *, gain: float = 1.0) -> float:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.base import Permanent
-from controllers.scheduling.interference import Experience
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.scheduling.interference import Experience
 
 I8 = NDArray[np.int64]
 F8 = NDArray[np.float64]

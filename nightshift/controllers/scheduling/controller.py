@@ -16,15 +16,15 @@ from typing import Protocol
 
 import numpy as np
 
-from collectors.base import Permanent, Temporary
-from controllers.decision import Decision, Mode, Policy, Trust, confirm, decide, plain
-from controllers.scheduling.cluster import Seat, Shape
-from controllers.scheduling.interference import UNKNOWN, Load, columns
-from controllers.scheduling.policies import Steering, Worth, backfill
-from controllers.scheduling.predict import Durations
-from controllers.scheduling.state import Start, State
-from controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, Verb, Waiting
-from controllers.scheduling.whatif import occupied
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.decision import Decision, Mode, Policy, Trust, confirm, decide, plain
+from nightshift.controllers.scheduling.cluster import Seat, Shape
+from nightshift.controllers.scheduling.interference import UNKNOWN, Load, columns
+from nightshift.controllers.scheduling.policies import Steering, Worth, backfill
+from nightshift.controllers.scheduling.predict import Durations
+from nightshift.controllers.scheduling.state import Start, State
+from nightshift.controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, Verb, Waiting
+from nightshift.controllers.scheduling.whatif import occupied
 
 
 @dataclass(frozen=True, slots=True)

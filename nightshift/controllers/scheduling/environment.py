@@ -20,11 +20,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from controllers.scheduling import trace
-from controllers.scheduling.cluster import I8
-from controllers.scheduling.policies import Steering
-from controllers.scheduling.simulate import Simulation, World
-from controllers.scheduling.state import State
+from nightshift.controllers.scheduling import trace
+from nightshift.controllers.scheduling.cluster import I8
+from nightshift.controllers.scheduling.policies import Steering
+from nightshift.controllers.scheduling.simulate import Simulation, World
+from nightshift.controllers.scheduling.state import State
 
 K = 8
 PER_JOB = ("guess", "width", "waited", "alone", "shared", "late", "there")

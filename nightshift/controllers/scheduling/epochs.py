@@ -28,14 +28,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from collectors.seal import fingerprint
-from controllers.decision import Decision, Trust, plain
-from controllers.outcome import Sample, Stretch
-from controllers.scheduling.controller import JobSeen, Keep, Snapshot
-from controllers.scheduling.policies import Steering
-from controllers.scheduling.predict import Durations
-from controllers.scheduling.state import RUNS_ON
-from controllers.scheduling.whatif import Part, starts_s
+from nightshift.collectors.seal import fingerprint
+from nightshift.controllers.decision import Decision, Trust, plain
+from nightshift.controllers.outcome import Sample, Stretch
+from nightshift.controllers.scheduling.controller import JobSeen, Keep, Snapshot
+from nightshift.controllers.scheduling.policies import Steering
+from nightshift.controllers.scheduling.predict import Durations
+from nightshift.controllers.scheduling.state import RUNS_ON
+from nightshift.controllers.scheduling.whatif import Part, starts_s
 
 EPOCH_S = 3600.0
 """Long against a hold (120 s), so that an arm has time to act; short enough for 300 of them in a fortnight."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.base import Permanent
+from nightshift.collectors.base import Permanent
 
 F8 = NDArray[np.float64]
 I8 = NDArray[np.int64]

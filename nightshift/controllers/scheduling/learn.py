@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from controllers.learnable import environment_sha256, exported, normaliser
-from controllers.policy_file import Interface, Network, Normaliser, PolicyFile
-from controllers.scheduling import trace
-from controllers.scheduling.cluster import F8
-from controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice
-from controllers.scheduling.policies import Policy, Steering, backfill
-from controllers.scheduling.simulate import Simulation, World
-from controllers.scheduling.state import State
+from nightshift.controllers.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile
+from nightshift.controllers.scheduling import trace
+from nightshift.controllers.scheduling.cluster import F8
+from nightshift.controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice
+from nightshift.controllers.scheduling.policies import Policy, Steering, backfill
+from nightshift.controllers.scheduling.simulate import Simulation, World
+from nightshift.controllers.scheduling.state import State
 
 INTERFACE = Interface("scheduling", FEATURES, ACTIONS)
 STEPS = 1_000_000
@@ -78,7 +78,7 @@ class SchedulingLearnable:
         from sb3_contrib import MaskablePPO
         from stable_baselines3.common.callbacks import BaseCallback
 
-        from controllers.scheduling.environment import SchedulingEnv
+        from nightshift.controllers.scheduling.environment import SchedulingEnv
 
         total = steps or STEPS
         torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.scheduling.cluster import B1, F8, Seat
-from controllers.scheduling.state import BOLDLY, CAREFULLY, State
+from nightshift.controllers.scheduling.cluster import B1, F8, Seat
+from nightshift.controllers.scheduling.state import BOLDLY, CAREFULLY, State
 
 Policy = Callable[[State], None]
 MOVES = 2.0

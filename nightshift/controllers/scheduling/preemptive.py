@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from controllers.scheduling.simulate import Simulation
-from controllers.scheduling.state import State
+from nightshift.controllers.scheduling.simulate import Simulation
+from nightshift.controllers.scheduling.state import State
 
 SECOND_QUEUE_GPU_S = 8 * 3600.0
 

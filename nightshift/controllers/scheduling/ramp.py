@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.scheduling.cluster import I8, Shape
+from nightshift.controllers.scheduling.cluster import I8, Shape
 
 MINUTE_S = 60.0
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controllers.actuators.kube_queue import QueueSettings
+from nightshift.controllers.actuators.kube_queue import QueueSettings
 
 
 class SchedulingSettings(BaseModel):

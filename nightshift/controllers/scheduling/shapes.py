@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectors.base import Permanent
-from controllers.scheduling import trace
-from controllers.scheduling.interference import KINDS, load_of
-from controllers.scheduling.trace import Job
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.scheduling import trace
+from nightshift.controllers.scheduling.interference import KINDS, load_of
+from nightshift.controllers.scheduling.trace import Job
 
 DAY_S = 86400.0
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collectors.base import Permanent
-from controllers.scheduling.cluster import F8, Cluster, Shape
-from controllers.scheduling.interference import KINDS, MEASURED, Experience, Interference, columns
-from controllers.scheduling.policies import Policy
-from controllers.scheduling.ramp import Ramp
-from controllers.scheduling.state import Start, State
-from controllers.scheduling.trace import Job
-from controllers.scheduling.twin import Twin
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.scheduling.cluster import F8, Cluster, Shape
+from nightshift.controllers.scheduling.interference import KINDS, MEASURED, Experience, Interference, columns
+from nightshift.controllers.scheduling.policies import Policy
+from nightshift.controllers.scheduling.ramp import Ramp
+from nightshift.controllers.scheduling.state import Start, State
+from nightshift.controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.twin import Twin
 
 _ARRIVE, _END, _FAULT, _REPAIR, _TICK = range(5)
 

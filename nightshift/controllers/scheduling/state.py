@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, Guest, Seat, SharingRules
-from controllers.scheduling.interference import MEASURED, Experience
-from controllers.scheduling.predict import Durations
+from nightshift.controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, Guest, Seat, SharingRules
+from nightshift.controllers.scheduling.interference import MEASURED, Experience
+from nightshift.controllers.scheduling.predict import Durations
 
 if TYPE_CHECKING:
-    from controllers.scheduling.twin import Twin
+    from nightshift.controllers.scheduling.twin import Twin
 
 RUNS_ON = 0.7
 """Quantile of the duration by which a running job's end is expected (for reservations)."""

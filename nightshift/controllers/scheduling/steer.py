@@ -23,7 +23,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from controllers.decision import Clip, Proposal, Ruling
+from nightshift.controllers.decision import Clip, Proposal, Ruling
 
 
 class Verb(StrEnum):

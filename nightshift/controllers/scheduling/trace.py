@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from collectors.base import Permanent
-from controllers.scheduling.interference import KINDS, Load, load_of
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.scheduling.interference import KINDS, Load, load_of
 
 _LIKE = {
     "bert": "language",

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.scheduling.cluster import I8, Cluster
-from controllers.scheduling.policies import backfill
-from controllers.scheduling.predict import Lesson
-from controllers.scheduling.state import Start, State
+from nightshift.controllers.scheduling.cluster import I8, Cluster
+from nightshift.controllers.scheduling.policies import backfill
+from nightshift.controllers.scheduling.predict import Lesson
+from nightshift.controllers.scheduling.state import Start, State
 
 
 @dataclass

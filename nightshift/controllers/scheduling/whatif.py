@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controllers.scheduling.cluster import F8, I8, NOBODY, Cluster, Shape
-from controllers.scheduling.interference import UNKNOWN, columns
-from controllers.scheduling.policies import backfill
-from controllers.scheduling.predict import Durations
-from controllers.scheduling.state import Start, State
+from nightshift.controllers.scheduling.cluster import F8, I8, NOBODY, Cluster, Shape
+from nightshift.controllers.scheduling.interference import UNKNOWN, columns
+from nightshift.controllers.scheduling.policies import backfill
+from nightshift.controllers.scheduling.predict import Durations
+from nightshift.controllers.scheduling.state import Start, State
 
 
 @dataclass(frozen=True, slots=True)

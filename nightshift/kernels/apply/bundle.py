@@ -12,10 +12,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from kernels.apply.job import PARTS
-from kernels.candidate import Candidate
-from kernels.envelope import CertificateError, certificate_sha256, read
-from kernels.ledger import write_whole
+from nightshift.kernels.apply.job import PARTS
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.ledger import write_whole
 
 FILE = "nightshift_kernels.py"
 _PLACE = "KERNELS: list[dict[str, Any]] = []\n"
@@ -77,7 +77,7 @@ def bundle(records: Sequence[Mapping[str, Any]]) -> str:
     """The text of the standalone file."""
     text = standalone()
     if text.count(_PLACE) != 1:
-        raise ValueError("kernels/apply/job: the place for the kernels is not there")
+        raise ValueError("nightshift/kernels/apply/job: the place for the kernels is not there")
     listed = json.dumps(json.dumps(list(records), sort_keys=True))
     return text.replace(_PLACE, f"KERNELS: list[dict[str, Any]] = json.loads(\n    {listed}\n)\n")
 
@@ -102,17 +102,19 @@ def standalone() -> str:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 after = max(after, node.end_lineno or 0)
                 module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
-                if module.startswith("kernels.apply.job.") or module == "__future__":
+                if module.startswith("nightshift.kernels.apply.job.") or module == "__future__":
                     continue
                 if module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):
-                    raise ValueError(f"kernels/apply/job/{name}.py: a job may not have {module}")
+                    raise ValueError(f"nightshift/kernels/apply/job/{name}.py: a job may not have {module}")
                 if isinstance(node, ast.ImportFrom):
                     taken.setdefault(module, set()).update(alias.name for alias in node.names)
                 else:
                     plain.add(ast.unparse(node))
             for defined in _names(node):
                 if owner.setdefault(defined, name) != name:
-                    raise ValueError(f"kernels/apply/job: {defined} stands in {owner[defined]}.py and in {name}.py")
+                    raise ValueError(
+                        f"nightshift/kernels/apply/job: {defined} stands in {owner[defined]}.py and in {name}.py"
+                    )
         heading = f"# {name} {'-' * (112 - len(name))}"
         bodies.append("\n".join([heading, *lines[after:]]).rstrip())
     from_ = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(taken.items())]

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kernels.candidate import Candidate
-from kernels.judge.verdict import Status, Verdict
-from kernels.problem import Case, Problem
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge.verdict import Status, Verdict
+from nightshift.kernels.problem import Case, Problem
 
 Value = int | str
 Config = Mapping[str, Value]
@@ -95,7 +95,7 @@ class Generator(Protocol):
     def propose(self, task: Task, history: Sequence[Outcome], count: int) -> Sequence[Proposal]:
         """At most `count` new proposals; none when nothing is left to try. `history` is oldest first.
 
-        Raises collectors.base.Temporary where a later try may succeed, GeneratorError where none can.
+        Raises nightshift.collectors.base.Temporary where a later try may succeed, GeneratorError where none can.
         """
         ...
 

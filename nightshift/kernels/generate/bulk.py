@@ -7,7 +7,7 @@ memory, and registers hold no row. Conversions are PTX, so no header is included
 
 from __future__ import annotations
 
-from kernels.generate.base import GeneratorError
+from nightshift.kernels.generate.base import GeneratorError
 
 SHARED_BYTES = 227 << 10
 UNITS = 132

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.generate.base import Config
-from kernels.generate.families import families_of
-from kernels.generate.rows import carry
-from kernels.generate.template import Template, Warm
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.families import families_of
+from nightshift.kernels.generate.rows import carry
+from nightshift.kernels.generate.template import Template, Warm
+from nightshift.kernels.problem import Case
 
 _FILE = Path(__file__).with_name("known.json")
 _NEAR = 6

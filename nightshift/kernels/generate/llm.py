@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from collectors.base import Temporary
-from kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
-from kernels.generate.prompt import ReplyError, answer_of, kernel_of, messages
+from nightshift.collectors.base import Temporary
+from nightshift.kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
+from nightshift.kernels.generate.prompt import ReplyError, answer_of, kernel_of, messages
 
 _ENDED = ("finish_reason", "stop_reason", "done_reason")
 """Why a reply ended, as OpenAI, Anthropic and Ollama call it."""
@@ -166,7 +166,7 @@ def connect(model: str, base_url: str | None = None, key_variable: str = "", rep
     try:
         from langchain.chat_models import init_chat_model
     except ImportError as error:
-        raise GeneratorError("llm: LangChain is not installed (pip install 'nightshift[llm]')") from error
+        raise GeneratorError("llm: LangChain is not installed. In the checkout: pip install '.[llm]'") from error
     options: dict[str, Any] = {"max_retries": 2, "timeout": 120.0, "max_tokens": reply_tokens}
     if base_url is not None:
         options |= {"base_url": base_url, "model_provider": "openai"}

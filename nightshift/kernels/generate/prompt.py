@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.candidate import Bound, Candidate, CandidateError, Domain
-from kernels.candidate_file import FIRST_LINE, parse_candidate
-from kernels.draw import Draw
-from kernels.generate.base import Outcome, Task
-from kernels.generate.space import differences
+from nightshift.kernels.candidate import Bound, Candidate, CandidateError, Domain
+from nightshift.kernels.candidate_file import FIRST_LINE, parse_candidate
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.generate.base import Outcome, Task
+from nightshift.kernels.generate.space import differences
 
 BEGIN, END = "### BEGIN KERNEL", "### END KERNEL"
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)

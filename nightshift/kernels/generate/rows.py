@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import string
 
-from kernels.generate.base import Config, Value
-from kernels.generate.bulk import SHARED_BYTES
-from kernels.generate.space import Space
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, Value
+from nightshift.kernels.generate.bulk import SHARED_BYTES
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.problem import Case
 
 ROW_HOST = """tiles = triton.cdiv(m, $rows)
         units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2

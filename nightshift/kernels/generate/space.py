@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.generate.base import Config, GeneratorError, Value
+from nightshift.kernels.generate.base import Config, GeneratorError, Value
 
 
 def _anything(config: Config) -> bool:

@@ -15,13 +15,13 @@ from typing import Protocol
 
 import numpy as np
 
-from kernels.candidate import Candidate
-from kernels.candidate_file import parse_candidate
-from kernels.draw import mix
-from kernels.generate.base import Config, GeneratorError, Outcome, Proposal, Spent, Task, Value
-from kernels.generate.space import Space, differences
-from kernels.generate.surrogate import Array, Prior, Surrogate
-from kernels.problem import Case
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.candidate_file import parse_candidate
+from nightshift.kernels.draw import mix
+from nightshift.kernels.generate.base import Config, GeneratorError, Outcome, Proposal, Spent, Task, Value
+from nightshift.kernels.generate.space import Space, differences
+from nightshift.kernels.generate.surrogate import Array, Prior, Surrogate
+from nightshift.kernels.problem import Case
 
 
 class Family(Protocol):

@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from kernels.draw import mix
-from kernels.judge.contestants import Baseline, baseline_modes
-from kernels.judge.correctness import compare
-from kernels.judge.environment import DRIFT, Environment
-from kernels.judge.inputs import Probe
-from kernels.judge.oracle import expected
-from kernels.judge.verdict import JudgeBroken, LeftOut
-from kernels.problem import Case, Inputs, Problem, ProblemError, as_outputs
+from nightshift.kernels.draw import mix
+from nightshift.kernels.judge.contestants import Baseline, baseline_modes
+from nightshift.kernels.judge.correctness import compare
+from nightshift.kernels.judge.environment import DRIFT, Environment
+from nightshift.kernels.judge.inputs import Probe
+from nightshift.kernels.judge.oracle import expected
+from nightshift.kernels.judge.verdict import JudgeBroken, LeftOut
+from nightshift.kernels.problem import Case, Inputs, Problem, ProblemError, as_outputs
 
 _NEAR = 1.25
 """A baseline this much slower than the best one, run alone, is not raced again."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kernels.draw import mix
+from nightshift.kernels.draw import mix
 
 PLAIN = 0
 """The seed that takes every element from the first slot."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from kernels.judge import cuda
+from nightshift.kernels.judge import cuda
 
 GUARD_BYTES = 64 << 10
 ALIGN_BYTES = 256

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kernels.judge.contestants import CHAIN_S, Baseline, Contestant, Hosted, Replayed, graphed
-from kernels.judge.environment import Nvml
-from kernels.judge.timing import MIN_ROUNDS, WIDTH, Board, Rounds, rounds_disagree
-from kernels.judge.track import Track
-from kernels.judge.verdict import Comparison, Reason, Refusal
-from kernels.problem import Case, Problem
+from nightshift.kernels.judge.contestants import CHAIN_S, Baseline, Contestant, Hosted, Replayed, graphed
+from nightshift.kernels.judge.environment import Nvml
+from nightshift.kernels.judge.timing import MIN_ROUNDS, WIDTH, Board, Rounds, rounds_disagree
+from nightshift.kernels.judge.track import Track
+from nightshift.kernels.judge.verdict import Comparison, Reason, Refusal
+from nightshift.kernels.problem import Case, Problem
 
 CHAINED, CHAINED_STEP_S = 1.3, 4e-6
 """What the judge's clock may say of chained calls beyond the events' figure: those are of calls on a flushed L2, so

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels.judge.blend import PLAIN, blend_into
-from kernels.judge.plan import Plan
-from kernels.judge.replay import TRIES, timed
-from kernels.judge.track import Track
-from kernels.problem import Inputs, Problem
+from nightshift.kernels.judge.blend import PLAIN, blend_into
+from nightshift.kernels.judge.plan import Plan
+from nightshift.kernels.judge.replay import TRIES, timed
+from nightshift.kernels.judge.track import Track
+from nightshift.kernels.problem import Inputs, Problem
 
 Callable_ = Callable[..., Any]
 _TURNS = 3

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.judge.errors import errors_of, parts, positive, rows_of, ulp
-from kernels.judge.verdict import Reason
-from kernels.problem import Outputs
+from nightshift.kernels.judge.errors import errors_of, parts, positive, rows_of, ulp
+from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.problem import Outputs
 
 RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
 """m of `torch._dynamo.utils.same`."""

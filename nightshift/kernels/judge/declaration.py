@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.candidate import Candidate, CandidateError
-from kernels.differentiate import smallest_inputs
-from kernels.judge.plan import Fire, PlanError, Pointer, cuda_plan
-from kernels.problem import Problem
+from nightshift.kernels.candidate import Candidate, CandidateError
+from nightshift.kernels.differentiate import smallest_inputs
+from nightshift.kernels.judge.plan import Fire, PlanError, Pointer, cuda_plan
+from nightshift.kernels.problem import Problem
 
 
 def misfit(candidate: Candidate, problem: Problem) -> str:

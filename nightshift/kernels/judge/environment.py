@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from collectors.base import Permanent
-from detectors.xid_catalogue import CATALOGUE, MEMORY, Tier
-from kernels.judge.timing import Board, board
+from nightshift.collectors.base import Permanent
+from nightshift.detectors.xid_catalogue import CATALOGUE, MEMORY, Tier
+from nightshift.kernels.judge.timing import Board, board
 
 DRIFT = ("gpu", "capability", "driver", "cuda", "torch", "triton", "container")
 """Fields whose change makes a certificate stale."""

@@ -14,16 +14,16 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels.candidate import Candidate
-from kernels.draw import mix
-from kernels.judge.buffers import View
-from kernels.judge.correctness import Expected, Finding, compare, repeats_agree
-from kernels.judge.inputs import Probe
-from kernels.judge.layouts import laid_out, layout_at, made_one, place, write
-from kernels.judge.oracle import eager_is_deterministic, expected, gradient_seeds
-from kernels.judge.runners import Runner
-from kernels.judge.verdict import Reason, Refusal
-from kernels.problem import Case, Inputs, Outputs, Problem
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.draw import mix
+from nightshift.kernels.judge.buffers import View
+from nightshift.kernels.judge.correctness import Expected, Finding, compare, repeats_agree
+from nightshift.kernels.judge.inputs import Probe
+from nightshift.kernels.judge.layouts import laid_out, layout_at, made_one, place, write
+from nightshift.kernels.judge.oracle import eager_is_deterministic, expected, gradient_seeds
+from nightshift.kernels.judge.runners import Runner
+from nightshift.kernels.judge.verdict import Reason, Refusal
+from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
 
 OUTPUTS, SEEDS = 100, 200  # buffer numbers: inputs from 0, outputs from 100, outputs' gradients from 200
 

@@ -21,7 +21,7 @@ import torch.nn.functional
 import torch.nn.modules.module
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kernels.judge import surroundings
+from nightshift.kernels.judge import surroundings
 
 _WATCHED: Mapping[str, Any] = {
     "builtins": builtins,

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernels.candidate_file import CandidateFile, read_candidate
-from kernels.judge.contest import Pace
-from kernels.judge.judge import Judge, Request
-from kernels.judge.sizes import Scope
-from kernels.judge.verdict import Reason, Verdict
-from kernels.problems import named
+from nightshift.kernels.candidate_file import CandidateFile, read_candidate
+from nightshift.kernels.judge.contest import Pace
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.sizes import Scope
+from nightshift.kernels.judge.verdict import Reason, Verdict
+from nightshift.kernels.problems import named
 
 STATIC_REASONS = frozenset({Reason.static_refusal, Reason.library_call, Reason.syntax, Reason.entry_missing})
 _SANITIZER = frozenset({Reason.memcheck, Reason.racecheck, Reason.initcheck, Reason.synccheck})
@@ -68,7 +68,7 @@ class Showing:
 
 def placeless(text: str) -> str:
     """A verdict's sentence without where this checkout and the judge's scratch folders lie: records travel."""
-    return re.sub(r"/[^\s\"]*/(?=host\d+/)", "", text.replace(f"{Path(__file__).parents[2]}/", ""))
+    return re.sub(r"/[^\s\"]*/(?=host\d+/)", "", text.replace(f"{Path(__file__).parents[3]}/", ""))
 
 
 def read_gallery(folder: Path, device: str) -> list[Piece]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from kernels.candidate import Candidate
-from kernels.judge.verdict import Comparison, LeftOut
-from kernels.problem import Case, Problem
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge.verdict import Comparison, LeftOut
+from nightshift.kernels.problem import Case, Problem
 
 _LARGE = 1 << 31
 

@@ -18,15 +18,15 @@ from typing import Any, Literal
 import torch
 import torch.func
 
-from kernels.differentiate import differentiated
-from kernels.judge import cuda, plan, record
-from kernels.judge.beside import amid_others, another_layers, late_inputs, load_beside
-from kernels.judge.buffers import Borrower, Lent, View
-from kernels.judge.channel import Channel
-from kernels.judge.footprint import Footprint
-from kernels.judge.returned import Unfit, as_tensors, attached, frugal, usable
-from kernels.judge.surroundings import Functions, watch_registrations
-from kernels.judge.verdict import Reason
+from nightshift.kernels.differentiate import differentiated
+from nightshift.kernels.judge import cuda, plan, record
+from nightshift.kernels.judge.beside import amid_others, another_layers, late_inputs, load_beside
+from nightshift.kernels.judge.buffers import Borrower, Lent, View
+from nightshift.kernels.judge.channel import Channel
+from nightshift.kernels.judge.footprint import Footprint
+from nightshift.kernels.judge.returned import Unfit, as_tensors, attached, frugal, usable
+from nightshift.kernels.judge.surroundings import Functions, watch_registrations
+from nightshift.kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
 _PIECE_BYTES = 1 << 28

@@ -17,12 +17,12 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from kernels.judge import isolation
-from kernels.judge.buffers import CpuLender, CudaLender, Lender
-from kernels.judge.channel import Channel
-from kernels.judge.process import STDERR_KEPT, Limits, Process, Role
-from kernels.judge.reach import paths
-from kernels.judge.verdict import JudgeBroken
+from nightshift.kernels.judge import isolation
+from nightshift.kernels.judge.buffers import CpuLender, CudaLender, Lender
+from nightshift.kernels.judge.channel import Channel
+from nightshift.kernels.judge.process import STDERR_KEPT, Limits, Process, Role
+from nightshift.kernels.judge.reach import paths
+from nightshift.kernels.judge.verdict import JudgeBroken
 
 _HELD = "held"
 """In a judge's scratch folder: locked for as long as the judge lives."""
@@ -35,11 +35,11 @@ class Zygote:
         self.device = device
         self._root, self._held = _scratch_root()
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
         environment.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
         environment["TRITON_INTERPRET"] = "1" if interpret else "0"
         environment["TRITON_CACHE_DIR"] = str(self._root / "warm")
-        command = [sys.executable, "-m", "kernels.judge.zygote", str(its.fileno()), device]
+        command = [sys.executable, "-m", "nightshift.kernels.judge.zygote", str(its.fileno()), device]
         self._process = subprocess.Popen(command, pass_fds=(its.fileno(),), env=environment, cwd=self._root)
         its.close()
         self._line = mine

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kernels.candidate import PARTS, REPEATED, Candidate
-from kernels.draw import TWIN, mix
-from kernels.judge.sizes import (
+from nightshift.kernels.candidate import PARTS, REPEATED, Candidate
+from nightshift.kernels.draw import TWIN, mix
+from nightshift.kernels.judge.sizes import (
     Scope,
     admits,
     between,
@@ -35,7 +35,7 @@ from kernels.judge.sizes import (
     sweep,
     within,
 )
-from kernels.problem import Case, Problem, kind
+from nightshift.kernels.problem import Case, Problem, kind
 
 Stage = Literal["smoke", "sweep", "values", "determinism", "accuracy", "integrity"]
 _GRADIENT_BYTES = 1 << 29

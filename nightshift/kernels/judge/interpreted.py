@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.judge import record
+from nightshift.kernels.judge import record
 
 _Convert = Callable[[Any, Any, Any, Any], Any]
 

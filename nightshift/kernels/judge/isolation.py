@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.judge import seccomp
+from nightshift.kernels.judge import seccomp
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 

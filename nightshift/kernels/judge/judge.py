@@ -19,23 +19,23 @@ from typing import Any
 
 import torch
 
-from kernels.candidate import Candidate
-from kernels.judge import cuda, inputs
-from kernels.judge.baselines import Shelf, Solo, measure, measure_again
-from kernels.judge.buffers import CudaLender
-from kernels.judge.environment import Environment, Nvml, environment
-from kernels.judge.gaps import unchecked
-from kernels.judge.hosts import Zygote
-from kernels.judge.launches import plan
-from kernels.judge.plan import Plan
-from kernels.judge.process import Limits, Process, Role
-from kernels.judge.quiet import Quiet
-from kernels.judge.timing import Board
-from kernels.judge.track import Pool, Track
-from kernels.judge.trial import Request, Trial
-from kernels.judge.verdict import FIT, STATUS_OF, JudgeBroken, Reason, Refusal, Verdict, readable
-from kernels.judge.vram import Vram
-from kernels.problem import Case, Problem
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge import cuda, inputs
+from nightshift.kernels.judge.baselines import Shelf, Solo, measure, measure_again
+from nightshift.kernels.judge.buffers import CudaLender
+from nightshift.kernels.judge.environment import Environment, Nvml, environment
+from nightshift.kernels.judge.gaps import unchecked
+from nightshift.kernels.judge.hosts import Zygote
+from nightshift.kernels.judge.launches import plan
+from nightshift.kernels.judge.plan import Plan
+from nightshift.kernels.judge.process import Limits, Process, Role
+from nightshift.kernels.judge.quiet import Quiet
+from nightshift.kernels.judge.timing import Board
+from nightshift.kernels.judge.track import Pool, Track
+from nightshift.kernels.judge.trial import Request, Trial
+from nightshift.kernels.judge.verdict import FIT, STATUS_OF, JudgeBroken, Reason, Refusal, Verdict, readable
+from nightshift.kernels.judge.vram import Vram
+from nightshift.kernels.problem import Case, Problem
 
 __all__ = ["Judge", "Request", "Solo"]
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.draw import TWIN, mix
-from kernels.judge import inputs
-from kernels.judge import plan as launch_plan
-from kernels.judge.contestants import Hosted
-from kernels.judge.examine import Examiner
-from kernels.judge.inputs import Probe
-from kernels.judge.runners import HostRunner, PlanRunner, class_refusal
-from kernels.judge.sanitizer import Exhibit
-from kernels.judge.track import Truths
-from kernels.judge.verdict import RESULTS, Reason, Refusal
-from kernels.problem import Case, Inputs, Problem
+from nightshift.kernels.draw import TWIN, mix
+from nightshift.kernels.judge import inputs
+from nightshift.kernels.judge import plan as launch_plan
+from nightshift.kernels.judge.contestants import Hosted
+from nightshift.kernels.judge.examine import Examiner
+from nightshift.kernels.judge.inputs import Probe
+from nightshift.kernels.judge.runners import HostRunner, PlanRunner, class_refusal
+from nightshift.kernels.judge.sanitizer import Exhibit
+from nightshift.kernels.judge.track import Truths
+from nightshift.kernels.judge.verdict import RESULTS, Reason, Refusal
+from nightshift.kernels.problem import Case, Inputs, Problem
 
 if TYPE_CHECKING:
-    from kernels.judge.trial import Trial
+    from nightshift.kernels.judge.trial import Trial
 
 _SANITIZED_BYTES = 4 << 20
 _HELPER = re.compile(r"memcpy|memset|copy|fill|arange", re.IGNORECASE)

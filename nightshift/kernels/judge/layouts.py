@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.candidate import MIXED, REPEATED, STEPPED
-from kernels.problem import Inputs
+from nightshift.kernels.candidate import MIXED, REPEATED, STEPPED
+from nightshift.kernels.problem import Inputs
 
 
 @dataclass(frozen=True)

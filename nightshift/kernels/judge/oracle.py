@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.draw import Draw, mix
-from kernels.judge.correctness import MIXED_ROW, Allowance, Expected, repeats_agree
-from kernels.judge.errors import errors_of, positive, rows_of
-from kernels.judge.inputs import Probe
-from kernels.judge.layouts import laid_out, lay_out, made_one, repeats
-from kernels.problem import Inputs, Outputs, Problem, gradients_of
+from nightshift.kernels.draw import Draw, mix
+from nightshift.kernels.judge.correctness import MIXED_ROW, Allowance, Expected, repeats_agree
+from nightshift.kernels.judge.errors import errors_of, positive, rows_of
+from nightshift.kernels.judge.inputs import Probe
+from nightshift.kernels.judge.layouts import laid_out, lay_out, made_one, repeats
+from nightshift.kernels.problem import Inputs, Outputs, Problem, gradients_of
 
 POOL_ELEMENTS = 4096
 _POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from collectors.seal import sha256_hex
-from kernels.candidate import Candidate, evaluate
-from kernels.judge import cuda
+from nightshift.collectors.seal import sha256_hex
+from nightshift.kernels.candidate import Candidate, evaluate
+from nightshift.kernels.judge import cuda
 
 MAX_STEPS = 64
 MAX_SCRATCH_BYTES = 8 << 30

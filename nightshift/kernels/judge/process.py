@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kernels.judge import isolation
-from kernels.judge.buffers import Lender
-from kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
-from kernels.judge.usage import exceeds, folder_bytes, state
-from kernels.judge.verdict import SELF_REPORTED, JudgeBroken, Reason, Refusal
-from kernels.judge.vram import Vram
-from kernels.judge.zygote import children
+from nightshift.kernels.judge import isolation
+from nightshift.kernels.judge.buffers import Lender
+from nightshift.kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
+from nightshift.kernels.judge.usage import exceeds, folder_bytes, state
+from nightshift.kernels.judge.verdict import SELF_REPORTED, JudgeBroken, Reason, Refusal
+from nightshift.kernels.judge.vram import Vram
+from nightshift.kernels.judge.zygote import children
 
 Role = Literal["candidate", "replay"]
 _WATCH_S = 0.05

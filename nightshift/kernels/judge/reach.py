@@ -25,7 +25,7 @@ def _first(*roots: Path) -> list[str]:
 def paths(device: str, peers: bool) -> dict[str, list[str]]:
     """What a host may read, run and open, as found on this machine; `peers`: other libraries of kernels as well."""
     prefix, base = Path(sys.prefix), Path(sys.base_prefix)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     site = Path(sysconfig.get_paths()["purelib"])
     installed = {site.resolve()} | {Path(entry).resolve() for entry in sys.path if Path(entry).is_dir()}
     installed = {entry for entry in installed if root not in (entry, *entry.parents) and entry != Path.cwd()}
@@ -34,7 +34,7 @@ def paths(device: str, peers: bool) -> dict[str, list[str]]:
     readable = _first(
         *map(Path, ("/lib", "/lib64", "/proc", "/sys", "/dev/urandom", "/dev/zero", "/run/nvidia")),
         *map(Path, ("/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/nvidia")),
-        root / "kernels", root / "collectors",
+        *(root / "nightshift" / part for part in ("__init__.py", "kernels", "collectors")),
         *(installed if peers else packages),
         *(entry for folder in roots for entry in ([folder] if peers else _around(folder, installed))),
     )  # fmt: skip

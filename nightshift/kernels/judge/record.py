@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.judge import cuda, plan
+from nightshift.kernels.judge import cuda, plan
 
 _ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _ZERO = {"zeros", "zeros_like", "new_zeros", "zero_"}

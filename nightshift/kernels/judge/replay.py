@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from kernels.judge import cuda, plan
-from kernels.judge.beside import load_beside
-from kernels.judge.blend import blend_into
-from kernels.judge.buffers import Borrower, Lent, View
-from kernels.judge.channel import Channel
+from nightshift.kernels.judge import cuda, plan
+from nightshift.kernels.judge.beside import load_beside
+from nightshift.kernels.judge.blend import blend_into
+from nightshift.kernels.judge.buffers import Borrower, Lent, View
+from nightshift.kernels.judge.channel import Channel
 
 _IDLE_S = 3600.0
 TRIES = 3

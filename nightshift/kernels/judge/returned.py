@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels.judge.verdict import Reason
+from nightshift.kernels.judge.verdict import Reason
 
 _PADDING_BYTES = 16 << 20
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

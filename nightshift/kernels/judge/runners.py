@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kernels.candidate import Candidate
-from kernels.judge import plan as launch_plan
-from kernels.judge.buffers import View
-from kernels.judge.inputs import Probe
-from kernels.judge.process import Process, order_inputs
-from kernels.judge.usage import state
-from kernels.judge.verdict import Reason, Refusal
-from kernels.problem import Case, Problem
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge import plan as launch_plan
+from nightshift.kernels.judge.buffers import View
+from nightshift.kernels.judge.inputs import Probe
+from nightshift.kernels.judge.process import Process, order_inputs
+from nightshift.kernels.judge.usage import state
+from nightshift.kernels.judge.verdict import Reason, Refusal
+from nightshift.kernels.problem import Case, Problem
 
 # Moving data is no computation: an own kernel may ask torch for it, though no launch plan then holds it.
 _HELPERS = {"clone", "copy_", "_to_copy", "fill_", "full", "full_like", "new_full", "ones", "ones_like", "new_ones"}

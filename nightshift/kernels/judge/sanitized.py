@@ -1,4 +1,4 @@
-"""`python -m kernels.judge.sanitized FOLDER`: replay written launch plans once, with the driver alone, and end.
+"""`python -m nightshift.kernels.judge.sanitized FOLDER`: replay written launch plans with the driver alone.
 
 It is run under compute-sanitizer. Every tensor has an allocation of exactly its size; outputs and scratch stay
 uninitialised, so that initcheck sees a kernel that reads what nobody wrote.
@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from kernels.judge import cuda
-from kernels.judge.plan import Plan, Pointer, prepare
+from nightshift.kernels.judge import cuda
+from nightshift.kernels.judge.plan import Plan, Pointer, prepare
 
 
 def replay(folder: Path) -> None:

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
-from kernels.judge.plan import Plan
-from kernels.judge.verdict import JudgeBroken, Reason, Refusal
-from kernels.problem import Inputs
+from nightshift.kernels.judge.plan import Plan
+from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal
+from nightshift.kernels.problem import Inputs
 
 TOOLS = (Reason.memcheck, Reason.racecheck, Reason.initcheck, Reason.synccheck)
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)")
@@ -51,12 +51,12 @@ def find() -> str:
 def sanitize(exhibits: Sequence[Exhibit], timeout_s: float = 120.0) -> None:
     """Run every tool over every exhibit. Raises Refusal with the tool's first finding."""
     program = find()
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
     with tempfile.TemporaryDirectory(prefix="sanitizer-") as folder:
         for number, exhibit in enumerate(exhibits):
             write(exhibit, Path(folder) / str(number))
-        runner = [sys.executable, "-m", "kernels.judge.sanitized", folder]
+        runner = [sys.executable, "-m", "nightshift.kernels.judge.sanitized", folder]
         for tool in TOOLS:
             command = [program, "--tool", tool.value, "--error-exitcode", str(_FAULTY), "--print-limit", "5"]
             try:

@@ -11,8 +11,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernels.candidate import Candidate, Domain
-from kernels.problem import Axis, Case, Problem
+from nightshift.kernels.candidate import Candidate, Domain
+from nightshift.kernels.problem import Axis, Case, Problem
 
 _OCTAVES = 14
 """Sizes between powers of two are asked below 2 to this."""

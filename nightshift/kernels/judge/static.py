@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from kernels.candidate import Candidate
-from kernels.judge import words
-from kernels.judge.verdict import Reason
+from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.judge import words
+from nightshift.kernels.judge.verdict import Reason
 
 
 @dataclass(frozen=True)

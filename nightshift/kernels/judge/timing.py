@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.judge.verdict import Comparison, Interval, Reason
+from nightshift.kernels.judge.verdict import Comparison, Interval, Reason
 
 CONFIDENCE = 0.99
 """Two-sided: identical kernels come out "faster" in at most 0.5 % of comparisons before the margin."""

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from kernels.judge.blend import PLAIN, blended
-from kernels.judge.buffers import View
-from kernels.judge.correctness import Expected, compare
-from kernels.judge.examine import contiguous
-from kernels.judge.inputs import Probe
-from kernels.judge.oracle import expected
-from kernels.judge.process import Process, order_inputs
-from kernels.judge.verdict import Reason, Refusal
-from kernels.problem import Case, Inputs, Outputs, Problem
+from nightshift.kernels.judge.blend import PLAIN, blended
+from nightshift.kernels.judge.buffers import View
+from nightshift.kernels.judge.correctness import Expected, compare
+from nightshift.kernels.judge.examine import contiguous
+from nightshift.kernels.judge.inputs import Probe
+from nightshift.kernels.judge.oracle import expected
+from nightshift.kernels.judge.process import Process, order_inputs
+from nightshift.kernels.judge.verdict import Reason, Refusal
+from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
 
 _PER_SLOT = 100  # buffer numbers: slot s, input i → 1000 + 100 s + i; outputs from 50
 

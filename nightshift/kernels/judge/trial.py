@@ -9,26 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kernels.candidate import Candidate, CandidateError
-from kernels.differentiate import input_count, training_step
-from kernels.judge import inputs, static
-from kernels.judge import plan as launch_plan
-from kernels.judge.contest import FULL, Pace, Race, slot_count
-from kernels.judge.contestants import Baseline, Hosted, Replayed, Stir
-from kernels.judge.declaration import misfit
-from kernels.judge.examine import Examiner
-from kernels.judge.inputs import Probe
-from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
-from kernels.judge.runners import HostRunner, PlanRunner, class_refusal, hold_to_footprint
-from kernels.judge.sanitizer import sanitize
-from kernels.judge.sizes import Scope
-from kernels.judge.timing import decide
-from kernels.judge.track import Track, Truths
-from kernels.judge.verdict import RESULTS, Comparison, JudgeBroken, LeftOut, Reason, Refusal
-from kernels.problem import Case, Inputs, Problem
+from nightshift.kernels.candidate import Candidate, CandidateError
+from nightshift.kernels.differentiate import input_count, training_step
+from nightshift.kernels.judge import inputs, static
+from nightshift.kernels.judge import plan as launch_plan
+from nightshift.kernels.judge.contest import FULL, Pace, Race, slot_count
+from nightshift.kernels.judge.contestants import Baseline, Hosted, Replayed, Stir
+from nightshift.kernels.judge.declaration import misfit
+from nightshift.kernels.judge.examine import Examiner
+from nightshift.kernels.judge.inputs import Probe
+from nightshift.kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
+from nightshift.kernels.judge.runners import HostRunner, PlanRunner, class_refusal, hold_to_footprint
+from nightshift.kernels.judge.sanitizer import sanitize
+from nightshift.kernels.judge.sizes import Scope
+from nightshift.kernels.judge.timing import decide
+from nightshift.kernels.judge.track import Track, Truths
+from nightshift.kernels.judge.verdict import RESULTS, Comparison, JudgeBroken, LeftOut, Reason, Refusal
+from nightshift.kernels.problem import Case, Inputs, Problem
 
 if TYPE_CHECKING:
-    from kernels.judge.judge import Judge
+    from nightshift.kernels.judge.judge import Judge
 
 _ENDURANCE_CALLS = 2000
 _ENDURANCE_S = 0.6

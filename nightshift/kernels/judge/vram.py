@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kernels.judge.verdict import JudgeBroken, Reason, Refusal
+from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal
 
 RESERVE_BYTES = 2 << 30
 """What the judge needs for its references: less than this left, and somebody must go."""

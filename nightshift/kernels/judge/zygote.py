@@ -1,8 +1,8 @@
 """A warm process with torch and Triton imported, one thread and no CUDA context: hosts are forked from it.
 
-`python -m kernels.judge.zygote FD DEVICE` serves one judge over one socket: an order (descriptors, of which the
-first is a file of JSON) makes one process, for one source, once. Between the zygote and each host stands a
-*keeper*: it enters namespaces, adopts whatever the host leaves behind, ends all of it with the host, and says on
+`python -m nightshift.kernels.judge.zygote FD DEVICE` serves one judge over one socket: an order (descriptors, of
+which the first is a file of JSON) makes one process, for one source, once. Between the zygote and each host stands
+a *keeper*: it enters namespaces, adopts whatever the host leaves behind, ends all of it with the host, and says on
 the status pipe how the host ended. When the judge goes, the socket closes, the zygote ends, and the kernel ends
 keepers and hosts after it.
 """
@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernels.judge import isolation
-from kernels.judge.channel import Channel
+from nightshift.kernels.judge import isolation
+from nightshift.kernels.judge.channel import Channel
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36
@@ -42,9 +42,9 @@ def warm(device: str) -> None:
     """Import what every host needs, and build Triton's C helper, which its sandbox could not."""
     import torch
 
-    import kernels.judge.replay  # noqa: F401
-    from kernels.judge import host
-    from kernels.judge.record import Recorder
+    import nightshift.kernels.judge.replay  # noqa: F401
+    from nightshift.kernels.judge import host
+    from nightshift.kernels.judge.record import Recorder
 
     torch.set_num_threads(1)
     with Recorder([]):  # the dispatch mode's own imports take seconds
@@ -63,7 +63,7 @@ def warm(device: str) -> None:
         CudaUtils.__init__ = lambda self: None  # a singleton, but each call would build it again
         get_ptxas_version(0)
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        from kernels.judge.interpreted import replace_interpreter
+        from nightshift.kernels.judge.interpreted import replace_interpreter
 
         replace_interpreter()
 
@@ -183,9 +183,9 @@ def _become_host(
         end = Channel(line, bytes.fromhex(order["key"]), b"C")
         end.send({"layers": layers})
         if order["role"] == "candidate":
-            from kernels.judge.host import serve as serve_role
+            from nightshift.kernels.judge.host import serve as serve_role
         else:
-            from kernels.judge.replay import serve as serve_role
+            from nightshift.kernels.judge.replay import serve as serve_role
         serve_role(end, device, arena)
         code = 0
     except BaseException:  # noqa: BLE001  a host ends here whatever the error; its words are on its output

@@ -6,8 +6,8 @@ operation must at least move and calculate. A new one is a file and a line in `A
 
 from __future__ import annotations
 
-from kernels.problem import Problem, ProblemError
-from kernels.problems import (
+from nightshift.kernels.problem import Problem, ProblemError
+from nightshift.kernels.problems import (
     adamw,
     backward,
     copies,

@@ -12,8 +12,8 @@ from functools import cache
 
 import torch
 
-from kernels.draw import Draw, mix
-from kernels.problem import Axis, Case, Inputs, Problem, unusual
+from nightshift.kernels.draw import Draw, mix
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, unusual
 
 
 def reference(

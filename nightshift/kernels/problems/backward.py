@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem, epsilon
-from kernels.problems.rmsnorm import EPS, OTHER_EPS
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, epsilon
+from nightshift.kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
 def rmsnorm_reference(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.draw import Draw, mix
-from kernels.problem import Axis, Case, Inputs, Problem, kind
+from nightshift.kernels.draw import Draw, mix
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, kind
 
 _WORD = 0xFFFFFFFF
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 
 def reference(gradient: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:

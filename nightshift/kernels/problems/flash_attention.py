@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

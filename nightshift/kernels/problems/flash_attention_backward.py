@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 
 def reference(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:

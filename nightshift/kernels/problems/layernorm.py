@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem, epsilon
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, epsilon
 
 EPS = 1e-5
 

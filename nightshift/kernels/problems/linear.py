@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 
 def bias_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

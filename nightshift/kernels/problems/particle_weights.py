@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem, unusual
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, unusual
 
 SIGMA = 0.5
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 
 def interleaved_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

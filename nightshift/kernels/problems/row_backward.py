@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem
 
 
 def softmax_reference(gradient: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

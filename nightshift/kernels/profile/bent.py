@@ -13,8 +13,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from kernels.profile.operators import Unit
-from kernels.profile.pattern import DTYPES, Found, Pattern, dims, dtype, layout, strides
+from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.pattern import DTYPES, Found, Pattern, dims, dtype, layout, strides
 
 _FORM = re.compile(r"Gelu\w*Impl\([^)]*\)::\{lambda\(\)#(\d)\}")
 """ATen's ActivationGeluKernel.cu: the first function is the tanh form's, the second the exact one's."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernels.problem import Case
-from kernels.profile.hotspots import Hotspot, Profile, timed_sizes
-from kernels.profile.pattern import PRODUCTS
+from nightshift.kernels.problem import Case
+from nightshift.kernels.profile.hotspots import Hotspot, Profile, timed_sizes
+from nightshift.kernels.profile.pattern import PRODUCTS
 
 
 def cast_problems(found: Profile, hotspot: Hotspot) -> list[tuple[str, Case, str]]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collectors.kineto_reader import read_trace
-from collectors.kineto_steps import activities_of
-from collectors.kineto_trace import Trace, TraceError
-from kernels.profile.cost import cost
-from kernels.profile.match import segments
-from kernels.profile.operators import Operators, Unit, operators_of
-from kernels.profile.pattern import BIASED, Found, dims
-from kernels.profile.roofline import Peaks, peaks_of
+from nightshift.collectors.kineto_reader import read_trace
+from nightshift.collectors.kineto_steps import activities_of
+from nightshift.collectors.kineto_trace import Trace, TraceError
+from nightshift.kernels.profile.cost import cost
+from nightshift.kernels.profile.match import segments
+from nightshift.kernels.profile.operators import Operators, Unit, operators_of
+from nightshift.kernels.profile.pattern import BIASED, Found, dims
+from nightshift.kernels.profile.roofline import Peaks, peaks_of
 
 LARGEST_PARAMETER = 1 << 24
 """Elements that an optimiser kernel is timed on: far beyond the caches, and in reach of a judge's many copies."""

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kernels.profile.bent import UNKNOWN_FORM, UNTRAINED_PATTERNS, gelu_form
-from kernels.profile.operators import Unit
-from kernels.profile.pattern import (
+from nightshift.kernels.profile.bent import UNKNOWN_FORM, UNTRAINED_PATTERNS, gelu_form
+from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.pattern import (
     BIASED,
     DTYPES,
     Bind,
@@ -29,7 +29,7 @@ from kernels.profile.pattern import (
     strides,
     turned,
 )
-from kernels.profile.written_out import WRITTEN_OUT
+from nightshift.kernels.profile.written_out import WRITTEN_OUT
 
 
 def _rmsnorm(units: Sequence[Unit]) -> Found | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.profile.operators import Unit
+from nightshift.kernels.profile.operators import Unit
 
 DTYPES = {
     "float": "float32",

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectors.seal import sha256_hex
-from kernels.ledger import write_whole
-from kernels.problem import DTYPES, Case, Problem, ProblemError
-from kernels.problems import BY_NAME
-from kernels.profile.hotspots import Hotspot, timed_sizes
+from nightshift.collectors.seal import sha256_hex
+from nightshift.kernels.ledger import write_whole
+from nightshift.kernels.problem import DTYPES, Case, Problem, ProblemError
+from nightshift.kernels.problems import BY_NAME
+from nightshift.kernels.profile.hotspots import Hotspot, timed_sizes
 
 
 def case_of(hotspot: Hotspot) -> Case:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kernels.problem import Case, Problem
-from kernels.problems import BY_NAME
-from kernels.profile.gradients import searches_of
-from kernels.profile.hotspots import Hotspot, Profile
-from kernels.profile.pattern import PRODUCTS
+from nightshift.kernels.problem import Case, Problem
+from nightshift.kernels.problems import BY_NAME
+from nightshift.kernels.profile.gradients import searches_of
+from nightshift.kernels.profile.hotspots import Hotspot, Profile
+from nightshift.kernels.profile.pattern import PRODUCTS
 
 PROVEN = 0.79
 """Of the probed peak, what the best of our families' kernels reached for 2048³ in 16 bits on an H200 (28.9 µs in

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernels.profile.cost import cost
-from kernels.profile.match import segments
-from kernels.profile.operators import Operators
-from kernels.profile.pattern import PRODUCTS
+from nightshift.kernels.profile.cost import cost
+from nightshift.kernels.profile.match import segments
+from nightshift.kernels.profile.operators import Operators
+from nightshift.kernels.profile.pattern import PRODUCTS
 
 PROBED = ("float32", "bfloat16", "float16")
 

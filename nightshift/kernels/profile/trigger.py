@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kernels.profile.hotspots import Hotspot
+from nightshift.kernels.profile.hotspots import Hotspot
 
 
 class Settings(BaseModel):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kernels.profile.operators import Unit
-from kernels.profile.pattern import Bind, Found, Pattern, dims, dtype, layout, rows_of
+from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.pattern import Bind, Found, Pattern, dims, dtype, layout, rows_of
 
 SQUARE = "square|pow|mul"
 _INT8 = "1"

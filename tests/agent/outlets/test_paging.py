@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.drill import stage
-from agent.incident import Cause, IncidentState
-from agent.outlets.delivery import Pace, Refused
-from agent.outlets.letter import Letter, Phase, key_of, read_key
-from agent.outlets.settings import Settings
-from agent.policy import Person, Role
-from detectors.base import Severity
 from examples.pager_stand_in.server import Fault, StandIn
+from nightshift.agent.drill import stage
+from nightshift.agent.incident import Cause, IncidentState
+from nightshift.agent.outlets.delivery import Pace, Refused
+from nightshift.agent.outlets.letter import Letter, Phase, key_of, read_key
+from nightshift.agent.outlets.settings import Settings
+from nightshift.agent.policy import Person, Role
+from nightshift.detectors.base import Severity
 from tests.agent.incidents import a_finding
 from tests.agent.outlets.ward import StandInAlertmanager, Ward, a_ward
 
@@ -279,10 +279,10 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.agent.outlets.ward import outlet_settings
-from agent.outlets.courier import OutletCourier, Parts
-from agent.outlets.settings import build
-from agent.store import Store
-from agent.suppression import Suppressor
+from nightshift.agent.outlets.courier import OutletCourier, Parts
+from nightshift.agent.outlets.settings import build
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Suppressor
 from tests.agent.incidents import ManualClock
 
 folder, url, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from agent.console.server import Server
-from agent.incident import Cause, taken_on
-from agent.outlets.room import MAX_BODY_BYTES, PATH
-from detectors.base import Severity
 from examples.pager_stand_in.server import Fault
+from nightshift.agent.console.server import Server
+from nightshift.agent.incident import Cause, taken_on
+from nightshift.agent.outlets.room import MAX_BODY_BYTES, PATH
+from nightshift.detectors.base import Severity
 from tests.agent.incidents import a_finding
 from tests.agent.outlets.ward import Ward, a_ward
 

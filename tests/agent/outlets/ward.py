@@ -11,19 +11,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from agent.gate import Gate
-from agent.incident import Cause
-from agent.outlets.courier import Parts
-from agent.outlets.room import Outlets
-from agent.outlets.settings import Settings, build
-from agent.policy import ApprovalSettings
-from agent.store import Store
-from agent.suppression import Suppressor
-from collectors.subject import Inventory
-from controllers.guard import Window
-from detectors.base import Finding, Severity, State
 from examples.pager_stand_in.server import StandIn
 from examples.pager_stand_in.services import GENIE_KEY, REST_TOKEN, ROUTING_KEY
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import Cause
+from nightshift.agent.outlets.courier import Parts
+from nightshift.agent.outlets.room import Outlets
+from nightshift.agent.outlets.settings import Settings, build
+from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Suppressor
+from nightshift.collectors.subject import Inventory
+from nightshift.controllers.guard import Window
+from nightshift.detectors.base import Finding, Severity, State
 from tests.agent.incidents import ManualClock, a_diagnosis, a_finding, an_action
 
 CRITICAL = a_finding(severity=Severity.CRITICAL)

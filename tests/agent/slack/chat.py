@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent.gate import Gate
-from agent.incident import Cause
-from agent.people import Directory
-from agent.people import Settings as PeopleSettings
-from agent.policy import ApprovalSettings, Role
-from agent.slack.room import Slack
-from agent.slack.settings import Settings
-from agent.store import Store
-from agent.suppression import Suppressor
-from controllers.action import Action
-from detectors.base import Finding, State
 from examples.slack_stand_in.server import StandIn
 from examples.slack_stand_in.workspace import TEAM, Answer
+from nightshift.agent.gate import Gate
+from nightshift.agent.incident import Cause
+from nightshift.agent.people import Directory
+from nightshift.agent.people import Settings as PeopleSettings
+from nightshift.agent.policy import ApprovalSettings, Role
+from nightshift.agent.slack.room import Slack
+from nightshift.agent.slack.settings import Settings
+from nightshift.agent.store import Store
+from nightshift.agent.suppression import Suppressor
+from nightshift.controllers.action import Action
+from nightshift.detectors.base import Finding, State
 from tests.agent.incidents import ManualClock, a_diagnosis, a_finding, an_action
 
 CHANNEL = "C1"

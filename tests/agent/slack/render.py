@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from agent.incident import Incident, IncidentState, Step, StoredFinding
-from agent.rca.diagnosis import SERIES, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
-from detectors.base import Fault, Severity, State
+from nightshift.agent.incident import Incident, IncidentState, Step, StoredFinding
+from nightshift.agent.rca.diagnosis import SERIES, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.detectors.base import Fault, Severity, State
 from tests.agent.incidents import a_finding, an_action
 
 

@@ -19,12 +19,12 @@ from fastapi import FastAPI
 from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed
 
-from agent.console.server import Server
-from agent.gate import GateAnswer
-from agent.incident import Cause, IncidentState
-from agent.policy import Person, Role
-from agent.slack.room import MAX_BODY_BYTES, PATH
 from examples.slack_stand_in.server import Acknowledged
+from nightshift.agent.console.server import Server
+from nightshift.agent.gate import GateAnswer
+from nightshift.agent.incident import Cause, IncidentState
+from nightshift.agent.policy import Person, Role
+from nightshift.agent.slack.room import MAX_BODY_BYTES, PATH
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, started, text_of, until
 
 BOTH = pytest.mark.parametrize("mode", ["socket", "http"])

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.incident import Cause
-from agent.outlets.delivery import NoAnswer, Refused
-from agent.policy import Person, Role
-from agent.silence import Silences
-from agent.slack import courier as courier_module
-from agent.slack.blocks import Picture, problems
-from collectors.subject import Subject, SubjectKind
-from detectors.base import Severity
 from examples.slack_stand_in.server import Fault
+from nightshift.agent.incident import Cause
+from nightshift.agent.outlets.delivery import NoAnswer, Refused
+from nightshift.agent.policy import Person, Role
+from nightshift.agent.silence import Silences
+from nightshift.agent.slack import courier as courier_module
+from nightshift.agent.slack.blocks import Picture, problems
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import Severity
 from tests.agent.incidents import a_finding
 from tests.agent.slack.chat import CHANNEL, Chat, a_chat, buttons_of, text_of
 from tests.agent.slack.render import with_a_series
@@ -337,7 +337,7 @@ HOSTILE = st.text(max_size=4000) | st.sampled_from(
 @given(hostile=HOSTILE)
 def test_text_from_outside_is_shown_and_never_interpreted(tmp_path: Path, hostile: str) -> None:
     """Titles, findings and quotes reach Slack as text elements of rich text, within every limit."""
-    from agent.slack.card import card, event, story
+    from nightshift.agent.slack.card import card, event, story
     from tests.agent.slack.render import an_incident
 
     incident = an_incident(hostile)

@@ -15,11 +15,11 @@ import pytest
 from fastapi import FastAPI
 from websockets.exceptions import ConnectionClosed
 
-from agent.console.server import Server
-from agent.incident import IncidentState
-from agent.slack import courier as courier_module
-from agent.slack.room import PATH
 from examples.slack_stand_in.server import Fault
+from nightshift.agent.console.server import Server
+from nightshift.agent.incident import IncidentState
+from nightshift.agent.slack import courier as courier_module
+from nightshift.agent.slack.room import PATH
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, Chat, a_chat, buttons_of, started, until
 
 pytestmark = pytest.mark.full

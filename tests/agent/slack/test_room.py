@@ -10,14 +10,14 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from agent.cli import app
-from agent.doctor import examine
-from agent.settings import Settings as AllSettings
-from agent.slack.room import secret_of
-from agent.slack.settings import QuietHours, Settings
-from agent.store import Store
-from collectors.base import Permanent
 from examples.slack_stand_in.server import StandIn
+from nightshift.agent.cli import app
+from nightshift.agent.doctor import examine
+from nightshift.agent.settings import Settings as AllSettings
+from nightshift.agent.slack.room import secret_of
+from nightshift.agent.slack.settings import QuietHours, Settings
+from nightshift.agent.store import Store
+from nightshift.collectors.base import Permanent
 from tests.agent.incidents import ManualClock
 from tests.agent.slack.chat import CHANNEL, slack_settings
 

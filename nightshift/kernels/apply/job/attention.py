@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.apply.job.guards import guarded, refusal
-from kernels.apply.job.heads import plain_attention, side_by_side
-from kernels.apply.job.operators import operator_of, run_once
-from kernels.apply.job.places import autocast, overseen, transformed
-from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import ATTENDED, STATE, Report, fell_back, in_use
+from nightshift.kernels.apply.job.guards import guarded, refusal
+from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
+from nightshift.kernels.apply.job.operators import operator_of, run_once
+from nightshift.kernels.apply.job.places import autocast, overseen, transformed
+from nightshift.kernels.apply.job.problems import SPECS
+from nightshift.kernels.apply.job.state import ATTENDED, STATE, Report, fell_back, in_use
 
 ATTENTION = "scaled_dot_product_attention"
 GRADIENT = f"{ATTENDED}_backward"

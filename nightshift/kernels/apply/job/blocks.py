@@ -17,11 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kernels.apply.job.guards import as_rows, guarded
-from kernels.apply.job.operators import operator_of
-from kernels.apply.job.places import Settings, as_set, autocast, put, replaced, settings, shaped, unseen, watched
-from kernels.apply.job.problems import BENT, SPECS
-from kernels.apply.job.state import STATE, Report, fell_back
+from nightshift.kernels.apply.job.guards import as_rows, guarded
+from nightshift.kernels.apply.job.operators import operator_of
+from nightshift.kernels.apply.job.places import (
+    Settings,
+    as_set,
+    autocast,
+    put,
+    replaced,
+    settings,
+    shaped,
+    unseen,
+    watched,
+)
+from nightshift.kernels.apply.job.problems import BENT, SPECS
+from nightshift.kernels.apply.job.state import STATE, Report, fell_back
 
 WHOLE = "fused_mlp"
 GATED = ("swiglu", "geglu")

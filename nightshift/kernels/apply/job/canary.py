@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.operators import open_all
-from kernels.apply.job.start import as_rank_0, of_all_ranks
-from kernels.apply.job.state import STATE
+from nightshift.kernels.apply.job.operators import open_all
+from nightshift.kernels.apply.job.start import as_rank_0, of_all_ranks
+from nightshift.kernels.apply.job.state import STATE
 
 STUDENT = (
     (6.314, 2.92, 2.353, 2.132, 2.015, 1.943, 1.895),

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.demotion import ask_demotion
-from kernels.apply.job.problems import Spec
-from kernels.apply.job.state import STATE, Kernel, disable
+from nightshift.kernels.apply.job.demotion import ask_demotion
+from nightshift.kernels.apply.job.problems import Spec
+from nightshift.kernels.apply.job.state import STATE, Kernel, disable
 
 
 def capturing() -> bool:

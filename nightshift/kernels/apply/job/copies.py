@@ -26,11 +26,21 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kernels.apply.job.checks import capturing
-from kernels.apply.job.guards import interpreted, outside
-from kernels.apply.job.places import problem_of, put, put_whole, replaced
-from kernels.apply.job.products import times
-from kernels.apply.job.state import DTYPES, MANY, OPERATORS, STATE, ByTensor, Kernel, Report, disable, in_use
+from nightshift.kernels.apply.job.checks import capturing
+from nightshift.kernels.apply.job.guards import interpreted, outside
+from nightshift.kernels.apply.job.places import problem_of, put, put_whole, replaced
+from nightshift.kernels.apply.job.products import times
+from nightshift.kernels.apply.job.state import (
+    DTYPES,
+    MANY,
+    OPERATORS,
+    STATE,
+    ByTensor,
+    Kernel,
+    Report,
+    disable,
+    in_use,
+)
 
 COPIED = "adamw_cast"
 FIRST_LOOKS = 16

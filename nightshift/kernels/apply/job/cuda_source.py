@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.problems import SPECS
+from nightshift.kernels.apply.job.problems import SPECS
 
 _WORDS = {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max,
           "pow2": lambda a: 1 << max(0, math.ceil(math.log2(max(1, a))))}  # fmt: skip

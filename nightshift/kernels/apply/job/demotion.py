@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from kernels.apply.job.state import KERNELS, STATE, Kernel, disable
+from nightshift.kernels.apply.job.state import KERNELS, STATE, Kernel, disable
 
 DEMOTED_ENV = "NIGHTSHIFT_KERNEL_REGISTRY"
 """Folder whose `demoted.json` lists certificates that must not be used any more; read at start and at step ends."""

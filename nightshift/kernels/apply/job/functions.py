@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.attention import ATTENTION, attention_of, name_attention
-from kernels.apply.job.folds import FoldCasts
-from kernels.apply.job.guards import as_rows, guarded, refusal, widened
-from kernels.apply.job.norms import FoldNorms
-from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import plain, problem_of, shaped, transformed
-from kernels.apply.job.products import linear_of
-from kernels.apply.job.rotary import TurnHalves, TurnPairs
-from kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PAIRS, PRODUCTS, STATE, Report, in_use
+from nightshift.kernels.apply.job.attention import ATTENTION, attention_of, name_attention
+from nightshift.kernels.apply.job.folds import FoldCasts
+from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
+from nightshift.kernels.apply.job.norms import FoldNorms
+from nightshift.kernels.apply.job.operators import invoke, operator_of
+from nightshift.kernels.apply.job.places import plain, problem_of, shaped, transformed
+from nightshift.kernels.apply.job.products import linear_of
+from nightshift.kernels.apply.job.rotary import TurnHalves, TurnPairs
+from nightshift.kernels.apply.job.state import CAST, DTYPES, HALVES, NORM, PAIRS, PRODUCTS, STATE, Report, in_use
 
 SCRIPT = "torch.jit.script"
 

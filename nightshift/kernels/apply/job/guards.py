@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.operators import invoke
-from kernels.apply.job.places import autocast, plain, transformed, unsavable
-from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import DTYPES, ON_CPU, ROW_AXES, ROWS_SLACK, fell_back, in_use
+from nightshift.kernels.apply.job.operators import invoke
+from nightshift.kernels.apply.job.places import autocast, plain, transformed, unsavable
+from nightshift.kernels.apply.job.problems import SPECS
+from nightshift.kernels.apply.job.state import DTYPES, ON_CPU, ROW_AXES, ROWS_SLACK, fell_back, in_use
 
 
 def interpreted() -> bool:

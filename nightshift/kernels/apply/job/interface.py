@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
-from kernels.apply.job.demotion import DEMOTED_ENV, out_of_reach, read_demotions
-from kernels.apply.job.functions import (
+from nightshift.kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
+from nightshift.kernels.apply.job.demotion import DEMOTED_ENV, out_of_reach, read_demotions
+from nightshift.kernels.apply.job.functions import (
     SCRIPT,
     fold_casts,
     give_functions_back,
@@ -38,15 +38,15 @@ from kernels.apply.job.functions import (
     swap_functions,
     unfold_casts,
 )
-from kernels.apply.job.launch import load_entry
-from kernels.apply.job.modules import cut_up, swap_module
-from kernels.apply.job.operators import open_all
-from kernels.apply.job.optimizer import SMALLEST, swap_optimizer
-from kernels.apply.job.places import problem_of, take_back
-from kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
-from kernels.apply.job.rotary import name_rotary
-from kernels.apply.job.start import objections
-from kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line, slot
+from nightshift.kernels.apply.job.launch import load_entry
+from nightshift.kernels.apply.job.modules import cut_up, swap_module
+from nightshift.kernels.apply.job.operators import open_all
+from nightshift.kernels.apply.job.optimizer import SMALLEST, swap_optimizer
+from nightshift.kernels.apply.job.places import problem_of, take_back
+from nightshift.kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
+from nightshift.kernels.apply.job.rotary import name_rotary
+from nightshift.kernels.apply.job.start import objections
+from nightshift.kernels.apply.job.state import KERNELS, STATE, Kernel, Report, kernels_sha256, log_line, slot
 
 
 def apply(

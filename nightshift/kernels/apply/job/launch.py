@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.cuda_source import CudaSource
-from kernels.apply.job.state import STATE
+from nightshift.kernels.apply.job.cuda_source import CudaSource
+from nightshift.kernels.apply.job.state import STATE
 
 
 def load_entry(record: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any] | None]:

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kernels.apply.job.blocks import swap_block
-from kernels.apply.job.guards import as_rows, guarded, refusal
-from kernels.apply.job.norms import marked, normed
-from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import (
+from nightshift.kernels.apply.job.blocks import swap_block
+from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal
+from nightshift.kernels.apply.job.norms import marked, normed
+from nightshift.kernels.apply.job.operators import invoke, operator_of
+from nightshift.kernels.apply.job.places import (
     Settings,
     problems_of,
     put,
@@ -24,8 +24,8 @@ from kernels.apply.job.places import (
     transformed,
     unseen,
 )
-from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import DTYPES, NORM, OPERATORS, STATE, Report, fell_back, in_use
+from nightshift.kernels.apply.job.problems import SPECS
+from nightshift.kernels.apply.job.state import DTYPES, NORM, OPERATORS, STATE, Report, fell_back, in_use
 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.folds import VIEWS, casts_after, narrow_source, operator_name, viewed
-from kernels.apply.job.guards import refusal, widened
-from kernels.apply.job.operators import invoke, operator_of
-from kernels.apply.job.places import plain, transformed, unsavable
-from kernels.apply.job.problems import rms_backward_reference
-from kernels.apply.job.state import NORM, OPERATORS, STATE, fell_back, in_use
+from nightshift.kernels.apply.job.folds import VIEWS, casts_after, narrow_source, operator_name, viewed
+from nightshift.kernels.apply.job.guards import refusal, widened
+from nightshift.kernels.apply.job.operators import invoke, operator_of
+from nightshift.kernels.apply.job.places import plain, transformed, unsavable
+from nightshift.kernels.apply.job.problems import rms_backward_reference
+from nightshift.kernels.apply.job.state import NORM, OPERATORS, STATE, fell_back, in_use
 
 MARK = "rmsnorm_gradient"
 """The operator that a traced backward pass calls, for the pass to find: torch's formula, whoever runs it."""

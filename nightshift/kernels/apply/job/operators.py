@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.apply.job.checks import due, shadowed
-from kernels.apply.job.heads import side_by_side
-from kernels.apply.job.places import overseen
-from kernels.apply.job.problems import SPECS, loss_backward_reference, original_of, rms_backward_reference
-from kernels.apply.job.state import (
+from nightshift.kernels.apply.job.checks import due, shadowed
+from nightshift.kernels.apply.job.heads import side_by_side
+from nightshift.kernels.apply.job.places import overseen
+from nightshift.kernels.apply.job.problems import (
+    SPECS,
+    loss_backward_reference,
+    original_of,
+    rms_backward_reference,
+)
+from nightshift.kernels.apply.job.state import (
     ATTENDED,
     CAST,
     DTYPES,

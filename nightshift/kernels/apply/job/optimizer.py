@@ -17,13 +17,23 @@ from typing import Any
 import torch
 import torch.optim.adam  # torch.optim itself hides its modules
 
-from kernels.apply.job.checks import agrees, capturing
-from kernels.apply.job.copies import COPIED, COPIES
-from kernels.apply.job.functions import swap_function
-from kernels.apply.job.guards import interpreted, outside
-from kernels.apply.job.operators import run_once
-from kernels.apply.job.problems import adamw_cast_reference, adamw_reference
-from kernels.apply.job.state import DTYPES, MANY, STATE, ByTensor, Kernel, Report, count_fallback, fell_back, in_use
+from nightshift.kernels.apply.job.checks import agrees, capturing
+from nightshift.kernels.apply.job.copies import COPIED, COPIES
+from nightshift.kernels.apply.job.functions import swap_function
+from nightshift.kernels.apply.job.guards import interpreted, outside
+from nightshift.kernels.apply.job.operators import run_once
+from nightshift.kernels.apply.job.problems import adamw_cast_reference, adamw_reference
+from nightshift.kernels.apply.job.state import (
+    DTYPES,
+    MANY,
+    STATE,
+    ByTensor,
+    Kernel,
+    Report,
+    count_fallback,
+    fell_back,
+    in_use,
+)
 
 SMALLEST = 1 << 18
 """Elements: smaller parameters go to torch together, in one launch for all of them."""

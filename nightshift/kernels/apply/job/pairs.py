@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.folds import VIEWS, operator_name, seen_through
+from nightshift.kernels.apply.job.folds import VIEWS, operator_name, seen_through
 
 Terms = Mapping[tuple[int, Any], int]
 """One element of a pair: (element of what is rotated, table or None while there is none) → coefficient."""

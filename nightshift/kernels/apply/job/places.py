@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.apply.job.state import STATE, fell_back
+from nightshift.kernels.apply.job.state import STATE, fell_back
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

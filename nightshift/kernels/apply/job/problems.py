@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.apply.job.heads import attended, attention_gradients, like_attended
-from kernels.apply.job.state import ATTENDED, MANY, NORM, STATE
+from nightshift.kernels.apply.job.heads import attended, attention_gradients, like_attended
+from nightshift.kernels.apply.job.state import ATTENDED, MANY, NORM, STATE
 
 
 @dataclass(frozen=True)

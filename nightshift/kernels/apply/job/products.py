@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.apply.job.guards import refusal
-from kernels.apply.job.operators import operator_of, run_once
-from kernels.apply.job.places import autocast, overseen, plain, shaped, transformed
-from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
+from nightshift.kernels.apply.job.guards import refusal
+from nightshift.kernels.apply.job.operators import operator_of, run_once
+from nightshift.kernels.apply.job.places import autocast, overseen, plain, shaped, transformed
+from nightshift.kernels.apply.job.problems import SPECS
+from nightshift.kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
 
 _CASTABLE = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.apply.job.folds import viewed
-from kernels.apply.job.guards import refusal
-from kernels.apply.job.operators import operator_of, run_once
-from kernels.apply.job.pairs import AngleTable, PairRotation, pair_rotation
-from kernels.apply.job.places import transformed
-from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import HALVES, PAIRS, STATE, Kernel, Report, fell_back, in_use, slot
-from kernels.apply.job.turns import Rotation, rotation
+from nightshift.kernels.apply.job.folds import viewed
+from nightshift.kernels.apply.job.guards import refusal
+from nightshift.kernels.apply.job.operators import operator_of, run_once
+from nightshift.kernels.apply.job.pairs import AngleTable, PairRotation, pair_rotation
+from nightshift.kernels.apply.job.places import transformed
+from nightshift.kernels.apply.job.problems import SPECS
+from nightshift.kernels.apply.job.state import HALVES, PAIRS, STATE, Kernel, Report, fell_back, in_use, slot
+from nightshift.kernels.apply.job.turns import Rotation, rotation
 
 
 class TurnHalves:

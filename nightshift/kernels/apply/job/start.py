@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.demotion import demotions
-from kernels.apply.job.guards import interpreted
-from kernels.apply.job.problems import SPECS
-from kernels.apply.job.state import KERNELS, STATE, kernels_sha256
+from nightshift.kernels.apply.job.demotion import demotions
+from nightshift.kernels.apply.job.guards import interpreted
+from nightshift.kernels.apply.job.problems import SPECS
+from nightshift.kernels.apply.job.state import KERNELS, STATE, kernels_sha256
 
 _OWNER = "_nightshift_kernels"
 

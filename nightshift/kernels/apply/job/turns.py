@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernels.apply.job.folds import operator_name, seen_through
+from nightshift.kernels.apply.job.folds import operator_name, seen_through
 
 Half = Mapping[tuple[int, int], int]
 """One half of a tensor: (half of what is rotated, half of the table or −1 while there is none) → coefficient."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.generate.families import (
+from nightshift.kernels.generate.families import (
     backward,
     copy,
     cross_entropy,
@@ -37,7 +37,7 @@ from kernels.generate.families import (
     stencil_cuda,
     stream_cuda,
 )
-from kernels.generate.template import Family
+from nightshift.kernels.generate.template import Family
 
 ALL: tuple[Family, ...] = (
     backward.Backward(),

@@ -7,11 +7,11 @@ and a second kernel adds the parts in a fixed order, so the result is the same e
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES, SUMMING_HOST, row_bounds
-from kernels.generate.space import Space
-from kernels.generate.template import HINTS, render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.rows import POLICIES, SUMMING_HOST, row_bounds
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import HINTS, render
+from nightshift.kernels.problem import Case
 
 RMSNORM = (
     """

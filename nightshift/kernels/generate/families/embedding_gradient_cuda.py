@@ -8,11 +8,11 @@ every time; what rounding loses is carried along (Kahan 1965).
 
 from __future__ import annotations
 
-from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import prelude
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, GeneratorError
+from nightshift.kernels.generate.bulk import prelude
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 BODY = """
 #define D $d

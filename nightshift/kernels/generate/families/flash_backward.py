@@ -9,10 +9,10 @@ are as far apart as each tensor says.
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.space import Space
-from kernels.generate.template import render, rewritten
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render, rewritten
+from nightshift.kernels.problem import Case
 
 BODY = """
 import torch

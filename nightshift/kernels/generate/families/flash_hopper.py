@@ -9,12 +9,12 @@ writes the logarithms that the gradients need, too.
 
 from __future__ import annotations
 
-from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import SHARED_BYTES
-from kernels.generate.families.hopper_by_position import FORWARD, laid_out
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, GeneratorError
+from nightshift.kernels.generate.bulk import SHARED_BYTES
+from nightshift.kernels.generate.families.hopper_by_position import FORWARD, laid_out
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 BODY = """
 import torch

@@ -8,8 +8,8 @@ fma, because Triton would draw a plain one into the product.
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.space import Space
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.space import Space
 
 HEAD = """
 import torch

@@ -3,11 +3,11 @@ combined before anything is written; the second layer is a plain product with a 
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.families import float32_products
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.families import float32_products
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 BODY = """
 import torch

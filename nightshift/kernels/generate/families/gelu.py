@@ -8,11 +8,11 @@ float32, where there is twice the time for each element and 1.2e-7 is too much, 
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.rows import POLICIES
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 NORMAL = """
 import torch

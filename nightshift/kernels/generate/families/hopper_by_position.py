@@ -6,7 +6,7 @@ and its head's first column.
 
 from __future__ import annotations
 
-from kernels.generate.template import rewritten
+from nightshift.kernels.generate.template import rewritten
 
 
 def laid_out(problem: str, body: str, changes: str) -> tuple[str, str]:

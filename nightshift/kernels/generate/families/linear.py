@@ -6,10 +6,10 @@ up block by block (see `float32_products`).
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 BODY = """
 import torch

@@ -8,11 +8,11 @@ stride, by descriptors its tiles are read as they lie and turned in shared memor
 
 from __future__ import annotations
 
-from kernels.generate.base import Config, GeneratorError
-from kernels.generate.families import float32_products
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, GeneratorError
+from nightshift.kernels.generate.families import float32_products
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 POINTERS = """
 import torch

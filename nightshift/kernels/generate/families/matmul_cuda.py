@@ -14,11 +14,11 @@ be gained lies there (`benchmarks/results/kernels_tables/` holds every configura
 
 from __future__ import annotations
 
-from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import SHARED_BYTES, prelude
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, GeneratorError
+from nightshift.kernels.generate.bulk import SHARED_BYTES, prelude
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 DEPTH = 64
 """Of k, a step: 128 bytes, the widest swizzle of the copy engine and of `wgmma`."""

@@ -11,12 +11,12 @@ Gluon; needs sm_90.
 
 from __future__ import annotations
 
-from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import SHARED_BYTES
-from kernels.generate.families.matmul import shifted
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, GeneratorError
+from nightshift.kernels.generate.bulk import SHARED_BYTES
+from nightshift.kernels.generate.families.matmul import shifted
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 KERNEL = """
 import torch

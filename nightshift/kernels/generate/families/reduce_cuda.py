@@ -8,11 +8,11 @@ in L2 too. Loads may fetch `fetch` bytes at once, and rows be taken in either or
 
 from __future__ import annotations
 
-from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import READ, SHARED_BYTES, prelude
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, GeneratorError
+from nightshift.kernels.generate.bulk import READ, SHARED_BYTES, prelude
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 BODY = (
     """

@@ -6,11 +6,11 @@ vectors. The rotation of q and k is one launch; it may write into its inputs ("i
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES, STORES
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.rows import POLICIES, STORES
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 PAIRS = """
 import torch

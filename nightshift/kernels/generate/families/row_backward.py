@@ -6,11 +6,11 @@ while it walks its rows, and a second kernel adds the parts in a fixed order, so
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES, SUMMING_HOST, row_bounds, row_space, row_values
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.rows import POLICIES, SUMMING_HOST, row_bounds, row_space, row_values
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 SOFTMAX = """
 import torch

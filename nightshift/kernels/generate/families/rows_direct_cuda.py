@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.generate.base import Config, GeneratorError
-from kernels.generate.bulk import READ, SHARED_BYTES, prelude
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config, GeneratorError
+from nightshift.kernels.generate.bulk import READ, SHARED_BYTES, prelude
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 BODY = (
     """

@@ -6,11 +6,11 @@ costs `size` loads instead of `size`². The walk is written out row by row, whic
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.rows import POLICIES
-from kernels.generate.space import Space
-from kernels.generate.template import HINTS, render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.rows import POLICIES
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import HINTS, render
+from nightshift.kernels.problem import Case
 
 BODY = """
 import torch

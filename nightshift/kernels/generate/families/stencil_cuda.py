@@ -6,10 +6,10 @@ are zero. Compiled by NVRTC; only widths that are multiples of four, so that eve
 
 from __future__ import annotations
 
-from kernels.generate.base import Config
-from kernels.generate.space import Space
-from kernels.generate.template import render
-from kernels.problem import Case
+from nightshift.kernels.generate.base import Config
+from nightshift.kernels.generate.space import Space
+from nightshift.kernels.generate.template import render
+from nightshift.kernels.problem import Case
 
 BODY = """
 #define SIZE $size

@@ -1,0 +1,64 @@
+"""Load what was saved when our packages were named `agent`, `collectors`, `controllers`, `detectors`, `kernels`.
+
+A pickle stores the name of a class's module. Inside `former_names()` those five names lead to the modules of today.
+Nothing changes outside it: `kernels` is also the name of a package of Hugging Face's, which transformers looks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+PACKAGES = ("agent", "collectors", "controllers", "detectors", "kernels")
+
+
+def _is_former(name: str) -> bool:
+    return name.partition(".")[0] in PACKAGES
+
+
+class _Former(MetaPathFinder, Loader):
+    def __init__(self) -> None:
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if _is_former(fullname) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(f"nightshift.{spec.name}")
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # the import system has just written its own spec over the module's: it is one module under two names
+        assert module.__spec__ is not None
+        module.__spec__ = self._specs.pop(module.__spec__.name)
+
+
+@contextlib.contextmanager
+def former_names() -> Iterator[None]:
+    """Resolve the former module names inside the block; afterwards they are as they were before.
+
+    Not for several threads at once: `sys.modules` belongs to the process.
+
+    >>> import pickle
+    >>> with former_names():
+    ...     pickle.loads(b"ccollectors.subject\\nSubjectKind\\n.").__module__
+    'nightshift.collectors.subject'
+    """
+    theirs = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_former(name)}
+    finder = _Former()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if _is_former(name)]:
+            del sys.modules[name]
+        sys.modules.update(theirs)

@@ -1,0 +1,91 @@
+"""Each contract of `.importlinter` can fail: an import that breaks it is planted in a copy and must be named."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PLANTS = {
+    "floors": [
+        ("nightshift/collectors/rates.py", "import nightshift.detectors.base"),
+        ("nightshift/controllers/guard.py", "import nightshift.kernels.ledger"),
+        ("nightshift/kernels/ledger.py", "import nightshift.agent.clock"),
+    ],
+    "judge": [("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.generate.space")],
+    "rca": [("nightshift/agent/rca/redact.py", "import nightshift.controllers.actuators.kubernetes")],
+    "heavy": [
+        ("nightshift/agent/power_loop.py", "import torch"),
+        ("nightshift/detectors/hang.py", "import triton"),
+        ("nightshift/collectors/rates.py", "import torch.nn"),
+    ],
+    "slack": [
+        ("nightshift/agent/power_loop.py", "import slack_sdk"),
+        ("nightshift/agent/outlets/courier.py", "from slack_bolt import App"),
+        ("nightshift/kernels/ledger.py", "import slack_sdk.web"),
+    ],
+    "kubernetes": [
+        ("nightshift/agent/rca/redact.py", "import kubernetes"),
+        ("nightshift/collectors/rates.py", "from kubernetes import client"),
+        ("nightshift/controllers/actuators/kube_client.py", "import kubernetes.client"),
+    ],
+    "nvml": [
+        ("nightshift/agent/rca/redact.py", "import pynvml"),
+        ("nightshift/collectors/rates.py", "import pynvml"),
+    ],
+    "langchain": [
+        ("nightshift/agent/gate.py", "import langchain"),
+        ("nightshift/kernels/judge/verdict.py", "from langchain_core import messages"),
+    ],
+}
+"""By contract: the file and the import that is planted in it. A new contract needs a row here."""
+
+
+def contracts() -> dict[str, str]:
+    """Contract: its name, as `.importlinter` has them."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / ".importlinter")
+    prefix = "importlinter:contract:"
+    return {section.removeprefix(prefix): config[section]["name"] for section in config if prefix in section}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What lint-imports says of a copy with every plant in it."""
+    folder = tmp_path_factory.mktemp("planted")
+    shutil.copytree(ROOT / "nightshift", folder / "nightshift", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / ".importlinter", folder)
+    for file, line in (plant for plants in PLANTS.values() for plant in plants):
+        path = folder / file
+        path.write_text(path.read_text() + f"\n{line}\n")
+    done = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(folder), "COLUMNS": "400"},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_contract_has_a_plant() -> None:
+    assert set(PLANTS) == set(contracts())
+
+
+@pytest.mark.parametrize("contract", PLANTS)
+def test_a_contract_names_what_breaks_it(contract: str, planted: str) -> None:
+    assert f"{contracts()[contract]} BROKEN" in planted
+    for file, line in PLANTS[contract]:
+        importer = file.removesuffix(".py").replace("/", ".")
+        imported = line.split()[1]
+        if not imported.startswith("nightshift."):  # of other people's packages only the name is looked at
+            imported = imported.partition(".")[0]
+        assert f"{importer} -> {imported}" in planted
