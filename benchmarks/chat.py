@@ -23,17 +23,17 @@ from benchmarks.report import write
 from benchmarks.waiting_incidents import diagnose, end, finding, plan, reach, spread
 from examples.slack_stand_in.server import StandIn
 from examples.slack_stand_in.workspace import TEAM
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.people import Directory
+from nightshift.agent.approvals.people import Settings as PeopleSettings
+from nightshift.agent.approvals.policy import ApprovalSettings, Role
 from nightshift.agent.clock import WallClock
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.people import Directory
-from nightshift.agent.people import Settings as PeopleSettings
-from nightshift.agent.policy import ApprovalSettings, Role
-from nightshift.agent.slack.room import Slack
-from nightshift.agent.slack.settings import Settings
-from nightshift.agent.stage_parts import LifecycleSettings, Parts
-from nightshift.agent.store import Store
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.notify.slack.room import Slack
+from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 

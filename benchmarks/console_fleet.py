@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.people import Directory, Settings
+from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.console.sessions import Account, Doorkeeper
 from nightshift.agent.console.site import Health, Parts
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import Cause
-from nightshift.agent.people import Directory, Settings
-from nightshift.agent.policy import ApprovalSettings
-from nightshift.agent.store import Store
-from nightshift.agent.suppression import Suppressor
+from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.store.incident import Cause
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex, SourceStatus
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind

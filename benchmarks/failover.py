@@ -26,12 +26,12 @@ import yaml
 from kubernetes import client, config
 
 from benchmarks.report import write
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.clock import WallClock
-from nightshift.agent.election import Settings
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.policy import ApprovalSettings
-from nightshift.agent.store import Store
+from nightshift.agent.store.election import Settings
+from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.actuators.simulated import SimulatedCluster
 from tests.agent.incidents import a_finding
 from tests.agent.replicas import replica
@@ -99,7 +99,7 @@ def one_round(url: str, election: Settings) -> dict[str, float]:
 
 
 def _closed(store: Store, incident: str) -> tuple[Any, ...]:
-    from nightshift.agent.incident import Cause
+    from nightshift.agent.store.incident import Cause
 
     return Cause.CONFIRMED, "benchmark", "the next round begins", store.incident(incident).version
 

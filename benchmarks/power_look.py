@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import RESULTS, write
-from nightshift.agent import power_loop
-from nightshift.agent.power_parts import Around
+from nightshift.agent.control import power_loop
+from nightshift.agent.control.power_interfaces import Around
 from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick

@@ -26,14 +26,14 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.clock import WallClock
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.policy import ApprovalSettings, Person, Role
-from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
-from nightshift.agent.stage_parts import LifecycleSettings, Parts
-from nightshift.agent.store import Store
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.store.diagnosis import Confidence, Diagnosis
+from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Proposal, Undo

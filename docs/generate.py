@@ -115,7 +115,7 @@ def _named(part: object) -> set[str]:
 
 def detectors_page() -> str:
     """What each detector promises, in its own words."""
-    from nightshift.agent.lookback_signals import LOGS, NEEDS
+    from nightshift.agent.history.lookback_signals import LOGS, NEEDS
     from nightshift.detectors.base import RateBasis
     from nightshift.detectors.ecc_sku import page as ecc_sku_page
     from nightshift.detectors.plugins import ALL
@@ -254,7 +254,7 @@ def _cell(text: str) -> str:
 def commands_page() -> str:
     import typer.main
 
-    from nightshift.agent.cli import app
+    from nightshift.agent.cli.commands import app
 
     lines = [
         _NOTE,
@@ -309,7 +309,7 @@ def metrics_page() -> str:
 
 def lifecycle_page() -> str:
     """The page as it is, with its table of transitions written anew."""
-    from nightshift.agent.incident import TRANSITIONS, IncidentState
+    from nightshift.agent.store.incident import TRANSITIONS, IncidentState
 
     page = (FOLDER.parent / "concepts" / "lifecycle.md").read_text()
     begin, end = page.index("\n", page.index("<!-- transitions:")), page.index("<!-- end of transitions -->")

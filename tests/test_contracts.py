@@ -18,16 +18,21 @@ PLANTS = {
         ("nightshift/controllers/guard.py", "import nightshift.kernels.ledger"),
         ("nightshift/kernels/ledger.py", "import nightshift.agent.clock"),
     ],
+    "agent": [
+        ("nightshift/agent/store/audit.py", "import nightshift.agent.incidents.stages"),
+        ("nightshift/agent/notify/slack/card.py", "import nightshift.agent.cli.terminal"),
+        ("nightshift/agent/rca/redact.py", "import nightshift.agent.settings"),
+    ],
     "judge": [("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.generate.space")],
     "rca": [("nightshift/agent/rca/redact.py", "import nightshift.controllers.actuators.kubernetes")],
     "heavy": [
-        ("nightshift/agent/power_loop.py", "import torch"),
+        ("nightshift/agent/control/power_loop.py", "import torch"),
         ("nightshift/detectors/hang.py", "import triton"),
         ("nightshift/collectors/rates.py", "import torch.nn"),
     ],
     "slack": [
-        ("nightshift/agent/power_loop.py", "import slack_sdk"),
-        ("nightshift/agent/outlets/courier.py", "from slack_bolt import App"),
+        ("nightshift/agent/control/power_loop.py", "import slack_sdk"),
+        ("nightshift/agent/notify/outlets/courier.py", "from slack_bolt import App"),
         ("nightshift/kernels/ledger.py", "import slack_sdk.web"),
     ],
     "kubernetes": [
@@ -40,7 +45,7 @@ PLANTS = {
         ("nightshift/collectors/rates.py", "import pynvml"),
     ],
     "langchain": [
-        ("nightshift/agent/gate.py", "import langchain"),
+        ("nightshift/agent/approvals/gate.py", "import langchain"),
         ("nightshift/kernels/judge/verdict.py", "from langchain_core import messages"),
     ],
 }

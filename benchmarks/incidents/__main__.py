@@ -32,9 +32,9 @@ TARGETS = {"detected": 1.0, "located": 0.9, "caused": 0.8, "mitigated": 0.85}
 RULES = (
     "nightshift/agent/rca",
     ":(exclude)nightshift/agent/rca/calibration.json",
-    "nightshift/agent/correlate.py",
-    "nightshift/agent/kinship.py",
-    "nightshift/agent/mitigate.py",
+    "nightshift/agent/correlation/correlate.py",
+    "nightshift/agent/correlation/kinship.py",
+    "nightshift/agent/incidents/remedies.py",
     "nightshift/controllers",
     "nightshift/detectors",
 )

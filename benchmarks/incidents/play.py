@@ -19,15 +19,15 @@ import httpx
 
 from benchmarks.incidents.world import World
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
-from nightshift.agent.advisor import Advisor
-from nightshift.agent.correlate import Known, Verb, correlate
-from nightshift.agent.incident import Incident, IncidentState, Step, StoredFinding
-from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.correlation.correlate import Known, Verb, correlate
+from nightshift.agent.incidents.advisor import Advisor
+from nightshift.agent.incidents.stages import called_for
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.investigate import Investigator
 from nightshift.agent.rca.model import Model, ModelSettings
 from nightshift.agent.rca.redact import Redactor
-from nightshift.agent.stages import called_for
+from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.incident import Incident, IncidentState, Step, StoredFinding
 from nightshift.collectors.cadvisor import CadvisorCollector
 from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
 from nightshift.collectors.history import History

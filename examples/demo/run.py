@@ -22,11 +22,11 @@ from examples.demo.world import World
 from examples.slack_stand_in.server import StandIn
 from examples.slack_stand_in.workspace import TEAM
 from nightshift.agent.app import App
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.policy import Person, Role
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.settings import load as load_settings
-from nightshift.agent.store import Store
+from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident_store import Store
 
 CONFIG = "nightshift.yaml"
 LIMIT_S = 7_200.0

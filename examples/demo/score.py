@@ -12,7 +12,7 @@ from typing import Any
 
 from examples.demo.scenario import START_S, TICK_S, FaultKind
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject, pod_subject
-from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.actuators.simulated import Effect

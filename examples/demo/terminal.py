@@ -14,7 +14,7 @@ from rich.text import Text
 from examples.demo.run import Demo
 from examples.demo.scenario import GPUS_PER_NODE, NODES
 from examples.demo.score import Report
-from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.store.incident import Incident, IncidentState
 
 _S = IncidentState
 _LOOK = {

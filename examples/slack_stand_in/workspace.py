@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nightshift.agent.slack.blocks import problems
+from nightshift.agent.notify.slack.blocks import problems
 
 TEAM = "T0NIGHT"
 BOT = "U0BOT"

@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    from nightshift.agent.cli import app
+    from nightshift.agent.cli.commands import app
     from nightshift.collectors.base import Permanent, Temporary
 
     try:

@@ -14,9 +14,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 
-from nightshift.agent.by_hand import ByHand
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import KernelGate
+from nightshift.agent.approvals.manual_fixes import ByHand
+from nightshift.agent.approvals.people import Directory
+from nightshift.agent.channels import Doors
+from nightshift.agent.channels import Parts as DoorParts
 from nightshift.agent.clock import Clock, WallClock
-from nightshift.agent.collection import Collection
 from nightshift.agent.config_file import ConfigError
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
@@ -24,27 +28,23 @@ from nightshift.agent.console.sessions import Doorkeeper
 from nightshift.agent.console.sign_in import accounts, console_key, operator_token
 from nightshift.agent.console.site import Health, Parts
 from nightshift.agent.construct import build_actuators, build_collectors, build_detectors
-from nightshift.agent.detection import Detection
-from nightshift.agent.doors import Doors
-from nightshift.agent.doors import Parts as DoorParts
-from nightshift.agent.election import build as build_election
-from nightshift.agent.gate import Gate
-from nightshift.agent.keeping import Keeping
-from nightshift.agent.kernel_gate import KernelGate
-from nightshift.agent.kernel_runner import KernelRunner
-from nightshift.agent.kernel_watch import KernelWatch
-from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.correlation.collection import Collection
+from nightshift.agent.correlation.detection import Detection
+from nightshift.agent.correlation.watch import Look, Watch
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.manual_repairs import Repaired
+from nightshift.agent.incidents.retention import Keeping
+from nightshift.agent.kernels.runner import KernelRunner
+from nightshift.agent.kernels.watch import KernelWatch
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.people import Directory
-from nightshift.agent.policies import build_policies
-from nightshift.agent.power import build_power
+from nightshift.agent.policy_setup import build_policies
+from nightshift.agent.power_setup import build_power
 from nightshift.agent.practice import Practice
-from nightshift.agent.repaired import Repaired
-from nightshift.agent.scheduling import build_scheduling
+from nightshift.agent.scheduling_setup import build_scheduling
 from nightshift.agent.settings import Settings
-from nightshift.agent.store import Store
-from nightshift.agent.told_time import tell_time
-from nightshift.agent.watch import Look, Watch
+from nightshift.agent.store.election import build as build_election
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.process_clock import tell_time
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory

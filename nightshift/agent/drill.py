@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nightshift.agent.advisor import Advisor
 from nightshift.agent.construct import build_detectors
-from nightshift.agent.incident import Incident
+from nightshift.agent.incidents.advisor import Advisor
 from nightshift.agent.settings import DetectorEntries
+from nightshift.agent.store.incident import Incident
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
 from nightshift.collectors.history import History

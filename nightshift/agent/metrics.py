@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-from nightshift.agent.incident import IncidentState
+from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Finding, State
 from nightshift.detectors.budget import Budget

@@ -5,25 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from nightshift.agent.advisor import Advisor, resembling
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.scoreboard import Scoreboard
 from nightshift.agent.clock import Clock
 from nightshift.agent.drill import Drills, is_drill, is_drills
-from nightshift.agent.gate import Gate
-from nightshift.agent.giving_back import GivingBack
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.intents import commitments
+from nightshift.agent.incidents.advisor import Advisor, resembling
+from nightshift.agent.incidents.node_return import GivingBack
+from nightshift.agent.incidents.recovery_proof import ResumedProgress
+from nightshift.agent.incidents.stage_parts import Parts
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.proof import ResumedProgress
 from nightshift.agent.rca.bundle import PastIncident
-from nightshift.agent.rca.diagnosis import Diagnosis
 from nightshift.agent.rca.investigate import Investigator, Spent
 from nightshift.agent.rca.model import Model
 from nightshift.agent.rca.promql import range_query
 from nightshift.agent.rca.redact import Redactor
-from nightshift.agent.scoreboard import Scoreboard
 from nightshift.agent.settings import Settings
-from nightshift.agent.stage_parts import Parts
-from nightshift.agent.store import Store
+from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.intents import commitments
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, T
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from nightshift.agent.approvals.people import Settings as PeopleSettings
+from nightshift.agent.approvals.policy import ApprovalSettings
+from nightshift.agent.approvals.scoreboard import Settings as AutonomySettings
 from nightshift.agent.config_file import ConfigError, Document, explain, read
 from nightshift.agent.console.settings import Settings as ConsoleSettings
-from nightshift.agent.correlate import Settings as CorrelateSettings
-from nightshift.agent.election import Settings as ElectionSettings
-from nightshift.agent.keeping import Settings as KeepingSettings
-from nightshift.agent.outlets.settings import Settings as OutletSettings
-from nightshift.agent.people import Settings as PeopleSettings
-from nightshift.agent.policy import ApprovalSettings
+from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
+from nightshift.agent.incidents.retention import Settings as KeepingSettings
+from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
+from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.rca.model import ModelSettings
 from nightshift.agent.rca.redact import Settings as RedactSettings
-from nightshift.agent.scoreboard import Settings as AutonomySettings
-from nightshift.agent.slack.settings import Settings as SlackSettings
-from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.agent.store.election import Settings as ElectionSettings
 from nightshift.collectors.history import Settings as HistorySettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS

@@ -11,7 +11,7 @@ all but the permanent holdout, which goes on to say what the policy is worth. Ev
 is killed and started again goes on with the same arm.
 
 Looks are counted: each spends its part of the 5 % (Bonferroni over `looks`), so asking daily does not promote by
-luck. Decides purely; `agent.policy_gate` asks people and stores.
+luck. Decides purely; `agent.approvals.policy_gate` asks people and stores.
 """
 
 from __future__ import annotations

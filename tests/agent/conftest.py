@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.database import Database
+from nightshift.agent.store.database import Database
 from tests.agent.forks import run_in_process
 from tests.agent.incidents import ManualClock
 from tests.agent.killed import go_on

@@ -14,10 +14,10 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "tests.agent.killed",
-        "nightshift.agent.cli",
+        "nightshift.agent.cli.commands",
         "nightshift.agent.settings",
-        "nightshift.agent.audit",
-        "nightshift.agent.doctor",
+        "nightshift.agent.store.audit",
+        "nightshift.agent.cli.doctor",
     ]
 )
 LIMIT_S = 500.0

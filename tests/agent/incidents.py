@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo

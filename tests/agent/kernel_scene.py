@@ -8,12 +8,12 @@ from typing import Any
 
 from kubernetes import client
 
-from nightshift.agent.gate import Gate
-from nightshift.agent.kernel_gate import KernelGate, ProposalState, search
-from nightshift.agent.kernel_runner import KernelRunner
-from nightshift.agent.kernel_search import KernelSearch
-from nightshift.agent.policy import ApprovalSettings, Person, Role
-from nightshift.agent.store import Store
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, search
+from nightshift.agent.approvals.kernel_search import KernelSearch
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
+from nightshift.agent.kernels.runner import KernelRunner
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.kube_api import Object
 from nightshift.collectors.seal import Signer, canonical_json
 from nightshift.controllers.action import Action, ActionKind

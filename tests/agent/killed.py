@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.incident import TRANSITIONS, Cause, Incident, IncidentState
-from nightshift.agent.intents import store_intent
-from nightshift.agent.stage_parts import LifecycleSettings
-from nightshift.agent.store import Move
+from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
+from nightshift.agent.store.incident_store import Move
+from nightshift.agent.store.intents import store_intent
 from nightshift.controllers.action import Action, ActionKind, Precondition, Proposal
 from nightshift.controllers.actuators.simulated import Mishap
 from nightshift.detectors.base import Fault, State

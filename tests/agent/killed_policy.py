@@ -12,13 +12,13 @@ from typing import Any
 
 from sqlalchemy import event
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
+from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.gate import Gate
-from nightshift.agent.policy import ApprovalSettings, Person, Role
-from nightshift.agent.policy_gate import PolicyGate
-from nightshift.agent.policy_watch import PolicyWatch
-from nightshift.agent.receipts import Receipts
-from nightshift.agent.store import Store
+from nightshift.agent.control.policy_watch import PolicyWatch
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.receipts import Receipts
 from nightshift.controllers.decision import Decision, Mode
 from nightshift.controllers.outcome import Sample, Stretch
 from nightshift.controllers.promotion import Criteria, Health

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.lifecycle import Lifecycle
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.store.incident import IncidentState
 from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from nightshift.detectors.base import State

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nightshift.agent.node import answer_lease, tell_lease
+from nightshift.agent.cli.node import answer_lease, tell_lease
 from nightshift.collectors.exporter import NodeExporter
 from nightshift.collectors.exporter import Settings as ExporterSettings
 from nightshift.collectors.local_kernel_log import LocalKernelLogCollector

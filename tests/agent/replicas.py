@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from nightshift.agent.clock import WallClock
-from nightshift.agent.election import Settings as ElectionSettings
-from nightshift.agent.election import build as build_election
-from nightshift.agent.incident import Incident
-from nightshift.agent.lease import LEASE_S
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.election import Settings as ElectionSettings
+from nightshift.agent.store.election import build as build_election
+from nightshift.agent.store.incident import Incident
+from nightshift.agent.store.lease import LEASE_S
 from nightshift.controllers.action import Action
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from tests.agent.incidents import a_diagnosis, an_action

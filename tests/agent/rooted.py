@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from nightshift.agent.incident import Incident, IncidentState, StoredFinding
-from nightshift.agent.rca.diagnosis import Diagnosis
+from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.incident import Incident, IncidentState, StoredFinding
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus, StepSeries
 from nightshift.collectors.history import History
 from nightshift.collectors.kernel_event import KERNEL_LOGS

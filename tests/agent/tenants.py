@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import KernelGate, promotion, search
+from nightshift.agent.approvals.people import Directory, Owner, Settings
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.console.sessions import Account, Doorkeeper
 from nightshift.agent.console.site import Health, Parts
-from nightshift.agent.gate import Gate
-from nightshift.agent.kernel_gate import KernelGate, promotion, search
-from nightshift.agent.people import Directory, Owner, Settings
-from nightshift.agent.policy import ApprovalSettings, Person, Role
-from nightshift.agent.rca.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
-from nightshift.agent.receipts import Receipts
-from nightshift.agent.store import Store
-from nightshift.agent.suppression import Suppressor
+from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.access import NEEDS, OF_THE_CLUSTER, Sight, Verb, may, sight
-from nightshift.agent.people import Directory, Owner, Settings
-from nightshift.agent.policy import ORDER, Grant, Person, Role
-from nightshift.agent.store import Store
-from nightshift.agent.tenancy import Tenancy
+from nightshift.agent.approvals.access import NEEDS, OF_THE_CLUSTER, Sight, Verb, may, sight
+from nightshift.agent.approvals.people import Directory, Owner, Settings
+from nightshift.agent.approvals.policy import ORDER, Grant, Person, Role
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.tenancy import Tenancy
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault
 from tests.agent.incidents import ManualClock, a_diagnosis, a_finding, an_action

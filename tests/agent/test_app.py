@@ -12,11 +12,11 @@ import psycopg
 import pytest
 
 from nightshift.agent.app import App
+from nightshift.agent.approvals.policy import Role
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.config_file import ConfigError
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.policy import Role
 from nightshift.agent.settings import Settings
+from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -20,7 +20,7 @@ from nightshift.agent.console import api, defence, entrance, sessions, site
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import ProxySettings, Settings
-from nightshift.agent.incident import IncidentState
+from nightshift.agent.store.incident import IncidentState
 from tests.agent.story import TOKEN, Story
 
 HOSTILE = "</pre><script>alert(1)</script>"

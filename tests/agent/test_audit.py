@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nightshift.agent import audit
-from nightshift.agent.audit import AuditLog, Head
-from nightshift.agent.database import Database
+from nightshift.agent.store import audit
+from nightshift.agent.store.audit import AuditLog, Head
+from nightshift.agent.store.database import Database
 
 RECORDS = 6
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.correlate import Verb, correlate
-from nightshift.agent.detection import Detection
+from nightshift.agent.correlation.correlate import Verb, correlate
+from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.metrics import Metrics
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.by_hand import ByHand, Fix, is_same, read
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.scoreboard import Scoreboard, Settings
+from nightshift.agent.approvals.manual_fixes import ByHand, Fix, is_same, read
+from nightshift.agent.approvals.scoreboard import Scoreboard, Settings
+from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kube_events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.calibrating import excused_by, table
-from nightshift.agent.lookback import OwnEvent
+from nightshift.agent.history.calibration import excused_by, table
+from nightshift.agent.history.lookback import OwnEvent
 from nightshift.agent.settings import load as load_settings
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.budget import BudgetSettings

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nightshift.agent.console.chart import MAX_POINTS, Chart, describe, draw, thin
-from nightshift.agent.console.words import duration, quantity
+from nightshift.agent.presentation.line_chart import MAX_POINTS, Chart, describe, draw, thin
+from nightshift.agent.units import duration, quantity
 
 T_S = np.arange(2000.0)
 

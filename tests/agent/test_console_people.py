@@ -14,15 +14,15 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.console_fleet import LargeFleet
+from nightshift.agent.approvals.gate import NIGHTSHIFT
+from nightshift.agent.approvals.kernel_gate import KernelGate, promotion
+from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.gate import NIGHTSHIFT
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.kernel_gate import KernelGate, promotion
-from nightshift.agent.policy_gate import PolicyGate
-from nightshift.agent.receipts import Receipts
-from nightshift.agent.suppression import Suppressor
+from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.receipts import Receipts
 from nightshift.controllers.guard import Window
 from tests.agent.killed_policy import a_receipt
 from tests.agent.story import NOW_S, TOKEN, Story

@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.agent.correlate import Decision, Known, Verb, correlate
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.kinship import EFFECTS, SAME, STAGE, Kin, first_cause, kin_of
+from nightshift.agent.correlation.correlate import Decision, Known, Verb, correlate
+from nightshift.agent.correlation.kinship import EFFECTS, SAME, STAGE, Kin, first_cause, kin_of
+from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, Severity, State

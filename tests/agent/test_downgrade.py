@@ -8,11 +8,11 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from nightshift.agent import tables
-from nightshift.agent.cli import app
+from nightshift.agent.cli.commands import app
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.database import Database, StoreUnusable, schemas
-from nightshift.agent.store import Store
+from nightshift.agent.store import tables
+from nightshift.agent.store.database import Database, StoreUnusable, schemas
+from nightshift.agent.store.incident_store import Store
 from tests.agent.incidents import a_finding
 
 URLS = pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

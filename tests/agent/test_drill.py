@@ -13,11 +13,11 @@ import yaml
 from typer.testing import CliRunner
 
 from nightshift.agent.app import App
-from nightshift.agent.cli import app as command_line
+from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.cli.commands import app as command_line
 from nightshift.agent.drill import FACT, MARK, SCRIPTS, is_drill, is_drills, stage
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.policy import Person, Role
 from nightshift.agent.settings import load
+from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.action import ActionKind
 from tests.agent.fleet import Exporter, values

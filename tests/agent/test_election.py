@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.clock import WallClock
 from nightshift.agent.config_file import ConfigError
-from nightshift.agent.database import Database
-from nightshift.agent.election import Settings, build
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.lease import Leadership
-from nightshift.agent.policy import ApprovalSettings
-from nightshift.agent.store import Store
+from nightshift.agent.store.database import Database
+from nightshift.agent.store.election import Settings, build
+from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.lease import Leadership
 from nightshift.collectors.base import Temporary
 from nightshift.controllers.actuators.simulated import SimulatedCluster
 from tests.agent.forks import FORKS

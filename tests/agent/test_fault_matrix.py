@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.policy import ApprovalSettings, Rule
-from nightshift.agent.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, Actuator, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.gate import Gate, GateAnswer
-from nightshift.agent.incident import Cause, IncidentState
-from nightshift.agent.people import Directory
-from nightshift.agent.people import Settings as People
-from nightshift.agent.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
-from nightshift.agent.store import NoSuchIncident, Store
+from nightshift.agent.approvals.gate import Gate, GateAnswer
+from nightshift.agent.approvals.people import Directory
+from nightshift.agent.approvals.people import Settings as People
+from nightshift.agent.approvals.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.store.incident import Cause, IncidentState
+from nightshift.agent.store.incident_store import NoSuchIncident, Store
 from nightshift.controllers.action import Action, ActionKind, BlastRadius
 from tests.agent.incidents import NODE, ManualClock, a_diagnosis, a_finding, an_action
 

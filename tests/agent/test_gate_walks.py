@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nightshift.agent.access import Sight, Verb, may, sight
-from nightshift.agent.gate import Gate
-from nightshift.agent.kernel_gate import KernelGate, ProposalState, namespaces, promotion, search
-from nightshift.agent.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
-from nightshift.agent.store import Store
+from nightshift.agent.approvals.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, namespaces, promotion, search
+from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
 

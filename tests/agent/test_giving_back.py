@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightshift.agent.by_hand import Fix, is_same
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.intents import standing_cordons
-from nightshift.agent.policy import ApprovalSettings, Rule
+from nightshift.agent.approvals.manual_fixes import Fix, is_same
+from nightshift.agent.approvals.policy import ApprovalSettings, Rule
 from nightshift.agent.rca.summary import as_text, summarise
-from nightshift.agent.store import number_of
+from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident_store import number_of
+from nightshift.agent.store.intents import standing_cordons
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import SubjectKind

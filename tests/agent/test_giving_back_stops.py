@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.incident import Incident, IncidentState
+from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.action import Action, ActionKind, Actuator
 from nightshift.controllers.guard import Commitment, Ruling, Settings, Window, rule

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.agent.rca.diagnosis import (
+from nightshift.agent.rca.grounding import bind, ground, reground, why_not
+from nightshift.agent.store.diagnosis import (
     FACTS,
     LOG,
     SERIES,
@@ -21,7 +22,6 @@ from nightshift.agent.rca.diagnosis import (
     Predicate,
     Quote,
 )
-from nightshift.agent.rca.grounding import bind, ground, reground, why_not
 from nightshift.collectors.seal import canonical_json
 from nightshift.detectors.base import Fault
 

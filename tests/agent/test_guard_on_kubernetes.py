@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kubernetes import client, config
 
-from nightshift.agent.advisor import out_of_use
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.policy import ApprovalSettings, Rule
-from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.incidents.advisor import out_of_use
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers import guard
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.intents import commitments, standing_cordons
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.policy import ApprovalSettings
-from nightshift.agent.store import number_of
+from nightshift.agent.approvals.policy import ApprovalSettings
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident_store import number_of
+from nightshift.agent.store.intents import commitments, standing_cordons
 from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from nightshift.controllers.guard import TAKES_CAPACITY

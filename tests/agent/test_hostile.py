@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from nightshift.agent.advisor import Advisor
-from nightshift.agent.incident import Incident
+from nightshift.agent.incidents.advisor import Advisor
+from nightshift.agent.notify.slack.blocks import problems
+from nightshift.agent.notify.slack.card import card, evidence, story
 from nightshift.agent.rca.bundle import PastIncident
 from nightshift.agent.rca.redact import Redactor
 from nightshift.agent.rca.report import post_mortem
 from nightshift.agent.rca.summary import as_markdown, as_text, summarise
-from nightshift.agent.slack.blocks import problems
-from nightshift.agent.slack.card import card, evidence, story
+from nightshift.agent.store.incident import Incident
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.history import History
 from nightshift.collectors.kube_events import CHANGES, EVENTS

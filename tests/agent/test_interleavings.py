@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nightshift.agent.access import Sight, Verb, may, sight
-from nightshift.agent.gate import GateAnswer
-from nightshift.agent.incident import TRANSITIONS, Cause, Incident, IncidentState
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
-from nightshift.agent.stage_parts import LifecycleSettings
-from nightshift.agent.stage_queue import Run
-from nightshift.agent.store import NoSuchIncident
+from nightshift.agent.approvals.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.gate import GateAnswer
+from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stage_queue import Run
+from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
+from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Outcome, Precondition
 from nightshift.controllers.actuators.simulated import Mishap, SimulatedActuator
 from nightshift.detectors.base import Fault, State

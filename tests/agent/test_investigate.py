@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from nightshift.agent.advisor import Advisor
-from nightshift.agent.doctor import examine
-from nightshift.agent.rca.diagnosis import Diagnosis, Predicate
+from nightshift.agent.cli.doctor import examine
+from nightshift.agent.incidents.advisor import Advisor
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.investigate import SYSTEM, Investigator
 from nightshift.agent.rca.model import MAX_STUCK, Failed, Failure, Model, ModelSettings
 from nightshift.agent.rca.redact import Redactor
 from nightshift.agent.rca.summary import as_markdown, as_text, summarise
 from nightshift.agent.settings import Settings
+from nightshift.agent.store.diagnosis import Diagnosis, Predicate
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import ActionKind

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.anchors import anchors, make_key
-from nightshift.agent.audit import AuditLog, Head, append, cut
-from nightshift.agent.database import Database
-from nightshift.agent.incident import Cause, IncidentState
-from nightshift.agent.keeping import DAY_S, Keeping, Settings
-from nightshift.agent.store import NoSuchIncident, number_of
+from nightshift.agent.incidents.retention import DAY_S, Keeping, Settings
+from nightshift.agent.store.anchors import anchors, make_key
+from nightshift.agent.store.audit import AuditLog, Head, append, cut
+from nightshift.agent.store.database import Database
+from nightshift.agent.store.incident import Cause, IncidentState
+from nightshift.agent.store.incident_store import NoSuchIncident, number_of
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import trusted_keys
 from nightshift.controllers.action import ActionKind, Undo

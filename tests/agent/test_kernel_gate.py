@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.gate import Gate
-from nightshift.agent.kernel_gate import KernelGate, ProposalState, promotion, search
-from nightshift.agent.people import Directory
-from nightshift.agent.people import Settings as People
-from nightshift.agent.policy import ApprovalSettings, Person, Role, Rule
-from nightshift.agent.store import Store
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion, search
+from nightshift.agent.approvals.people import Directory
+from nightshift.agent.approvals.people import Settings as People
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
 

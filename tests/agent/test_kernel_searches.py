@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from nightshift.agent.kernel_gate import ProposalState, search
-from nightshift.agent.kernel_runner import ledger_of
+from nightshift.agent.approvals.kernel_gate import ProposalState, search
+from nightshift.agent.kernels.runner import ledger_of
 from nightshift.controllers.action import Action, ActionKind
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator, job_name

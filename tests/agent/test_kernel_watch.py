@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.gate import Gate
-from nightshift.agent.kernel_gate import KernelGate, search
-from nightshift.agent.kernel_watch import KernelWatch, order
-from nightshift.agent.policy import ApprovalSettings, Person, Role
-from nightshift.agent.store import Store
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import KernelGate, search
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
+from nightshift.agent.kernels.watch import KernelWatch, order
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kineto import KinetoCollector

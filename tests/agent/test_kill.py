@@ -10,9 +10,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from nightshift.agent.incident import TRANSITIONS, Cause, IncidentState
-from nightshift.agent.store import Store
-from nightshift.agent.tables import intents
+from nightshift.agent.store.incident import TRANSITIONS, Cause, IncidentState
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.tables import intents
 from nightshift.controllers.actuators.simulated import SimulatedCluster
 from tests.agent.forks import run_in_process
 from tests.agent.incidents import ManualClock

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from nightshift.agent.correlate import Verb, correlate
-from nightshift.agent.incident import Cause, IncidentState
-from nightshift.agent.known import KnownIncidents
-from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
-from nightshift.agent.store import Store
-from nightshift.agent.tables import incidents
+from nightshift.agent.correlation.correlate import Verb, correlate
+from nightshift.agent.correlation.known_incidents import KnownIncidents
+from nightshift.agent.store.diagnosis import Confidence, Diagnosis
+from nightshift.agent.store.incident import Cause, IncidentState
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.tables import incidents
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, Severity, State

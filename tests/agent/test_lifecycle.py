@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import ActionKind, Outcome, OutcomeStatus, Precondition, Proposal
 from nightshift.controllers.actuators.simulated import Mishap

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.lease import AlreadyRunning
-from nightshift.agent.policy import ApprovalSettings, Rule
+from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.lease import AlreadyRunning
 from nightshift.controllers.action import Action, ActionKind, Outcome, Proposal
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from nightshift.controllers.guard import Limit, Ruling
@@ -154,7 +154,7 @@ def test_an_action_id_that_was_used_for_another_plan_is_never_carried_out(world:
 
 
 def test_a_second_daemon_on_a_sqlite_store_is_refused_and_says_what_to_do(world: World, tmp_path: Path) -> None:
-    from nightshift.agent.lease import Leadership
+    from nightshift.agent.store.lease import Leadership
 
     with running(world):
         rival = Leadership(world.store.database, "rival")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
-from nightshift.agent.lookback import OwnEvent, Seen, look_back, own_events, report, same_node
-from nightshift.agent.lookback_page import as_text
-from nightshift.agent.lookback_signals import LOGS, NEEDS, blind_signals
+from nightshift.agent.history.lookback import OwnEvent, Seen, look_back, own_events, report, same_node
+from nightshift.agent.history.lookback_report import as_text
+from nightshift.agent.history.lookback_signals import LOGS, NEEDS, blind_signals
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex
 from nightshift.collectors.http import SourceError
 from nightshift.collectors.prometheus import PrometheusCollector

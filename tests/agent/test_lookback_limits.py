@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from nightshift.agent.lookback import Memory, OwnEvent, own_events, report
-from nightshift.agent.lookback_page import as_json_values, as_text
-from nightshift.agent.lookback_signals import NEEDS, blind_signals
+from nightshift.agent.history.lookback import Memory, OwnEvent, own_events, report
+from nightshift.agent.history.lookback_report import as_json_values, as_text
+from nightshift.agent.history.lookback_signals import NEEDS, blind_signals
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.http import SourceError

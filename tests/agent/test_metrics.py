@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from nightshift.agent.incident import IncidentState
 from nightshift.agent.metrics import Metrics
+from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.frame import Reason, SourceStatus
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.agent.mitigate import REMEDIES, choose
-from nightshift.agent.policy import ApprovalSettings, Rule, rule_for
+from nightshift.agent.approvals.policy import ApprovalSettings, Rule, rule_for
+from nightshift.agent.incidents.remedies import REMEDIES, choose
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind, Playbook, Precondition, Situation

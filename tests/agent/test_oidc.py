@@ -14,15 +14,15 @@ import pytest
 from joserfc.jwk import OctKey
 from playwright.sync_api import Page, expect
 
+from nightshift.agent.approvals.people import Directory, Owner
+from nightshift.agent.approvals.people import Settings as People
+from nightshift.agent.approvals.policy import ApprovalSettings, Role
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.oidc import BACK_CHANNEL
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import cookie_name, end_sessions
 from nightshift.agent.console.settings import OidcSettings, Settings
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.people import Directory, Owner
-from nightshift.agent.people import Settings as People
-from nightshift.agent.policy import ApprovalSettings, Role
+from nightshift.agent.store.incident import IncidentState
 from nightshift.controllers.action import ActionKind
 from tests.agent.oidc_provider import CLIENT, SECRET, Claims, OidcProvider, User
 from tests.agent.story import Story

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nightshift.agent.advisor import out_of_use
+from nightshift.agent.incidents.advisor import out_of_use
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 

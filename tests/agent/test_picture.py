@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nightshift.agent.advisor import Advisor
-from nightshift.agent.console.chart import Chart
-from nightshift.agent.picture import HEIGHT, SCALE, WIDTH, deciding, png
+from nightshift.agent.incidents.advisor import Advisor
+from nightshift.agent.presentation.chart_image import HEIGHT, SCALE, WIDTH, deciding, png
+from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.rca.redact import Redactor
 from nightshift.controllers.action import ActionKind
 from nightshift.detectors.base import Fault

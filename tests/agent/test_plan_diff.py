@@ -13,7 +13,7 @@ from nightshift.agent.console.app import build_console
 from nightshift.agent.console.plan_diff import Line, against, effect
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.incident import Cause
+from nightshift.agent.store.incident import Cause
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.guard import HARMLESS
 from tests.agent.incidents import NODE, an_action

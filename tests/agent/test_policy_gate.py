@@ -11,16 +11,16 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
-from nightshift.agent.cli import app
-from nightshift.agent.gate import Gate
-from nightshift.agent.keeping import Keeping
-from nightshift.agent.keeping import Settings as KeepingSettings
-from nightshift.agent.policies import stand_up, stood_up
-from nightshift.agent.policy import ApprovalSettings, Person, Role, Rule
-from nightshift.agent.policy_gate import PolicyGate
-from nightshift.agent.policy_watch import PolicyWatch
-from nightshift.agent.receipts import Receipts
-from nightshift.agent.store import Store
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.approvals.policy_gate import PolicyGate
+from nightshift.agent.cli.commands import app
+from nightshift.agent.control.policy_watch import PolicyWatch
+from nightshift.agent.incidents.retention import Keeping
+from nightshift.agent.incidents.retention import Settings as KeepingSettings
+from nightshift.agent.policy_setup import stand_up, stood_up
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import Signer
 from nightshift.controllers.action import ActionKind

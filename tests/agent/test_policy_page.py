@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.policy_gate import PolicyGate
-from nightshift.agent.policy_watch import PolicyWatch
-from nightshift.agent.receipts import Receipts
+from nightshift.agent.control.policy_watch import PolicyWatch
+from nightshift.agent.store.receipts import Receipts
 from nightshift.controllers.decision import Clip, Mode
 from tests.agent.killed_policy import CRITERIA, KIND, a_receipt, climb
 from tests.agent.story import TOKEN, Story

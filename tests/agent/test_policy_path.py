@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from nightshift.agent.app import App
-from nightshift.agent.cli import app as cli
+from nightshift.agent.approvals.kernel_gate import ProposalState
+from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.cli.commands import app as cli
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.kernel_gate import ProposalState
-from nightshift.agent.policy import Person, Role
+from nightshift.agent.notify.slack.proposals import Promotions, card
 from nightshift.agent.settings import Settings
-from nightshift.agent.slack.proposals import Promotions, card
 from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus, StepSeries
 from nightshift.collectors.seal import Signer
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -18,14 +18,14 @@ import pytest
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import ProposalState
+from nightshift.agent.approvals.policy import ApprovalSettings
+from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.gate import Gate
-from nightshift.agent.kernel_gate import ProposalState
-from nightshift.agent.policy import ApprovalSettings
-from nightshift.agent.policy_gate import PolicyGate
-from nightshift.agent.receipts import Receipts
-from nightshift.agent.store import Store
-from nightshift.agent.tables import decisions
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.receipts import Receipts
+from nightshift.agent.store.tables import decisions
 from nightshift.collectors.seal import Signer
 from nightshift.controllers.decision import Mode
 from nightshift.controllers.policy_file import write

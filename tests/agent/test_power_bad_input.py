@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from nightshift.agent.app import App
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.power_loop import PowerLoop
-from nightshift.agent.power_parts import Around
+from nightshift.agent.control.power_interfaces import Around
+from nightshift.agent.control.power_loop import PowerLoop
 from nightshift.agent.settings import Settings
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
-from nightshift.agent.power_gone import Gone
-from nightshift.agent.power_parts import Around
+from nightshift.agent.control.power_absence import Gone
+from nightshift.agent.control.power_interfaces import Around
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.node_objects import NodeObjects

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from nightshift.agent.app import App
+from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.policy_gate import PolicyGate
-from nightshift.agent.power_decide import load
-from nightshift.agent.power_loop import PowerLoop
-from nightshift.agent.power_parts import Around
+from nightshift.agent.control.power_decision import load
+from nightshift.agent.control.power_interfaces import Around
+from nightshift.agent.control.power_loop import PowerLoop
 from nightshift.agent.settings import Settings
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries

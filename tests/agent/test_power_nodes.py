@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nightshift.agent.node import answer_lease, tell_lease
+from nightshift.agent.cli.node import answer_lease, tell_lease
 from nightshift.collectors import agent_pods
 from nightshift.collectors.exporter import NodeExporter
 from nightshift.collectors.exporter import Settings as ExporterSettings

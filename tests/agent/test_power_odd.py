@@ -14,9 +14,9 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from nightshift.agent.power_loop import PowerLoop
-from nightshift.agent.power_view import seen_age_s
-from nightshift.agent.power_windows import Windows
+from nightshift.agent.control.power_loop import PowerLoop
+from nightshift.agent.control.power_view import seen_age_s
+from nightshift.agent.control.power_windows import Windows
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nightshift.agent.power_loop import PowerLoop
-from nightshift.agent.power_parts import Around
+from nightshift.agent.control.power_interfaces import Around
+from nightshift.agent.control.power_loop import PowerLoop
 from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick

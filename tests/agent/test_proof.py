@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nightshift.agent.incident import Incident, IncidentState, Step
-from nightshift.agent.proof import ResumedProgress
+from nightshift.agent.incidents.recovery_proof import ResumedProgress
+from nightshift.agent.store.incident import Incident, IncidentState, Step
 from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.history import History
 from nightshift.collectors.history import Settings as HistorySettings

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.clock import WallClock
-from nightshift.agent.database import Database, StoreBusy
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.lease import LEASE_S, Leadership
-from nightshift.agent.policy import ApprovalSettings
-from nightshift.agent.store import Store
-from nightshift.agent.tables import leases
+from nightshift.agent.store.database import Database, StoreBusy
+from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.lease import LEASE_S, Leadership
+from nightshift.agent.store.tables import leases
 from nightshift.controllers.actuators.simulated import SimulatedCluster
 from tests.agent.forks import FORKS
 from tests.agent.incidents import a_finding
@@ -129,7 +129,7 @@ def test_a_leader_that_freezes_inside_a_transaction_does_not_keep_the_lead_by_it
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had not committed is undone, and it is told to try again."""
-    monkeypatch.setattr("nightshift.agent.database.IDLE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("nightshift.agent.store.database.IDLE_TIMEOUT_S", 1.0)
     frozen, other = Database(postgres_url), Database(postgres_url)
     assert Leadership(frozen, "a", lease_s=0.5).claim()
 

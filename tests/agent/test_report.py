@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.agent.advisor import Advisor
+from nightshift.agent.incidents.advisor import Advisor
 from nightshift.agent.rca.report import post_mortem
-from nightshift.agent.store import Store
+from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.playbooks.plugins import build
 from tests.agent.rooted import INVENTORY, NOW_S, XID_LINES, history, xid_burst

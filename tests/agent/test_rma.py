@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.rma import bundle
+from nightshift.agent.incidents.rma import bundle
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import Subject, SubjectKind

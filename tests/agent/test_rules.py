@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.advisor import Advisor, resembling
-from nightshift.agent.incident import Incident
-from nightshift.agent.mitigate import choose
+from nightshift.agent.incidents.advisor import Advisor, resembling
+from nightshift.agent.incidents.remedies import choose
 from nightshift.agent.rca.bundle import Limits
-from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.rules import diagnose, recovery_of
 from nightshift.agent.rca.summary import as_markdown, as_text, plain, summarise
+from nightshift.agent.store.diagnosis import Confidence, Diagnosis
+from nightshift.agent.store.incident import Incident
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.history import History
 from nightshift.collectors.kernel_log import KernelLogParser

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nightshift.agent.scheduling_loads import Loads
-from nightshift.agent.scheduling_loop import SchedulingLoop, Surroundings
+from nightshift.agent.control.scheduling_loads import Loads
+from nightshift.agent.control.scheduling_loop import SchedulingLoop, Surroundings
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.kube_api import Refused
 from nightshift.collectors.subject import Inventory

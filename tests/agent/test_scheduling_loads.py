@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from nightshift.agent.scheduling_loads import Loads
+from nightshift.agent.control.scheduling_loads import Loads
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick

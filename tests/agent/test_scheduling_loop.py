@@ -15,9 +15,9 @@ from kubernetes import client
 
 from nightshift.agent.app import App
 from nightshift.agent.clock import WallClock
+from nightshift.agent.control.scheduling_loads import Loads
+from nightshift.agent.control.scheduling_loop import SchedulingLoop, Surroundings
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.scheduling_loads import Loads
-from nightshift.agent.scheduling_loop import SchedulingLoop, Surroundings
 from nightshift.agent.settings import Settings
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.actuators.kube_client import KubeClient

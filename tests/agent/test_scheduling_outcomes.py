@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from nightshift.agent.gate import Gate
-from nightshift.agent.policy import ApprovalSettings
-from nightshift.agent.policy_gate import PolicyGate
-from nightshift.agent.policy_watch import PolicyWatch
-from nightshift.agent.receipts import Receipts
-from nightshift.agent.scheduling_loads import Loads
-from nightshift.agent.scheduling_loop import SchedulingLoop, Surroundings
-from nightshift.agent.store import Store
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings
+from nightshift.agent.approvals.policy_gate import PolicyGate
+from nightshift.agent.control.policy_watch import PolicyWatch
+from nightshift.agent.control.scheduling_loads import Loads
+from nightshift.agent.control.scheduling_loop import SchedulingLoop, Surroundings
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.decision import Mode
 from nightshift.controllers.scheduling.controller import Snapshot

@@ -8,11 +8,20 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.policy import ApprovalSettings, Person, Role, Rule
-from nightshift.agent.scoreboard import Level, Rating, Score, Scoreboard, Settings, place_of, rate, wilson_low
-from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.approvals.scoreboard import (
+    Level,
+    Rating,
+    Score,
+    Scoreboard,
+    Settings,
+    place_of,
+    rate,
+    wilson_low,
+)
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
 from nightshift.detectors.base import State

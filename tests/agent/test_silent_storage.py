@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from nightshift.agent.correlate import Decision, Known, Verb, correlate
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.mitigate import choose
+from nightshift.agent.correlation.correlate import Decision, Known, Verb, correlate
+from nightshift.agent.incidents.remedies import choose
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.rules import diagnose
+from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.history import History
 from nightshift.collectors.kernel_log import KernelLogParser

@@ -18,12 +18,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import SQLAlchemyError
 
-from nightshift.agent.database import AttentiveSession, Database, StoreBusy, StoreFull, StoreUnusable
-from nightshift.agent.incident import Cause, IllegalTransition, IncidentState
-from nightshift.agent.intents import commitments, end_intent, store_intent
-from nightshift.agent.records import dump, load
-from nightshift.agent.store import Conflict, NoSuchIncident, Store, number_of
-from nightshift.agent.tables import metadata
+from nightshift.agent.store.database import AttentiveSession, Database, StoreBusy, StoreFull, StoreUnusable
+from nightshift.agent.store.incident import Cause, IllegalTransition, IncidentState
+from nightshift.agent.store.incident_store import Conflict, NoSuchIncident, Store, number_of
+from nightshift.agent.store.intents import commitments, end_intent, store_intent
+from nightshift.agent.store.records import dump, load
+from nightshift.agent.store.tables import metadata
 from nightshift.collectors.subject import Membership, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
 from nightshift.detectors.base import Fault, Finding, Severity, State

@@ -12,13 +12,13 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from nightshift.agent.cli import app as command_line
+from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.cli.commands import app as command_line
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings as ConsoleSettings
-from nightshift.agent.policy import Person, Role
-from nightshift.agent.silence import Silences
-from nightshift.agent.suppression import Suppressor
+from nightshift.agent.incidents.silence import Silences
+from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.guard import Window
 from tests.agent.incidents import GPU, NODE, a_finding
@@ -70,7 +70,7 @@ def test_the_pager_is_told_when_maintenance_is_over_and_the_fault_still_stands(t
 
 
 def _closed(version: int) -> tuple[object, str, str, int]:
-    from nightshift.agent.incident import Cause
+    from nightshift.agent.store.incident import Cause
 
     return Cause.CLOSED_BY_PERSON, "ann", "over", version
 

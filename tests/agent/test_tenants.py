@@ -14,19 +14,19 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from nightshift.agent.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.visibility import OTHERS, WITHHELD, Window
 from nightshift.agent.console.api import PREFIX
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.overview import by_rack
 from nightshift.agent.console.sessions import cookie_name
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.seen import OTHERS, WITHHELD, Window
-from nightshift.agent.slack.blocks import Message
-from nightshift.agent.slack.card import Ticket
-from nightshift.agent.slack.clicks import Click, Desk
-from nightshift.agent.slack.clicks import Parts as DeskParts
-from nightshift.agent.slack.settings import Settings as SlackSettings
-from nightshift.agent.store import NoSuchIncident
+from nightshift.agent.notify.slack.blocks import Message
+from nightshift.agent.notify.slack.card import Ticket
+from nightshift.agent.notify.slack.clicks import Click, Desk
+from nightshift.agent.notify.slack.clicks import Parts as DeskParts
+from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import ActionKind
 from tests.agent.tenants import (

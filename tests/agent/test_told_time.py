@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.database import Database
-from nightshift.agent.store import Store
-from nightshift.agent.told_time import ToldClock, tell_time
+from nightshift.agent.store.database import Database
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.process_clock import ToldClock, tell_time
 
 
 def test_another_process_reads_the_daemons_time(tmp_path: Path) -> None:

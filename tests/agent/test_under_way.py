@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from nightshift.agent.incident import Cause, Incident, IncidentState, Step, entered_s
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.policy import ApprovalSettings, Rule
+from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.notify.slack.card import TOLD, event
 from nightshift.agent.rca.summary import as_text, summarise
-from nightshift.agent.slack.card import TOLD, event
-from nightshift.agent.stage_parts import LifecycleSettings
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, Step, entered_s
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.intents import commitments
+from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.intents import commitments
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import ActionKind, BlastRadius
 from tests.agent import test_fault_matrix as matrix

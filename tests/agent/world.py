@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.clock import Clock
-from nightshift.agent.gate import Gate
-from nightshift.agent.giving_back import GivingBack
-from nightshift.agent.incident import Incident
-from nightshift.agent.lifecycle import Lifecycle
-from nightshift.agent.policy import ApprovalSettings, Person, Role
-from nightshift.agent.stage_parts import LifecycleSettings, Parts
-from nightshift.agent.store import Store
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.node_return import GivingBack
+from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.store.incident import Incident
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, SubjectKind

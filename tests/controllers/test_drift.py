@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nightshift.agent.policy_watch import reason_of
+from nightshift.agent.control.policy_watch import reason_of
 from nightshift.controllers.drift import Drift, Envelope, ranges
 from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile, PolicyRefused
 from nightshift.controllers.promotion import Criteria

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from nightshift.agent.power_decide import Belief, Decided, ask, decide_gang
+from nightshift.agent.control.power_decision import Belief, Decided, ask, decide_gang
 from nightshift.controllers.decision import Mode, Trust
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import CHUNK, TOP, Bank, Outlook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nightshift.agent.lookback_signals import NEEDS, blind_signals
+from nightshift.agent.history.lookback_signals import NEEDS, blind_signals
 from nightshift.detectors.ecc_counters import CORRECTED, FAILURE, RETIRED, RETIRED_UNCORRECTED, SIGNALS
 from nightshift.detectors.ecc_sku import FAMILIES, cannot_have, family_of, told_of
 

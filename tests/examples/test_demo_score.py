@@ -11,8 +11,8 @@ from examples.demo.recording import load
 from examples.demo.scenario import START_S, FaultKind, draw
 from examples.demo.score import EXPECTED, Report, score
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject
-from nightshift.agent.incident import Incident, IncidentState, Step, StoredFinding
-from nightshift.agent.rca.diagnosis import Confidence, Diagnosis
+from nightshift.agent.store.diagnosis import Confidence, Diagnosis
+from nightshift.agent.store.incident import Incident, IncidentState, Step, StoredFinding
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 
 from nightshift.agent.console.server import Server
-from nightshift.agent.incident import IncidentState
+from nightshift.agent.store.incident import IncidentState
 from tests.agent.incidents import a_finding
 from tests.agent.slack.chat import ANN, CHANNEL, Chat, a_chat, started, until
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from nightshift.agent.kernel_gate import search
+from nightshift.agent.approvals.kernel_gate import search
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobSettings, job_of
 
 ROOT = Path(__file__).resolve().parents[2]

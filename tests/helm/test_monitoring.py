@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from nightshift.agent.incident import IncidentState
 from nightshift.agent.metrics import Metrics
+from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.metrics import METRICS, MetricType
 from nightshift.collectors.subject import SubjectKind
 from tests.conftest import absent

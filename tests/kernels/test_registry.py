@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from nightshift.agent.cli import app
-from nightshift.agent.store import Store
+from nightshift.agent.cli.commands import app
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import Signer
 from nightshift.kernels.apply.bundle import kernel_record

@@ -17,16 +17,16 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from nightshift.agent.access import Verb, may
+from nightshift.agent.approvals.access import Verb, may
+from nightshift.agent.approvals.gate import GateAnswer
+from nightshift.agent.approvals.kernel_gate import KernelGate
+from nightshift.agent.approvals.policy import Person
 from nightshift.agent.console.site import Site, Visitor
-from nightshift.agent.gate import GateAnswer
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.kernel_gate import KernelGate
-from nightshift.agent.policy import Person
-from nightshift.agent.present import incident_json
+from nightshift.agent.presentation.incident_text import incident_json
 from nightshift.agent.rca.summary import as_shown
-from nightshift.agent.records import plain
-from nightshift.agent.store import NoSuchIncident
+from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident_store import NoSuchIncident
+from nightshift.agent.store.records import plain
 from nightshift.collectors.base import Permanent, Temporary
 
 PREFIX = "/api/v1"

@@ -25,7 +25,7 @@ from nightshift.agent.console.policy_pages import PolicyPages
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.console.site import Parts, Site
 from nightshift.agent.metrics import CONTENT_TYPE
-from nightshift.agent.store import NoSuchIncident
+from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.collectors.base import Permanent, Temporary
 
 _HERE = Path(__file__).parent

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from nightshift.agent.console.words import quantity
-from nightshift.agent.incident import IncidentSummary
+from nightshift.agent.store.incident import IncidentSummary
+from nightshift.agent.units import quantity
 from nightshift.collectors.frame import Frame
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from nightshift.agent.archive import Wanted
+from nightshift.agent.approvals.visibility import Window
 from nightshift.agent.console.fleet import fleet
 from nightshift.agent.console.overview import AT_ONCE, Fresh, View, overview
 from nightshift.agent.console.site import Site
-from nightshift.agent.incident import IncidentState
-from nightshift.agent.seen import Window
+from nightshift.agent.store.archive import Wanted
+from nightshift.agent.store.incident import IncidentState
 from nightshift.detectors.base import Severity
 
 _PAGE = 50

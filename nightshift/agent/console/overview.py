@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from nightshift.agent.console.fleet import RANK, STALE_S, natural, trouble
-from nightshift.agent.incident import IncidentState, IncidentSummary
+from nightshift.agent.store.incident import IncidentState, IncidentSummary
 from nightshift.collectors.frame import Frame
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -7,17 +7,17 @@ from urllib.parse import quote
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from nightshift.agent.access import Decision, Sight, Verb, may
-from nightshift.agent.console import incident_page
-from nightshift.agent.console.chart import Chart
+from nightshift.agent.approvals.access import Decision, Sight, Verb, may
+from nightshift.agent.approvals.kernel_gate import KernelGate
+from nightshift.agent.approvals.policy import must_sign_in_again
+from nightshift.agent.approvals.visibility import Window
 from nightshift.agent.console.plan_diff import Line, against, effect
 from nightshift.agent.console.site import Site
-from nightshift.agent.incident import Incident, taken_on
-from nightshift.agent.kernel_gate import KernelGate
-from nightshift.agent.policy import must_sign_in_again
-from nightshift.agent.rca.diagnosis import Evidence
+from nightshift.agent.presentation import incident_view
+from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.rca.summary import as_shown
-from nightshift.agent.seen import Window
+from nightshift.agent.store.diagnosis import Evidence
+from nightshift.agent.store.incident import Incident, taken_on
 from nightshift.collectors.metrics import METRICS
 from nightshift.collectors.subject import Subject, SubjectKind
 
@@ -53,14 +53,14 @@ class Pages:
             headers = {} if seen == incident.version else {"HX-Refresh": "true"}
             return Response(status_code=204, headers=headers)
         now_s = self._parts.clock.now_s()
-        onset_s = incident_page.onset_s(incident)
-        shown = incident_page.charts(incident, self._parts.history, now_s)
+        onset_s = incident_view.onset_s(incident)
+        shown = incident_view.charts(incident, self._parts.history, now_s)
         cited: list[tuple[Evidence, Chart | None, str]] = []
         others: list[tuple[Evidence, Chart | None, str]] = []
         if incident.diagnosis is not None:
             ids = {id_ for claim in incident.diagnosis.claims for id_ in claim.evidence_ids}
             for item in incident.diagnosis.evidence:
-                chart = incident_page.evidence_chart(item, onset_s)
+                chart = incident_view.evidence_chart(item, onset_s)
                 row = (item, chart, "" if chart else _text(item.content))
                 (cited if item.id in ids else others).append(row)
         return self._site.page(
@@ -73,10 +73,10 @@ class Pages:
             charts=shown,
             cited=cited,
             others=others,
-            plan=incident_page.plan(incident, now_s),
+            plan=incident_view.plan(incident, now_s),
             effect=effect(incident.action) if incident.action is not None else [],
             replanned=self._replanned(window, incident),
-            signals=incident_page.signals(incident),
+            signals=incident_view.signals(incident),
             decides=self._decides(request, window, incident),
             sign_in_again=self._sign_in_again(window, incident),
         )

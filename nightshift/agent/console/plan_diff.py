@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nightshift.agent.console.words import gpu_hours, sentence
+from nightshift.agent.units import gpu_hours, sentence
 from nightshift.controllers.action import Action, ActionKind
 
 _K = ActionKind

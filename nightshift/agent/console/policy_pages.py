@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import FastAPI, Form, HTTPException, Request
 from fastapi.responses import Response
 
+from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.console.site import Site
-from nightshift.agent.policy_gate import PolicyGate
-from nightshift.agent.receipts import Receipts, told
+from nightshift.agent.store.receipts import Receipts, told
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.promotion import STEPS, least_jobs
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from nightshift.agent.database import Database
-from nightshift.agent.policy import Person
-from nightshift.agent.tables import sessions
+from nightshift.agent.approvals.policy import Person
+from nightshift.agent.store.database import Database
+from nightshift.agent.store.tables import sessions
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import sha256_hex
 

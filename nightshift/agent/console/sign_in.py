@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from nightshift.agent.approvals.policy import Role
 from nightshift.agent.console.sessions import Account
-from nightshift.agent.policy import Role
 from nightshift.collectors.base import Permanent
 
 _SHORTEST_TOKEN = 32

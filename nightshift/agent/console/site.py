@@ -19,19 +19,19 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from nightshift.agent.access import Verb, may
+from nightshift.agent import units
+from nightshift.agent.approvals.access import Verb, may
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.people import Directory
+from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.approvals.visibility import Window
 from nightshift.agent.clock import Clock
-from nightshift.agent.console import words
-from nightshift.agent.console.chart import draw
 from nightshift.agent.console.sessions import Doorkeeper, Session, cookie_name
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import Incident, IncidentSummary
-from nightshift.agent.people import Directory
-from nightshift.agent.policy import Person, Role
-from nightshift.agent.seen import Window
-from nightshift.agent.store import NoSuchIncident, Store
-from nightshift.agent.suppression import Standing, Suppressor
+from nightshift.agent.incidents.suppression import Standing, Suppressor
+from nightshift.agent.presentation.line_chart import draw
+from nightshift.agent.store.incident import Incident, IncidentSummary
+from nightshift.agent.store.incident_store import NoSuchIncident, Store
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory
@@ -106,12 +106,12 @@ class Site:
             trim_blocks=True,
         )
         self._templates.filters.update(
-            clock=words.clock_time,
-            time=words.full_time,
-            iso=words.iso_time,
-            duration=words.duration,
-            quantity=words.quantity,
-            sentence=words.sentence,
+            clock=units.clock_time,
+            time=units.full_time,
+            iso=units.iso_time,
+            duration=units.duration,
+            quantity=units.quantity,
+            sentence=units.sentence,
             draw=draw,
         )
 
@@ -220,7 +220,7 @@ class Site:
         found = {row.id: standing.of(row) for row in rows}
         tenant = window.person.is_tenant
         return {
-            name: f"{'told to nobody' if tenant else held.sentence()}, until {words.clock_time(held.until_s)} UTC"
+            name: f"{'told to nobody' if tenant else held.sentence()}, until {units.clock_time(held.until_s)} UTC"
             for name, held in found.items()
             if held is not None
         }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from nightshift.agent.rca.diagnosis import FACTS, LOG, SERIES, Evidence
+from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Evidence
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.seal import canonical_json
 from nightshift.collectors.subject import Subject

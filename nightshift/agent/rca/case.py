@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from nightshift.agent.rca.bundle import Bundle
-from nightshift.agent.rca.diagnosis import Claim, Evidence, Predicate, Quote
 from nightshift.agent.rca.grounding import Ungrounded, series_of
+from nightshift.agent.store.diagnosis import Claim, Evidence, Predicate, Quote
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Finding
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from nightshift.agent.kinship import FOLLOWER_XIDS, Kin, kin_of, onset_key, xid_of
+from nightshift.agent.correlation.kinship import FOLLOWER_XIDS, Kin, kin_of, onset_key, xid_of
 from nightshift.agent.rca.case import Case, Drafts, claim, clock, short, span
 from nightshift.agent.rca.claims_by_kin import BY_KIN, plain
-from nightshift.agent.rca.diagnosis import LOG, Claim, Evidence, Predicate, Quote
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, lines_of
+from nightshift.agent.store.diagnosis import LOG, Claim, Evidence, Predicate, Quote
 from nightshift.collectors.frame import Order
 from nightshift.detectors.base import Fault, Finding
 from nightshift.detectors.xid_catalogue import CATALOGUE

@@ -10,10 +10,10 @@ import json
 import math
 from collections.abc import Callable
 
-from nightshift.agent.kinship import Kin
+from nightshift.agent.correlation.kinship import Kin
 from nightshift.agent.rca.case import Case, Drafts, claim, clock, equals, rise, short, sides, size, span
-from nightshift.agent.rca.diagnosis import Evidence, Predicate, Quote
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, lines_of
+from nightshift.agent.store.diagnosis import Evidence, Predicate, Quote
 from nightshift.detectors.base import Fault
 
 _P = Predicate

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from nightshift.agent.kinship import HARDWARE, Kin, kin_of
+from nightshift.agent.correlation.kinship import HARDWARE, Kin, kin_of
 from nightshift.agent.rca.case import Case
-from nightshift.agent.rca.diagnosis import Claim, Confidence, Predicate
+from nightshift.agent.store.diagnosis import Claim, Confidence, Predicate
 from nightshift.detectors.base import Fault
 
 _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from nightshift.agent.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.agent.correlation.storage_outage import silent_servers
 from nightshift.agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
 from nightshift.agent.rca.departure import first_to_leave
 from nightshift.agent.rca.joblogs import condensed, first_lines, sources_of
-from nightshift.agent.silent_storage import silent_servers
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.history import History
 from nightshift.collectors.kernel_event import KERNEL_LOGS, KernelEventKind

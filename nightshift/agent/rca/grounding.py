@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nightshift.agent.rca.diagnosis import FACTS, LOG, SERIES, Claim, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Claim, Diagnosis, Evidence, Predicate, Quote
 from nightshift.collectors.frame import Instant, Order
 
 MIN_QUOTE_CHARS = 3

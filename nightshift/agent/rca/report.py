@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from nightshift.agent.incident import Incident
 from nightshift.agent.rca.summary import as_markdown, as_shown, markdown, markdown_quote, summarise
+from nightshift.agent.store.incident import Incident
 
 
 class Recorded(Protocol):

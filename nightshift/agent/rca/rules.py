@@ -1,10 +1,10 @@
 """The rules' diagnosis: deterministic, without any model, from an incident's findings and evidence.
 
-The first cause is the earliest stage of the causal order (`agent.kinship`): hardware before leaks, leaks before
-what they kill, a crashed rank before the hang of the others; 43, 45 and 154 never first, 94 and 95 read as the
-memory error that they contain or fail to contain. What an Xid calls for comes from NVIDIA's catalogue, unless the
-driver announced its own recovery action by Xid 154. Each claim is re-evaluated over the evidence before it is kept;
-if none stands, the cause is said to be unknown: abstaining beats guessing.
+The first cause is the earliest stage of the causal order (`agent.correlation.kinship`): hardware before leaks,
+leaks before what they kill, a crashed rank before the hang of the others; 43, 45 and 154 never first, 94 and 95
+read as the memory error that they contain or fail to contain. What an Xid calls for comes from NVIDIA's catalogue,
+unless the driver announced its own recovery action by Xid 154. Each claim is re-evaluated over the evidence before
+it is kept; if none stands, the cause is said to be unknown: abstaining beats guessing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from nightshift.agent.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
+from nightshift.agent.correlation.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
+from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
 from nightshift.agent.rca.case import Case, Where, few
 from nightshift.agent.rca.claims import draft
 from nightshift.agent.rca.confidence import confidence_of, jumped, right_share
-from nightshift.agent.rca.diagnosis import Claim, Diagnosis, Predicate
 from nightshift.agent.rca.grounding import ground
-from nightshift.agent.silent_storage import WAITS
+from nightshift.agent.store.diagnosis import Claim, Diagnosis, Predicate
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding
 from nightshift.detectors.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action

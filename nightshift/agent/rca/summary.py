@@ -2,8 +2,9 @@
 undo it, and what we are not sure of. Nothing is shown that does not still resolve to stored evidence.
 
 One content, three dresses: plain text, Markdown (for reports; what came from outside is escaped) and a terminal
-(rich markup); `agent.slack.card` dresses it for Slack. Text from logs, names and labels is data: it is cut to one
-line, stripped of control characters and direction marks, and can neither open a link nor pose as our own words.
+(rich markup); `agent.notify.slack.card` dresses it for Slack. Text from logs, names and labels is data: it is cut
+to one line, stripped of control characters and direction marks, and can neither open a link nor pose as our own
+words.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from nightshift.agent.incident import Incident, IncidentState
-from nightshift.agent.rca.diagnosis import Claim, Diagnosis
 from nightshift.agent.rca.grounding import reground
+from nightshift.agent.store.diagnosis import Claim, Diagnosis
+from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.controllers.action import Action, ActionKind
 from nightshift.detectors.base import Fault, Severity
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from nightshift.agent.rca.diagnosis import FACTS, SERIES, Claim, Evidence, Predicate
+from nightshift.agent.store.diagnosis import FACTS, SERIES, Claim, Evidence, Predicate
 
 _P = Predicate
 _MAX = 120

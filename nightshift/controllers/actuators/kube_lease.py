@@ -3,7 +3,7 @@
 The protocol is client-go's (k8s.io/client-go/tools/leaderelection): a holder renews `renewTime`; another replica
 may take the Lease once it has seen no change of it for `leaseDurationSeconds` *on its own clock*, never by
 comparing the times in it, since clocks of machines differ; every write holds only for the version that was read, so
-of two that take it at once one fails. Which replica may act is not decided here: see `agent.lease`.
+of two that take it at once one fails. Which replica may act is not decided here: see `agent.store.lease`.
 """
 
 from __future__ import annotations

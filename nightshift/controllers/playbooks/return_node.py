@@ -1,8 +1,8 @@
 """Give a node back: probe it, and uncordon it where the probe passes.
 
 Not among the remedies of a fault: it is drawn up when a fault is gone and only our own cordon or drain still keeps
-its node out of use (`agent.giving_back`). It rests on that cordon: a node that somebody else cordoned, or whose
-cordon is of another incident, is not what was approved any more.
+its node out of use (`agent.incidents.node_return`). It rests on that cordon: a node that somebody else cordoned,
+or whose cordon is of another incident, is not what was approved any more.
 """
 
 from __future__ import annotations

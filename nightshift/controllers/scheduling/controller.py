@@ -73,7 +73,7 @@ class Snapshot:
 
 
 class Keep(Protocol):
-    """Stores a receipt (`agent.receipts.Receipts.keep`)."""
+    """Stores a receipt (`agent.store.receipts.Receipts.keep`)."""
 
     def __call__(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None: ...
 

@@ -57,7 +57,7 @@ def epoch_of(at_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one turn says of outcomes, for `agent.policy_watch`."""
+    """What one turn says of outcomes, for `agent.control.policy_watch`."""
 
     stretches: tuple[Stretch, ...] = ()
     samples: tuple[Sample, ...] = ()

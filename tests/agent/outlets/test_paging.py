@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from examples.pager_stand_in.server import Fault, StandIn
+from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.drill import stage
-from nightshift.agent.incident import Cause, IncidentState
-from nightshift.agent.outlets.delivery import Pace, Refused
-from nightshift.agent.outlets.letter import Letter, Phase, key_of, read_key
-from nightshift.agent.outlets.settings import Settings
-from nightshift.agent.policy import Person, Role
+from nightshift.agent.notify.outlets.delivery import Pace, Refused
+from nightshift.agent.notify.outlets.letter import Letter, Phase, key_of, read_key
+from nightshift.agent.notify.outlets.settings import Settings
+from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.detectors.base import Severity
 from tests.agent.incidents import a_finding
 from tests.agent.outlets.ward import StandInAlertmanager, Ward, a_ward
@@ -279,10 +279,10 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.agent.outlets.ward import outlet_settings
-from nightshift.agent.outlets.courier import OutletCourier, Parts
-from nightshift.agent.outlets.settings import build
-from nightshift.agent.store import Store
-from nightshift.agent.suppression import Suppressor
+from nightshift.agent.notify.outlets.courier import OutletCourier, Parts
+from nightshift.agent.notify.outlets.settings import build
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.incidents.suppression import Suppressor
 from tests.agent.incidents import ManualClock
 
 folder, url, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]

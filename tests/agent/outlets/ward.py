@@ -13,14 +13,14 @@ from typing import Any
 
 from examples.pager_stand_in.server import StandIn
 from examples.pager_stand_in.services import GENIE_KEY, REST_TOKEN, ROUTING_KEY
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import Cause
-from nightshift.agent.outlets.courier import Parts
-from nightshift.agent.outlets.room import Outlets
-from nightshift.agent.outlets.settings import Settings, build
-from nightshift.agent.policy import ApprovalSettings
-from nightshift.agent.store import Store
-from nightshift.agent.suppression import Suppressor
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import ApprovalSettings
+from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.notify.outlets.courier import Parts
+from nightshift.agent.notify.outlets.room import Outlets
+from nightshift.agent.notify.outlets.settings import Settings, build
+from nightshift.agent.store.incident import Cause
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.guard import Window
 from nightshift.detectors.base import Finding, Severity, State

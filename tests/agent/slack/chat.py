@@ -11,15 +11,15 @@ from typing import Any
 
 from examples.slack_stand_in.server import StandIn
 from examples.slack_stand_in.workspace import TEAM, Answer
-from nightshift.agent.gate import Gate
-from nightshift.agent.incident import Cause
-from nightshift.agent.people import Directory
-from nightshift.agent.people import Settings as PeopleSettings
-from nightshift.agent.policy import ApprovalSettings, Role
-from nightshift.agent.slack.room import Slack
-from nightshift.agent.slack.settings import Settings
-from nightshift.agent.store import Store
-from nightshift.agent.suppression import Suppressor
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.people import Directory
+from nightshift.agent.approvals.people import Settings as PeopleSettings
+from nightshift.agent.approvals.policy import ApprovalSettings, Role
+from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.notify.slack.room import Slack
+from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.store.incident import Cause
+from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action
 from nightshift.detectors.base import Finding, State
 from tests.agent.incidents import ManualClock, a_diagnosis, a_finding, an_action

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from nightshift.agent.incident import Incident, IncidentState, Step, StoredFinding
-from nightshift.agent.rca.diagnosis import SERIES, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.diagnosis import SERIES, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.incident import Incident, IncidentState, Step, StoredFinding
 from nightshift.detectors.base import Fault, Severity, State
 from tests.agent.incidents import a_finding, an_action
 

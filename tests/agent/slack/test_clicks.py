@@ -20,11 +20,11 @@ from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed
 
 from examples.slack_stand_in.server import Acknowledged
+from nightshift.agent.approvals.gate import GateAnswer
+from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.console.server import Server
-from nightshift.agent.gate import GateAnswer
-from nightshift.agent.incident import Cause, IncidentState
-from nightshift.agent.policy import Person, Role
-from nightshift.agent.slack.room import MAX_BODY_BYTES, PATH
+from nightshift.agent.notify.slack.room import MAX_BODY_BYTES, PATH
+from nightshift.agent.store.incident import Cause, IncidentState
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, started, text_of, until
 
 BOTH = pytest.mark.parametrize("mode", ["socket", "http"])

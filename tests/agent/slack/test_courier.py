@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from examples.slack_stand_in.server import Fault
-from nightshift.agent.incident import Cause
-from nightshift.agent.outlets.delivery import NoAnswer, Refused
-from nightshift.agent.policy import Person, Role
-from nightshift.agent.silence import Silences
-from nightshift.agent.slack import courier as courier_module
-from nightshift.agent.slack.blocks import Picture, problems
+from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.incidents.silence import Silences
+from nightshift.agent.notify.outlets.delivery import NoAnswer, Refused
+from nightshift.agent.notify.slack import courier as courier_module
+from nightshift.agent.notify.slack.blocks import Picture, problems
+from nightshift.agent.store.incident import Cause
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Severity
 from tests.agent.incidents import a_finding
@@ -337,7 +337,7 @@ HOSTILE = st.text(max_size=4000) | st.sampled_from(
 @given(hostile=HOSTILE)
 def test_text_from_outside_is_shown_and_never_interpreted(tmp_path: Path, hostile: str) -> None:
     """Titles, findings and quotes reach Slack as text elements of rich text, within every limit."""
-    from nightshift.agent.slack.card import card, event, story
+    from nightshift.agent.notify.slack.card import card, event, story
     from tests.agent.slack.render import an_incident
 
     incident = an_incident(hostile)

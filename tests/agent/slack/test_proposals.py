@@ -10,10 +10,10 @@ import pytest
 
 from examples.slack_stand_in.server import Fault
 from examples.slack_stand_in.workspace import TEAM
-from nightshift.agent.kernel_gate import KernelGate, ProposalState, promotion
-from nightshift.agent.slack.blocks import problems
-from nightshift.agent.slack.clicks import Click
-from nightshift.agent.slack.proposals import PlanTicket
+from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion
+from nightshift.agent.notify.slack.blocks import problems
+from nightshift.agent.notify.slack.clicks import Click
+from nightshift.agent.notify.slack.proposals import PlanTicket
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, text_of
 
 EVIDENCE: dict[str, str | float] = {
@@ -141,7 +141,7 @@ def test_whatever_befalls_the_post_the_message_is_there_once(
     import time
     from dataclasses import replace
 
-    from nightshift.agent.slack import courier as courier_module
+    from nightshift.agent.notify.slack import courier as courier_module
 
     now = [time.time()]
     courier: Any = chat.slack.courier

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from examples.slack_stand_in.server import StandIn
-from nightshift.agent.cli import app
-from nightshift.agent.doctor import examine
+from nightshift.agent.cli.commands import app
+from nightshift.agent.cli.doctor import examine
+from nightshift.agent.notify.slack.room import secret_of
+from nightshift.agent.notify.slack.settings import QuietHours, Settings
 from nightshift.agent.settings import Settings as AllSettings
-from nightshift.agent.slack.room import secret_of
-from nightshift.agent.slack.settings import QuietHours, Settings
-from nightshift.agent.store import Store
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
 from tests.agent.incidents import ManualClock
 from tests.agent.slack.chat import CHANNEL, slack_settings

@@ -1,0 +1,111 @@
+"""Who may see and do what: the one decision that every door asks (console, JSON API, Slack, command line, gate).
+
+    a person sees          what
+    everything             with a role over the cluster
+    an incident, whole     every namespace that it touches is theirs (a grant covers it)
+    an incident, in part   some are theirs: what is shared is shown, everything of others is withheld
+    nothing                none is theirs, or it touches nobody's jobs: as if it did not exist
+
+To *do* something to an incident, a role has to reach over all that it touches: who sees a part decides nothing.
+What an incident touches was written down when its findings and its plan were stored (`agent.store.tenancy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from nightshift.agent.approvals.policy import Person, Role, lacks
+
+
+class Verb(StrEnum):
+    """What a person may ask for."""
+
+    SEE = "see"
+    SEE_CLUSTER = "see_cluster"
+    """What belongs to no job: sources, policies, promotions, the audit log's own records, all GPUs."""
+    SNOOZE = "snooze"
+    SILENCE = "silence"
+    REJECT = "reject"
+    CLOSE = "close"
+    APPROVE = "approve"
+    HALT = "halt"
+    RESUME = "resume"
+    TAKE_BACK = "take_back"
+    """A learned policy, to where the baseline controls: the safe direction."""
+    STAND = "stand"
+    """A learned policy up, into shadow: it proposes and nothing of it is executed."""
+
+
+NEEDS = MappingProxyType(
+    {
+        Verb.SEE: Role.VIEWER,
+        Verb.SEE_CLUSTER: Role.VIEWER,
+        Verb.SNOOZE: Role.RESPONDER,
+        Verb.SILENCE: Role.RESPONDER,
+        Verb.REJECT: Role.RESPONDER,
+        Verb.CLOSE: Role.RESPONDER,
+        Verb.APPROVE: Role.APPROVER,
+        Verb.HALT: Role.RESPONDER,
+        Verb.RESUME: Role.APPROVER,
+        Verb.TAKE_BACK: Role.RESPONDER,
+        Verb.STAND: Role.APPROVER,
+    }
+)
+OF_THE_CLUSTER = frozenset({Verb.SEE_CLUSTER, Verb.HALT, Verb.RESUME, Verb.TAKE_BACK, Verb.STAND})
+"""Verbs that reach everybody's jobs, so that a role over one team's does not do."""
+_DOING = {
+    Verb.SEE: "seeing it",
+    Verb.SEE_CLUSTER: "this page",
+    Verb.SNOOZE: "snoozing",
+    Verb.SILENCE: "a silence",
+    Verb.REJECT: "rejecting",
+    Verb.CLOSE: "closing",
+    Verb.APPROVE: "approving",
+    Verb.HALT: "halting",
+    Verb.RESUME: "resuming",
+    Verb.TAKE_BACK: "taking a policy back",
+    Verb.STAND: "standing a policy up",
+}
+
+
+class Sight(StrEnum):
+    WHOLE = "whole"
+    PART = "part"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether, and if not, why: a sentence for the person, which names nothing that they may not know of."""
+
+    allowed: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+
+def sight(person: Person, namespaces: Collection[str]) -> Sight:
+    """How much a person sees of what touches these namespaces."""
+    if not person.identity:
+        return Sight.NOTHING
+    if person.may(Role.VIEWER, namespaces):
+        return Sight.WHOLE
+    if any(person.may(Role.VIEWER, (name,)) for name in namespaces):
+        return Sight.PART
+    return Sight.NOTHING
+
+
+def may(person: Person, verb: Verb, namespaces: Collection[str] = ()) -> Decision:
+    """Whether a person may do this to what touches these namespaces. Approving is judged further by the gate: by
+    the plan's rule, the two people and the age of the sign-in."""
+    needed = NEEDS[verb]
+    reach = () if verb in OF_THE_CLUSTER else namespaces
+    if not person.identity:
+        return Decision(False, "Nobody is signed in.")
+    if person.may(needed, reach):
+        return Decision(True)
+    return Decision(False, lacks(person, needed, _DOING[verb], reach))

@@ -1,0 +1,397 @@
+"""The one gate before every action: who approved which exact plan, until when; and the emergency stop.
+
+Console, CLI, chat and the demo all call this, so that there is no other way to an action. An approval binds the
+plan's hash, the person, their role and an expiry. A click is one transaction with the incident's row locked: a
+double click, a replay, two people at once and a click after expiry each have one outcome, told to the clicker
+alone; only a click that changes something is told to everybody. At execution everything is checked again.
+
+    click                                       answer
+    first, plan as shown, in time               approved (or 1 of 2)
+    the same person again                       ok, nothing changes
+    another person after it was approved        ok is False: who approved, and what it does now
+    plan changed since it was shown             refused: look again
+    after expiry                                refused: a new plan is on its way
+    while halted                                refused: who halted, and when
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from nightshift.agent.approvals.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.people import Directory
+from nightshift.agent.approvals.policy import (
+    PEOPLE,
+    ApprovalSettings,
+    Person,
+    Role,
+    Rule,
+    may_not_approve,
+    rule_for,
+)
+from nightshift.agent.clock import Clock
+from nightshift.agent.store import audit
+from nightshift.agent.store.incident import Cause, Incident, IncidentState
+from nightshift.agent.store.incident_store import Conflict, Move, NoSuchIncident, Store, number_of
+from nightshift.agent.store.records import dump, load
+from nightshift.agent.store.tables import approvals, controls
+from nightshift.controllers.action import Action, ActionKind
+
+_S = IncidentState
+_DECIDED = (_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING)
+_PENDING = (_S.AWAITING_APPROVAL, *_DECIDED)
+_CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
+_STOPS_JOBS = (ActionKind.RESTART_JOB, ActionKind.DRAIN, ActionKind.RESET_GPU, ActionKind.REBOOT_NODE)
+_NAMED = 5
+NIGHTSHIFT = "nightshift"
+"""Who asks for plans that nobody asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateAnswer:
+    """What became of a click, as a sentence for the clicker. `changed` is False where the click did nothing."""
+
+    ok: bool
+    message: str
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """Who approved which plan. It counts until `expires_s`."""
+
+    person: str
+    role: Role
+    channel: str
+    plan_sha256: str
+    at_s: float
+    expires_s: float
+    groups: tuple[str, ...] | None = None
+    """Groups by which the directory gave the role; None where the role was not the directory's word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The emergency stop as it stands."""
+
+    halted: bool
+    by: str = ""
+    reason: str = ""
+    at_s: float = 0.0
+
+
+class Gate:
+    """Approves, rejects, closes, halts and resumes. Stateless: everything is in the store."""
+
+    def __init__(
+        self, store: Store, policy: ApprovalSettings, clock: Clock, directory: Directory | None = None
+    ) -> None:
+        """`directory`: judges approvers again when their approval is used; None: their role is not asked again."""
+        self._store = store
+        self._directory = directory
+        self.policy = policy
+        self._clock = clock
+
+    # Clicks -----------------------------------------------------------------------------------------------------
+
+    def approve(self, incident_id: str, plan_sha256: str, by: Person, now_s: float | None = None) -> GateAnswer:
+        """Approves the plan with that hash, if it is still the incident's plan and the person may."""
+        now = self._clock.now_s() if now_s is None else now_s
+        for _ in range(3):
+            try:
+                return self._approve(self._shown(incident_id, by), plan_sha256, by, now)
+            except Conflict:
+                continue
+        return GateAnswer(False, f"{incident_id} keeps changing; look at it again.")
+
+    def _shown(self, incident_id: str, by: Person) -> Incident:
+        """The incident, if this person may know of it. Raises NoSuchIncident where there is none or they may not:
+        a refusal that tells the two apart would tell of another team's incident."""
+        incident = self._store.incident(incident_id)
+        if by.identity and sight(by, incident.namespaces) is Sight.NOTHING:
+            raise NoSuchIncident(f"there is no {incident.id}")
+        return incident
+
+    def _approve(self, incident: Incident, plan_sha256: str, by: Person, now: float) -> GateAnswer:
+        action = incident.action
+        given = self.approvals(incident.id)
+        mine = [item for item in given if item.person == by.identity and item.plan_sha256 == plan_sha256]
+        counts = incident.state in _DECIDED or any(item.expires_s > now for item in mine)
+        if mine and counts and incident.state in _PENDING and _is_plan(action, plan_sha256):
+            return GateAnswer(True, f"You approved this already; {incident.id} is {_words(incident.state)}.")
+        refusal = self._refusal(incident, plan_sha256, by, given, now)
+        if refusal:
+            self._note_refusal(incident.id, "approve", by, plan_sha256, refusal)
+            return GateAnswer(False, refusal)
+        assert action is not None
+        expires_s = min(action.expires_at_s, now + self.policy.valid_s)
+        approval = Approval(by.identity, by.role, by.channel, plan_sha256, now, expires_s, by.groups)
+        before = [a for a in given if a.plan_sha256 == plan_sha256 and a.expires_s > now]
+        standing = [a for a in before if self.still_approves(a, incident.namespaces)] + [approval]
+        needed = PEOPLE[rule_for(action, self.policy)]
+        if (so_far := len(self.people(standing))) < needed:
+            self._record(incident, approval)
+            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person has to approve.", True)
+        names = " and ".join(item.person for item in standing)
+        move = Move(Cause.APPROVED, by.identity, f"{by.channel}: {action.kind} by {names}", incident.version)
+        self._store.change(incident.id, move, lambda c, number: self._insert(c, number, approval))
+        return GateAnswer(True, f"Approved: {action.kind} {action.target} starts now.", True)
+
+    def _refusal(self, incident: Incident, plan_sha256: str, by: Person, given: list[Approval], now: float) -> str:
+        """Why this click does not approve; empty where it does."""
+        action = incident.action
+        if by.is_tenant and not (allowed := may(by, Verb.APPROVE, incident.namespaces)):
+            return allowed.reason
+        if incident.state in _DECIDED:
+            names = " and ".join(item.person for item in given if item.plan_sha256 == plan_sha256) or "policy"
+            return f"Approved already by {names}; {incident.id} is {_words(incident.state)}."
+        if incident.state is not _S.AWAITING_APPROVAL or action is None:
+            return f"{incident.id} is {_words(incident.state)}; there is nothing to approve."
+        if not _is_plan(action, plan_sha256):
+            return f"The plan of {incident.id} has changed since you saw it; look at it again."
+        if now >= action.expires_at_s:
+            return f"The plan of {incident.id} has expired; a new one is on its way."
+        halt = self.halted()
+        if halt.halted:
+            return f"{_halted(halt)}; nothing is approved until it is resumed."
+        return may_not_approve(by, action, self.policy, NIGHTSHIFT, now, incident.namespaces)
+
+    def approve_by_policy(self, incident: Incident) -> bool:
+        """Approves a plan whose rule is automatic. False where it is not, or somebody was faster."""
+        action, now = incident.action, self._clock.now_s()
+        if incident.state is not _S.AWAITING_APPROVAL or action is None or now >= action.expires_at_s:
+            return False
+        if rule_for(action, self.policy) is not Rule.AUTOMATIC or self.halted().halted:
+            return False
+        expires_s = min(action.expires_at_s, now + self.policy.valid_s)
+        approval = Approval("policy", Role.APPROVER, "policy", action.plan_sha256, now, expires_s)
+        move = Move(Cause.APPROVED, "policy", f"{action.kind} is automatic by policy", incident.version)
+        try:
+            self._store.change(incident.id, move, lambda c, number: self._insert(c, number, approval))
+        except Conflict:
+            return False
+        return True
+
+    def reject(
+        self, incident_id: str, plan_sha256: str, by: Person, reason: str, now_s: float | None = None
+    ) -> GateAnswer:
+        """Declines the plan; the incident is watched. An approved plan is stopped as long as it has not begun."""
+        now = self._clock.now_s() if now_s is None else now_s
+        for _ in range(3):
+            incident = self._shown(incident_id, by)
+            if not (allowed := may(by, Verb.REJECT, incident.namespaces)):
+                refusal = allowed.reason
+            elif incident.state not in (_S.AWAITING_APPROVAL, _S.APPROVED):
+                refusal = f"{incident.id} is {_words(incident.state)}; there is nothing to reject."
+                if incident.state is _S.ACTING:
+                    refusal += " `nightshift halt` stops what has not happened yet."
+            elif not _is_plan(incident.action, plan_sha256):
+                refusal = f"The plan of {incident.id} has changed since you saw it; look at it again."
+            else:
+                body = {"plan_sha256": plan_sha256, "reason": reason, "channel": by.channel, "role": by.role}
+                move = Move(Cause.REJECTED, by.identity, reason, incident.version)
+                try:
+                    self._store.change(
+                        incident.id,
+                        move,
+                        lambda c, number, body=body: audit.append(  # type: ignore[misc]
+                            c, at_s=now, kind="rejected", by=by.identity, incident=number, body=body
+                        ),
+                    )
+                except Conflict:
+                    continue
+                return GateAnswer(True, f"Rejected; {incident.id} is watched until it clears.", True)
+            self._note_refusal(incident.id, "reject", by, plan_sha256, refusal)
+            return GateAnswer(False, refusal)
+        return GateAnswer(False, f"{incident_id} keeps changing; look at it again.")
+
+    def close(self, incident_id: str, by: Person, note: str) -> GateAnswer:
+        """A person says that it is over. An action that is approved or under way cannot be closed away."""
+        for _ in range(3):
+            incident = self._shown(incident_id, by)
+            if not (allowed := may(by, Verb.CLOSE, incident.namespaces)):
+                refusal = allowed.reason
+            elif incident.state not in _CLOSABLE:
+                refusal = f"{incident.id} is {_words(incident.state)}; it cannot be closed now."
+            else:
+                move = Move(Cause.CLOSED_BY_PERSON, by.identity, f"{by.channel}: {note}", incident.version)
+                try:
+                    self._store.change(incident.id, move)
+                except Conflict:
+                    continue
+                return GateAnswer(True, f"{incident.id} is closed.", True)
+            return GateAnswer(False, refusal)
+        return GateAnswer(False, f"{incident_id} keeps changing; look at it again.")
+
+    # At execution -----------------------------------------------------------------------------------------------
+
+    def objections(self, incident: Incident) -> list[tuple[Cause, str]]:
+        """Why an approved plan may not be carried out now, each with the cause of the move; empty where it may.
+
+        `halted` is not among them: a halted plan waits.
+        """
+        action, now = incident.action, self._clock.now_s()
+        if action is None:
+            return [(Cause.WORLD_CHANGED, "there is no plan")]
+        if now >= action.expires_at_s:
+            return [(Cause.EXPIRED, "the plan expired before it began")]
+        rule = rule_for(action, self.policy)
+        if rule is Rule.NEVER:
+            return [(Cause.WORLD_CHANGED, f"policy does not let {action.kind} happen any more")]
+        given = [item for item in self.approvals(incident.id) if item.plan_sha256 == action.plan_sha256]
+        if not given:
+            return [(Cause.WORLD_CHANGED, "the plan is not the one that was approved")]
+        fresh = [item for item in given if item.expires_s > now and item.person != "policy"]
+        standing = [item for item in fresh if self.still_approves(item, incident.namespaces)]
+        people = self.people(standing)
+        if rule is Rule.AUTOMATIC or len(people) >= PEOPLE[rule]:
+            return []
+        gone = sorted({item.person for item in fresh} - {item.person for item in standing})
+        why = f"; {' and '.join(gone)} may not approve it any more" if gone else ""
+        return [(Cause.EXPIRED, f"{len(people)} of {PEOPLE[rule]} approvals still count{why}")]
+
+    def people(self, given: Iterable[Approval]) -> set[str]:
+        """The different people behind approvals: somebody's token and account are one (`people.same`)."""
+        return {self.one(item.person) for item in given}
+
+    def one(self, identity: str) -> str:
+        """Whom an identity counts as where different people are asked for."""
+        return identity if self._directory is None else self._directory.one(identity)
+
+    def still_approves(self, given: Approval, namespaces: Collection[str]) -> bool:
+        """Whether who gave an approval might give it now, as the directory knows them: a person who was taken out,
+        or a group that lost its role, takes their approvals along. What only the identity provider knows, such as
+        who left a group, is asked at the next sign-in."""
+        if self._directory is None or given.groups is None:
+            return True
+        person = self._directory.person(given.person, given.channel, None, given.groups)
+        return person.may(Role.APPROVER, namespaces)
+
+    def approvals(self, incident_id: str) -> list[Approval]:
+        """Every approval of an incident's plans, oldest first."""
+        query = sa.select(approvals).where(approvals.c.incident == number_of(incident_id))
+        with self._store.database.read() as connection:
+            rows = connection.execute(query.order_by(approvals.c.at_s)).all()
+        return [
+            Approval(
+                r.person, Role(r.role), r.channel, r.plan_sha256, r.at_s, r.expires_s,
+                None if r.groups is None else tuple(json.loads(r.groups)),
+            )
+            for r in rows
+        ]  # fmt: skip
+
+    # Emergency stop ---------------------------------------------------------------------------------------------
+
+    def halted(self) -> Halt:
+        """Whether actions are frozen, read from the database: it holds for every process from its commit on."""
+        with self._store.database.read() as connection:
+            body = connection.execute(sa.select(controls.c.body).where(controls.c.name == "halt")).scalar()
+        return Halt(False) if body is None else load(Halt, body)
+
+    def halt(self, by: Person, reason: str = "") -> GateAnswer:
+        """Freezes every action that has not reached the world. Whoever may respond may halt."""
+        if not (allowed := may(by, Verb.HALT)):
+            return GateAnswer(False, allowed.reason)
+        now = self.halted()
+        if now.halted:
+            return GateAnswer(True, f"{_halted(now)}.")
+        self._set_halt(Halt(True, by.identity, reason, self._clock.now_s()), by)
+        said = "Halted: no action starts until an approver resumes."
+        held = self.held()
+        return GateAnswer(True, f"{said} Held where it stands: {', '.join(held)}." if held else said, True)
+
+    def held(self) -> list[str]:
+        """What had begun and is not finished, as `INC-7 (drain of node:n1; what it has stopped of ml/llm stays
+        stopped)`. Under a stop it takes no further step: what it has done stays done, such as a cordon, and it goes
+        on, or a person is asked, after somebody resumes."""
+        rows = self._store.incidents([_S.ACTING, _S.UNDOING])
+        return [_left(self._store.incident(row.id)) for row in reversed(rows)]
+
+    def resume(self, by: Person) -> GateAnswer:
+        """Lets actions start again. Needs an approver: lifting a stop is a decision to act."""
+        if not (allowed := may(by, Verb.RESUME)):
+            return GateAnswer(False, allowed.reason)
+        if not self.halted().halted:
+            return GateAnswer(True, "Nothing was halted.")
+        self._set_halt(Halt(False, by.identity, "", self._clock.now_s()), by)
+        return GateAnswer(True, "Resumed: approved actions go on, each after its checks.", True)
+
+    def _set_halt(self, state: Halt, by: Person) -> None:
+        row = {"at_s": state.at_s, "by": state.by, "body": dump(state)}
+        with self._store.database.write() as connection:
+            known = connection.execute(sa.update(controls).where(controls.c.name == "halt").values(row)).rowcount
+            if not known:
+                connection.execute(sa.insert(controls).values(name="halt", **row))
+            body = asdict(state) | {"channel": by.channel, "role": by.role}
+            kind = "halted" if state.halted else "resumed"
+            audit.append(connection, at_s=state.at_s, kind=kind, by=state.by, incident=None, body=body)
+
+    # Rows -------------------------------------------------------------------------------------------------------
+
+    def _record(self, incident: Incident, approval: Approval) -> None:
+        """The first of two approvals: a row and a new version, so that of two at once one has to look again."""
+        with self._store.database.write() as connection:
+            self._store.touch(connection, incident)
+            self._insert(connection, number_of(incident.id), approval)
+
+    def _insert(self, connection: Connection, number: int, approval: Approval) -> None:
+        groups = None if approval.groups is None else json.dumps(approval.groups)
+        row = {"incident": number, **asdict(approval), "groups": groups}
+        same = (
+            (approvals.c.incident == number)
+            & (approvals.c.plan_sha256 == approval.plan_sha256)
+            & (approvals.c.person == approval.person)
+        )
+        connection.execute(sa.delete(approvals).where(same))
+        connection.execute(sa.insert(approvals).values(row))
+        audit.append(
+            connection,
+            at_s=approval.at_s,
+            kind="approval",
+            by=approval.person,
+            incident=number,
+            body=asdict(approval),
+        )
+
+    def _note_refusal(self, incident_id: str, what: str, by: Person, plan_sha256: str, why: str) -> None:
+        body = {"what": what, "plan_sha256": plan_sha256[:64], "role": by.role, "channel": by.channel, "why": why}
+        with self._store.database.write() as connection:
+            audit.append(
+                connection,
+                at_s=self._clock.now_s(),
+                kind="refused",
+                by=by.identity,
+                incident=number_of(incident_id),
+                body=body,
+            )
+
+
+def _is_plan(action: Action | None, plan_sha256: str) -> bool:
+    return action is not None and action.plan_sha256 == plan_sha256
+
+
+def _left(incident: Incident) -> str:
+    """An incident whose action a stop holds, with what that may leave standing still."""
+    action = incident.action
+    if action is None:
+        return incident.id
+    undo = "taking back " if incident.state is _S.UNDOING else ""
+    said = f"{undo}{action.kind.replace('_', ' ')} of {action.target}"
+    jobs = action.blast_radius.jobs
+    if action.kind in _STOPS_JOBS and jobs and not undo:
+        more = f" and {len(jobs) - _NAMED} more jobs" if len(jobs) > _NAMED else ""
+        said += f"; what it has stopped of {', '.join(jobs[:_NAMED])}{more} stays stopped"
+    return f"{incident.id} ({said})"
+
+
+def _words(state: IncidentState) -> str:
+    return state.value.replace("_", " ")
+
+
+def _halted(halt: Halt) -> str:
+    return f"Halted by {halt.by}" + (f" ({halt.reason})" if halt.reason else "")

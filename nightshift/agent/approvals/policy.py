@@ -1,0 +1,199 @@
+"""Who may let an action happen: people and their roles, and the rule that each plan falls under.
+
+Decides purely; `agent.approvals.gate` stores. A rule is found from the action's kind and blast radius, never from
+what the clicker sends.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.subject import SubjectKind
+from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind
+
+
+class Role(StrEnum):
+    """What a person may do; each role may do all that the ones before it may."""
+
+    VIEWER = "viewer"
+    RESPONDER = "responder"
+    """Rejects, closes and halts: the safe direction."""
+    APPROVER = "approver"
+    """Approves and resumes."""
+    ADMIN = "admin"
+
+
+ORDER = list(Role)
+SKEW_S = 60.0
+"""A sign-in may look this much in the future: the identity provider's clock is not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A role over the workloads of some namespaces, with shell patterns (`research-*`)."""
+
+    role: Role
+    namespaces: tuple[str, ...]
+
+    def covers(self, namespace: str) -> bool:
+        return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who is asking, as a channel has authenticated them. `name` is one identity over all channels (an e-mail
+    address or a login); `roles` hold for the whole cluster, `grants` for some namespaces; `signed_in_s` is when
+    they last proved who they are, None where the channel cannot tell. `groups` are those by which the directory
+    (`agent.approvals.people`) knew them, None where their role is not its word: the operator's, a token's own."""
+
+    name: str
+    roles: frozenset[Role]
+    channel: str
+    signed_in_s: float | None = None
+    grants: tuple[Grant, ...] = ()
+    groups: tuple[str, ...] | None = None
+
+    @property
+    def identity(self) -> str:
+        """The name in one spelling, so that nobody is two people."""
+        return unicodedata.normalize("NFKC", self.name).strip().casefold()
+
+    @property
+    def role(self) -> Role:
+        """The highest that they have anywhere: for sentences and records, never for a decision."""
+        return max((*self.roles, *(grant.role for grant in self.grants)), key=ORDER.index, default=Role.VIEWER)
+
+    @property
+    def is_tenant(self) -> bool:
+        """Has no role over the cluster: sees what belongs to some namespaces, or nothing."""
+        return not self.roles
+
+    def may(self, needed: Role, namespaces: Collection[str] = ()) -> bool:
+        """Whether their role suffices over *all* of these namespaces; over the cluster where none is named."""
+        if any(ORDER.index(role) >= ORDER.index(needed) for role in self.roles):
+            return True
+        strong = [grant for grant in self.grants if ORDER.index(grant.role) >= ORDER.index(needed)]
+        return bool(namespaces) and all(any(grant.covers(name) for grant in strong) for name in namespaces)
+
+
+class Rule(StrEnum):
+    AUTOMATIC = "automatic"
+    ONE = "one"
+    TWO = "two"
+    """Two different people, neither of whom asked for it."""
+    NEVER = "never"
+    """Shown as advice; carried out by hand."""
+
+
+PEOPLE: Mapping[Rule, int] = {Rule.AUTOMATIC: 0, Rule.ONE: 1, Rule.TWO: 2}
+_STRICTNESS = list(Rule)
+_HARMLESS = frozenset({ActionKind.NONE, ActionKind.OBSERVE, ActionKind.NOTIFY_OWNER, ActionKind.SUGGEST_SCALING})
+_A_PERSON_DECIDES = frozenset({ActionKind.RETURN_NODE})
+"""Never automatic, whatever is configured: whether the hardware was repaired, only people know."""
+_MUST_SIGN_IN = frozenset({ActionKind.REBOOT_NODE, ActionKind.OPEN_RMA})
+
+
+class ApprovalSettings(BaseModel):
+    """Approval policy: how many people an action needs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    default: Rule = Field(default=Rule.ONE, description="Rule of every action kind that is not named in `kinds`.")
+    kinds: dict[ActionKind, Rule] = Field(
+        default_factory=dict, description="Rule by action kind: automatic, one, two (different people) or never."
+    )
+    places: dict[str, Rule] = Field(
+        default_factory=dict,
+        description="Rule of a plan that touches subjects of a pattern (`job:prod-*`), where it is stricter.",
+    )
+    wide_gpus: int = Field(
+        default=64,
+        ge=1,
+        description="A plan that takes, or whose jobs that stop hold, more GPUs than this is wide.",
+    )
+    wide_nodes: int = Field(default=8, ge=1, description="A plan that touches more nodes than this is wide.")
+    wide: Rule = Field(default=Rule.TWO, description="Rule of a wide plan, where it is stricter than its kind's.")
+    valid_s: float = Field(
+        default=3600.0, gt=0, description="An approval counts for this long, and never beyond the plan's expiry."
+    )
+    fresh_sign_in: frozenset[ActionKind] = Field(
+        default=_MUST_SIGN_IN, description="Kinds whose approver must have signed in lately."
+    )
+    fresh_sign_in_s: float = Field(default=300.0, gt=0, description="How lately, in seconds.")
+
+
+def lacks(person: Person, needed: Role, doing: str, namespaces: Collection[str]) -> str:
+    """The refusal of somebody whose role does not reach. Names no namespace that they may not know of."""
+    if not person.is_tenant or not person.grants:
+        return f"You are {person.role}; {doing} needs the role {needed}."
+    own = [name for name in namespaces if any(grant.covers(name) for grant in person.grants)]
+    if namespaces and own and person.may(needed, own):
+        return f"It reaches beyond your team, so {doing} needs the role {needed} for the whole cluster."
+    where = "for your team's jobs" if own else "for the whole cluster"
+    return f"You are {person.role}; {doing} needs the role {needed} {where}."
+
+
+def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
+    """The rule that a plan falls under: the strictest of its kind's, its places' and, if wide, the wide one."""
+    named = policy.kinds.get(action.kind)
+    rule = named or policy.default
+    if named is None and rule is Rule.ONE and not action.needs_approval and action.kind in _HARMLESS:
+        rule = Rule.AUTOMATIC
+    radius = action.blast_radius
+    gpus = max(len(set(radius.gpus)), int(action.params.get(STOPPED_GPUS, 0)))
+    wide = gpus > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
+    if action.kind in _A_PERSON_DECIDES:
+        rule = max(rule, Rule.ONE, key=_STRICTNESS.index)
+    rules = [rule, *([policy.wide] if wide else [])]
+    touched = _touched(action)
+    rules += [r for pattern, r in policy.places.items() if any(fnmatchcase(name, pattern) for name in touched)]
+    return max(rules, key=_STRICTNESS.index)
+
+
+def _touched(action: Action) -> set[str]:
+    """Every subject that a plan names, as `kind:name`."""
+    radius = action.blast_radius
+    named = {SubjectKind.NODE: radius.nodes, SubjectKind.GPU: radius.gpus}
+    named |= {SubjectKind.JOB: radius.jobs, SubjectKind.POD: radius.pods}
+    return {str(action.target)} | {f"{kind}:{name}" for kind, names in named.items() for name in names}
+
+
+def may_not_approve(
+    person: Person,
+    action: Action,
+    policy: ApprovalSettings,
+    requester: str,
+    now_s: float,
+    namespaces: Collection[str] = (),
+) -> str:
+    """Why a person may not approve a plan that touches these namespaces, as a sentence for them; empty where they
+    may. Whether they may know of it at all is `agent.approvals.access`'s question, and asked before."""
+    rule = rule_for(action, policy)
+    if not person.identity:
+        return "Nobody is signed in."
+    if rule is Rule.NEVER:
+        return f"Policy never lets nightshift carry out {action.kind}: it is advice, to be done by hand."
+    if not person.may(Role.APPROVER, namespaces):
+        return lacks(person, Role.APPROVER, "approving", namespaces)
+    if rule is Rule.TWO and person.identity == Person(requester, frozenset(), "").identity:
+        return "You asked for this plan, so two other people have to approve it."
+    if must_sign_in_again(person, action, policy, now_s):
+        within = f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s"
+        if person.signed_in_s is None:
+            return f"{within}, which this click does not show: sign in again in the console and approve it there."
+        return f"{within}: sign in again in the console."
+    return ""
+
+
+def must_sign_in_again(person: Person, action: Action, policy: ApprovalSettings, now_s: float) -> bool:
+    """Whether a plan asks for a sign-in that is fresher than the person's, or than anybody can tell."""
+    if action.kind not in policy.fresh_sign_in:
+        return False
+    age_s = float("inf") if person.signed_in_s is None else now_s - person.signed_in_s
+    return not -SKEW_S <= age_s <= policy.fresh_sign_in_s

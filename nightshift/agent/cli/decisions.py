@@ -1,0 +1,145 @@
+"""Commands by which a person decides, and those about who may.
+
+They reach the daemon's store through the configured URL and ask the same gate as the console; where
+`NIGHTSHIFT_API` is set, they ask the console (`agent.cli.remote`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nightshift.agent.cli.incidents import IncidentId
+from nightshift.agent.cli.terminal import AsJson, Config, operator, print_json, stored, tell
+
+if TYPE_CHECKING:
+    from nightshift.agent.approvals.gate import Gate, GateAnswer
+    from nightshift.agent.approvals.policy import Person
+    from nightshift.agent.cli.remote import Remote
+    from nightshift.agent.store.incident_store import Store
+
+
+@dataclass(frozen=True)
+class _Here:
+    """The gate of the daemon's own store, asked by who sits at the terminal."""
+
+    store: Store
+    gate: Gate
+    by: Person
+
+    def plan_of(self, incident_id: str, prefix: str) -> str:
+        from nightshift.agent.cli.remote import checked_plan
+
+        action = self.store.incident(incident_id).action
+        return checked_plan(incident_id, action.plan_sha256 if action is not None else "", prefix)
+
+    def approve(self, incident_id: str, plan_sha256: str) -> GateAnswer:
+        return self.gate.approve(incident_id, plan_sha256, self.by)
+
+    def reject(self, incident_id: str, plan_sha256: str, reason: str) -> GateAnswer:
+        return self.gate.reject(incident_id, plan_sha256, self.by, reason)
+
+    def close(self, incident_id: str, note: str) -> GateAnswer:
+        return self.gate.close(incident_id, self.by, note)
+
+    def halt(self, reason: str) -> GateAnswer:
+        return self.gate.halt(self.by, reason)
+
+    def resume(self) -> GateAnswer:
+        return self.gate.resume(self.by)
+
+
+@contextmanager
+def _asked(config: Path | None) -> Iterator[_Here | Remote]:
+    from nightshift.agent.cli.remote import remote
+
+    there = remote()
+    if there is not None:
+        yield there
+        return
+    with stored(config) as (store, gate, now_s):
+        yield _Here(store, gate, operator(now_s))
+
+
+def approve(
+    incident_id: IncidentId,
+    config: Config = None,
+    plan: Annotated[str, typer.Option(help="Only if the plan's sha256 begins with this")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Approves an incident's present plan."""
+    with _asked(config) as gate:
+        tell(gate.approve(incident_id, gate.plan_of(incident_id, plan)), as_json)
+
+
+def reject(
+    incident_id: IncidentId,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why not")],
+    config: Config = None,
+    plan: Annotated[str, typer.Option(help="Only if the plan's sha256 begins with this")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Declines an incident's present plan; the incident is watched."""
+    with _asked(config) as gate:
+        tell(gate.reject(incident_id, gate.plan_of(incident_id, plan), reason), as_json)
+
+
+def close(
+    incident_id: IncidentId,
+    note: Annotated[str, typer.Option("--note", "-n", help="What was done")],
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Says that an incident is over."""
+    with _asked(config) as gate:
+        tell(gate.close(incident_id, note), as_json)
+
+
+def halt(
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why")] = "",
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Emergency stop: no action starts until somebody resumes."""
+    with _asked(config) as gate:
+        tell(gate.halt(reason), as_json)
+
+
+def resume(config: Config = None, as_json: AsJson = False) -> None:
+    """Lifts the emergency stop."""
+    with _asked(config) as gate:
+        tell(gate.resume(), as_json)
+
+
+def token(config: Config = None) -> None:
+    """Prints the operator's sign-in token for the console."""
+    from nightshift.agent.console.sign_in import operator_token
+    from nightshift.agent.settings import load
+
+    settings = load(config)
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    typer.echo(operator_token(settings.state_dir, settings.console.secrets_dir))
+
+
+def sign_out(
+    person: Annotated[str, typer.Argument(help="E-mail address or login")],
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Signs a person out of the console, everywhere, at their next click."""
+    from nightshift.agent.console.sessions import end_sessions
+
+    with stored(config) as (store, _, _now_s):
+        ended = end_sessions(store.database, person)
+    if as_json:
+        print_json({"person": person, "sessions": ended})
+    else:
+        typer.echo(f"{person}: {ended} sessions ended")
+
+
+COMMANDS = (approve, reject, close, halt, resume, token, sign_out)

@@ -1,0 +1,220 @@
+"""Looks at everything that the configuration names and says of each: works, or why not and what to do.
+
+Changes nothing in the cluster. Each source is asked once through its own collector, so that what works here works
+in the daemon.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import BaseModel, SecretStr
+
+from nightshift.agent.clock import WallClock
+from nightshift.agent.construct import NVML_LIBRARY, build_actuators, build_collectors, has_nvidia_driver
+from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
+from nightshift.agent.notify.outlets.settings import build as build_outlets
+from nightshift.agent.notify.slack.room import try_out as try_slack
+from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
+from nightshift.agent.settings import Settings
+from nightshift.agent.store.database import Database
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.listening import listening
+from nightshift.collectors.subject import Inventory
+
+_SECRET_WORDS = ("token", "password", "secret", "key", "cert")
+
+
+@runtime_checkable
+class KnowsItsRights(Protocol):
+    """An actuator that can say, without acting, what it is not permitted to do."""
+
+    def refused(self) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `hint` says what to do where it does not work."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str = ""
+
+
+def examine(settings: Settings) -> Iterator[Check]:
+    """Every check, as it is done."""
+    yield Check("python", sys.version_info >= (3, 11), sys.version.split()[0], "Python 3.11 or newer is needed")
+    yield _state_dir(settings.state_dir)
+    yield from _secrets("", settings)
+    yield _store(settings)
+    yield _port(settings)
+    yield _driver(settings)
+    yield from _sources(settings)
+    yield from _actuators(settings)
+    yield _model(settings.llm)
+    yield _slack(settings.slack)
+    yield from _outlets(settings.outlets)
+
+
+def _state_dir(path: Path) -> Check:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = path / ".doctor"
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+    except OSError as error:
+        return Check(
+            "state_dir", False, f"{path}: {error.strerror}", "make it writable for this user, or set state_dir"
+        )
+    return Check("state_dir", True, f"{path} can be written")
+
+
+def _secrets(at: str, model: BaseModel) -> Iterator[Check]:
+    """Files that hold secrets: present, not empty, and not readable by everybody."""
+    for name in type(model).model_fields:
+        value, where = getattr(model, name), f"{at}{name}"
+        if isinstance(value, BaseModel):
+            yield from _secrets(f"{where}.", value)
+        elif isinstance(value, tuple | list):
+            for number, item in enumerate(value):
+                if isinstance(item, BaseModel):
+                    yield from _secrets(f"{where}[{number}].", item)
+        elif isinstance(value, Path) and any(word in name for word in _SECRET_WORDS):
+            yield _secret_file(where, value)
+        elif isinstance(value, SecretStr) and not value.get_secret_value():
+            yield Check(f"secret {where}", False, "is empty", "set it, or leave it out")
+
+
+def _secret_file(where: str, path: Path) -> Check:
+    name = f"secret {where}"
+    try:
+        mode, size = path.stat().st_mode, path.stat().st_size
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        return Check(name, False, f"{path}: {error.strerror}", "name a file that this user can read")
+    if size == 0:
+        return Check(name, False, f"{path} is empty", "put the secret into it")
+    if mode & 0o004:
+        return Check(name, False, f"{path} can be read by everybody", f"chmod o-r {path}")
+    return Check(name, True, f"{path} can be read")
+
+
+def _store(settings: Settings) -> Check:
+    try:
+        database = Database(settings.store_url)
+    except (Permanent, Temporary) as error:
+        return Check("store", False, str(error), "set store.url, or start the database")
+    database.close()
+    return Check("store", True, f"{database.where} answers, its schema is current")
+
+
+def _port(settings: Settings) -> Check:
+    console = settings.console
+    if not console.enabled or console.port == 0:
+        return Check("console", True, "no fixed port" if console.enabled else "switched off")
+    try:
+        listening(console.host, console.port).close()
+    except OSError as error:
+        detail = f"{console.host}:{console.port}: {error.strerror}"
+        return Check("console", False, detail, "is the daemon running already? else set console.port")
+    return Check("console", True, f"{console.host}:{console.port} is free")
+
+
+def _driver(settings: Settings) -> Check:
+    if has_nvidia_driver():
+        return Check("local GPUs", True, f"{NVML_LIBRARY} is there")
+    wanted = not settings.sources or any(getattr(source, "type", "") == "nvml" for source in settings.sources)
+    return Check(
+        "local GPUs", not wanted, f"no {NVML_LIBRARY} on this machine", "install the driver, or name sources"
+    )
+
+
+def _sources(settings: Settings) -> Iterator[Check]:
+    inventory = Inventory(settings.cluster)
+    entries: list[Any] = list(settings.sources)
+    for number, entry in enumerate(entries or [None]):
+        name = f"sources[{number}]" if entry is not None else "local sources"
+        try:
+            collectors = build_collectors([entry] if entry is not None else [])
+        except (Permanent, Temporary) as error:
+            yield Check(name, False, str(error), "see the settings reference")
+            continue
+        for collector in collectors:
+            try:
+                batch = collector.collect(time.time(), inventory, settings.collect_timeout_s)
+            finally:
+                collector.close()
+            if not batch.sources:
+                yield Check(f"{name} {collector.name}", False, "names no source", "see the settings reference")
+            for status in batch.sources:
+                detail = f"{status.samples} samples in {status.took_s * 1000:.0f} ms"
+                if not status.ok:
+                    detail = f"{status.reason}: {status.detail}"
+                yield Check(f"{name} {status.source.name}", status.ok, detail, "see docs/how-to/sources.md")
+
+
+def _model(settings: ModelSettings) -> Check:
+    """The language model: asked for one word, so that a wrong key or name is seen here and not in an incident."""
+    if not settings.enabled:
+        return Check("llm", True, "none: the rules diagnose alone")
+    name = f"{settings.provider} {settings.model} at {settings.address}"
+    try:
+        took = try_out(Model(settings))
+    except Failed as error:
+        return Check("llm", False, f"{name}: {error}", "see docs/how-to/language-model.md")
+    return Check("llm", True, f"{name} answered with {took.output_tokens} tokens")
+
+
+def _slack(settings: SlackSettings) -> Check:
+    if not settings.enabled:
+        return Check("slack", True, "switched off")
+    try:
+        return Check("slack", True, try_slack(settings))
+    except (Permanent, Temporary) as error:
+        return Check("slack", False, str(error), "see docs/how-to/slack.md")
+
+
+def _outlets(settings: OutletSettings) -> Iterator[Check]:
+    try:
+        built = build_outlets(settings)
+    except Permanent as error:
+        yield Check("outlets", False, str(error), "see docs/how-to/page.md")
+        return
+    for outlet in built:
+        try:
+            yield Check(f"outlet {outlet.name}", True, outlet.try_out())
+        except (Permanent, Temporary) as error:
+            yield Check(f"outlet {outlet.name}", False, str(error), "see docs/how-to/page.md")
+        finally:
+            outlet.close()
+    if built and not settings.pages:
+        yield Check("paging", False, "no outlet pages: outlets.pages is empty", "see docs/how-to/page.md")
+
+
+def _actuators(settings: Settings) -> Iterator[Check]:
+    entries: list[Any] = list(settings.actuators)
+    if not entries:
+        yield Check("actuators", True, "none: Nightshift proposes and cannot act")
+    for number, entry in enumerate(entries):
+        name = f"actuators[{number}] {entry.type}"
+        try:
+            (actuator,) = build_actuators([entry], WallClock())
+            refused = actuator.refused() if isinstance(actuator, KnowsItsRights) else []
+        except (Permanent, Temporary) as error:
+            yield Check(name, False, str(error), "see docs/how-to/act-on-kubernetes.md")
+            continue
+        kinds = ", ".join(sorted(actuator.kinds()))
+        if refused:
+            yield Check(
+                name, False, f"not permitted: {'; '.join(refused)}", "grant what the Helm chart's role names"
+            )
+        else:
+            yield Check(name, True, f"carries out {kinds}")

@@ -1,0 +1,67 @@
+"""`nightshift drill`: opens a TEST incident in the daemon's store and tells its way, until it is over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nightshift.agent.cli.terminal import Config, operator, stored
+
+if TYPE_CHECKING:
+    from nightshift.agent.store.incident import Incident
+    from nightshift.agent.store.incident_store import Store
+
+POLL_S = 0.3
+_ASLEEP_S = 20.0
+
+
+def drill(
+    name: Annotated[str, typer.Argument(help="ecc or gpu-lost")] = "ecc",
+    minutes: Annotated[float, typer.Option(min=0.05, help="Give up after so long without a decision (min)")] = 15.0,
+    config: Config = None,
+) -> None:
+    """Opens a TEST incident, waits for a person to decide on it in Slack, the console or here, acts on a simulated
+    cluster and shows recovery. Nothing real is touched."""
+    from nightshift.agent.drill import stage
+    from nightshift.agent.store.incident import IncidentState as S
+
+    with stored(config) as (store, _, now_s):
+        told = stage(name, float(round(now_s)))
+        by = operator(now_s).identity
+        incident_id = store.open_incident(f"TEST: drill {name}", told.findings, by=by, note="a drill, not a fault")
+        typer.echo(f"{incident_id} is open: a TEST. Approve or reject it in Slack, in the console, or by")
+        typer.echo(f"  nightshift approve {incident_id}")
+        began_s, told_steps, cleared = time.monotonic(), 0, False
+        try:
+            while True:
+                incident = store.incident(incident_id)
+                for step in incident.history[told_steps:]:
+                    typer.echo(f"  {step.after.replace('_', ' '):<18} {step.by}: {step.note}"[:160])
+                told_steps = len(incident.history)
+                if incident.state is S.RESOLVED:
+                    typer.echo("Over: what was done stands in the audit log, and only there.")
+                    return
+                if incident.state in (S.CONFIRMING, S.MONITORING, S.ESCALATED) and not cleared:
+                    _clear(store, incident)  # the made-up fault ends with the action, or with the refusal
+                    cleared = True
+                waited_s = time.monotonic() - began_s
+                if incident.state is S.OPEN and waited_s > _ASLEEP_S:
+                    typer.echo("Nobody takes it up: does the daemon run on this store?", err=True)
+                    raise typer.Exit(1)
+                if waited_s > 60.0 * minutes and not cleared:
+                    typer.echo("Nobody decided: the drill ends here.", err=True)
+                    raise typer.Exit(1)
+                time.sleep(POLL_S)
+        finally:
+            _clear(store, store.incident(incident_id))
+
+
+def _clear(store: Store, incident: Incident) -> None:
+    from nightshift.detectors.base import State
+
+    for stored_finding in incident.findings:
+        if stored_finding.state is State.FIRING:
+            store.update_finding(incident.id, replace(stored_finding.finding, state=State.CLEAR))

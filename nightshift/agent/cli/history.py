@@ -1,0 +1,249 @@
+"""Commands that learn from the past: `nightshift lookback`, `calibrate` and `learn`. None changes the cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nightshift.agent.cli.terminal import AsJson, Config
+
+if TYPE_CHECKING:
+    from nightshift.agent.history.lookback import OwnEvent
+    from nightshift.collectors.prometheus_range import RangeReader
+    from nightshift.collectors.tick import Tick
+
+
+def lookback(
+    prometheus: Annotated[str, typer.Option(help="URL of your Prometheus (Thanos, Mimir, VictoriaMetrics)")],
+    days: Annotated[float, typer.Option(min=0.01, max=400, help="How far back to look")] = 10.0,
+    step_s: Annotated[float, typer.Option(min=1, help="Time between two looks (s)")] = 60.0,
+    load: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the time a query may be under way")] = 0.5,
+    matchers: Annotated[str, typer.Option(help='Of every query, such as cluster="prod-1"')] = "",
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tells what Nightshift would have told you lately. Needs a Prometheus and no rights in the cluster."""
+    from nightshift.agent.construct import build_detectors
+    from nightshift.agent.history.lookback import look_back, models, report
+    from nightshift.agent.history.lookback_report import as_json_values, as_text
+    from nightshift.agent.history.lookback_signals import blind_signals
+    from nightshift.agent.settings import load as load_settings
+    from nightshift.collectors.subject import Inventory
+    from nightshift.detectors.ecc_sku import told_of
+
+    settings = load_settings(config)
+    reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
+    inventory = Inventory(settings.cluster)
+    progress = _progress(start_s, end_s, sys.stderr.isatty() and not as_json)
+    try:
+        reader.probe(end_s)
+        own, has_record = _own_record(reader, start_s, end_s)
+        detectors = build_detectors(_at_pace(settings.detectors, step_s))
+        incidents, gpus, waited, read_s = look_back(
+            reader.ticks(start_s, end_s, inventory), inventory, detectors, settings.budget, progress, own
+        )
+    finally:
+        reader.close()
+    seen = models(inventory)
+    blind = blind_signals(reader.reading.series, has_record, seen)
+    span_s, failed = (start_s, end_s), reader.reading.failed
+    told = report(
+        incidents,
+        own,
+        has_record,
+        span_s,
+        gpus,
+        settings.budget,
+        blind,
+        failed,
+        waited,
+        step_s * len(read_s),
+        read_s,
+        [told_of(model, reader.reading.series) for model in seen],
+    )
+    if as_json:
+        typer.echo(json.dumps(as_json_values(told, reader.reading), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(as_text(told, reader.reading), nl=False)
+
+
+def _opened(
+    prometheus: str, matchers: str, days: float, step_s: float, load: float
+) -> tuple[RangeReader, float, float]:
+    """A reader of the last `days`, and from when to when they are (Unix s), in whole steps."""
+    from nightshift.collectors.base import Permanent
+    from nightshift.collectors.http import checked_url
+    from nightshift.collectors.prometheus import PrometheusCollector
+    from nightshift.collectors.prometheus_range import RangeReader
+
+    try:
+        source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
+    except Permanent as error:
+        raise Permanent(f"--prometheus: {error}") from error
+    end_s = time.time() // step_s * step_s
+    return RangeReader(source, step_s, load=load), end_s - days * 86400.0, end_s
+
+
+def _progress(start_s: float, end_s: float, say: bool) -> Callable[[float], None]:
+    """Tells on a terminal, once a second, how far a reading has come."""
+    last_told = [0.0]
+
+    def progress(at_s: float) -> None:
+        if say and time.monotonic() - last_told[0] > 1.0:
+            last_told[0] = time.monotonic()
+            typer.echo(f"\r{100 * (at_s - start_s) / (end_s - start_s):3.0f} % ", nl=False, err=True)
+
+    return progress
+
+
+def _at_pace(entries: Any, step_s: float) -> Any:
+    """The detectors' settings for looks that are `step_s` apart: a bucket of the leaks' test against peers is not
+    shorter than a look. A gap is told as such, so the detector of lost sources has no part in it."""
+    leak, source = entries.memory_leak, entries.source
+    wide_s = max(leak.contrast_bucket_s, step_s)
+    return entries.model_copy(
+        update={
+            "memory_leak": leak.model_copy(update={"contrast_bucket_s": wide_s}),
+            "source": source.model_copy(update={"enabled": False}),
+        }
+    )
+
+
+def _own_record(reader: RangeReader, start_s: float, end_s: float) -> tuple[list[OwnEvent], bool | None]:
+    """Cordons and unready nodes by kube-state-metrics, and whether it is there; None: that could not be read."""
+    import numpy as np
+
+    from nightshift.agent.history.lookback import own_events
+    from nightshift.agent.history.lookback_signals import CORDONS, READY
+    from nightshift.collectors.http import SourceError
+
+    asks = (
+        ("cordoned", f"max by (node) ({CORDONS})", 0.5),
+        ("not ready", f'1 - max by (node) ({READY}{{condition="Ready",status="true"}})', 0.5),
+    )
+    found: list[OwnEvent] = []
+    known: bool | None = False
+    for kind, query, above in asks:
+        try:
+            for matrix in reader.matrices(query, start_s, end_s):
+                known = known or (kind == "cordoned" and bool(np.isfinite(matrix.values).any()))
+                names = [str(labels.get("node", "")) for labels in matrix.labels]
+                found += own_events(kind, names, matrix.t_s.tolist(), (matrix.values - above).tolist())
+        except SourceError as error:
+            reader.reading.failed.append(f"{kind} nodes: {error}")
+            known = None if kind == "cordoned" else known
+    return sorted(found, key=lambda e: (e.at_s, e.node)), known
+
+
+def calibrate(
+    prometheus: Annotated[str, typer.Option(help="URL of your Prometheus (Thanos, Mimir, VictoriaMetrics)")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (JSON)")],
+    days: Annotated[float, typer.Option(min=0.01, max=400, help="How far back to read")] = 14.0,
+    step_s: Annotated[float, typer.Option(min=1, help="Time between two looks (s)")] = 60.0,
+    load: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the time a query may be under way")] = 0.5,
+    matchers: Annotated[str, typer.Option(help='Of every query, such as cluster="prod-1"')] = "",
+    config: Config = None,
+) -> None:
+    """Fits what each statistical detector promises from your own telemetry. Needs no rights in the cluster.
+
+    Alarms on a node within a day of its own cordon or unreadiness are left out; all others count as false.
+    """
+    from nightshift.agent.history.calibration import excused_by, table
+    from nightshift.agent.settings import load as load_settings
+    from nightshift.collectors.base import Permanent
+    from nightshift.collectors.http import checked_url
+    from nightshift.collectors.subject import Inventory
+    from nightshift.detectors.calibration import fitted, listen, loosened, save
+    from nightshift.detectors.plugins import ALL
+
+    settings = load_settings(config)
+    reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
+    inventory = Inventory(settings.cluster)
+    progress = _progress(start_s, end_s, sys.stderr.isatty())
+    try:
+        reader.probe(end_s)
+        own, _ = _own_record(reader, start_s, end_s)
+        entries = _at_pace(settings.detectors, step_s)
+        loose = loosened(ALL, {kind.plugin: getattr(entries, kind.plugin) for kind in ALL})
+        ticks = _telling(reader.ticks(start_s, end_s, inventory), progress)
+        heard = listen(loose, ticks, inventory, excused_by(own, inventory))
+    finally:
+        reader.close()
+    tails = fitted(heard, f"{checked_url(prometheus)}, {days:g} days to {time.strftime('%F', time.gmtime(end_s))}")
+    if not tails:
+        raise Permanent(f"--prometheus: nothing that a detector watches was found in {days:g} days")
+    save(output, tails)
+    strengths = {one.detector.name: getattr(entries, one.detector.name).strength for one in loose}
+    typer.echo(table(tails, strengths, settings.budget), nl=False)
+    typer.echo(f"{output} is written. Set budget.calibration to it.")
+
+
+def _telling(ticks: Iterator[Tick], progress: Callable[[float], None]) -> Iterator[Tick]:
+    for tick in ticks:
+        progress(tick.at_s)
+        yield tick
+
+
+def learn(
+    recordings: Annotated[
+        list[Path], typer.Argument(help="Healthy recordings, as `nightshift record` writes them")
+    ],
+    sku: Annotated[str, typer.Option(help="Part of the GPUs' model name, such as H200")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (JSON)")],
+    metrics: Annotated[
+        str, typer.Option(help="Comma-separated; default: utilisation, power, temperature, clock")
+    ] = "",
+) -> None:
+    """Learns what GPUs usually look like, for the multivariate detector. Needs scikit-learn."""
+    from nightshift.agent.config_file import ConfigError
+    from nightshift.collectors.metrics import BY_NAME
+    from nightshift.detectors.learning import METRICS, Plan, looks
+    from nightshift.detectors.learning import learn as learn_model
+
+    chosen = tuple(name.strip() for name in metrics.split(",") if name.strip()) or METRICS
+    if unknown := [name for name in chosen if name not in BY_NAME]:
+        raise ConfigError(
+            [f"--metrics: {name!r} is not a metric (docs/reference/telemetry.md)" for name in unknown]
+        )
+    plan = Plan(sku, chosen)
+    model = learn_model(looks(_recorded(recordings, sku), plan), plan, f"{len(recordings)} recordings of {sku}")
+    model.save(output)
+    days = model.tail.series_days
+    typer.echo(
+        f"{len(model.weights)} classes of workload, calibrated on {days:.2f} GPU-days with {model.tail.episodes} "
+        f"episodes: measured down to {model.tail.measured_to:.0f} false alarms per 1,000 GPU-days"
+    )
+
+
+def _recorded(paths: list[Path], sku: str) -> Iterator[Tick]:
+    """The ticks of all recordings, with only the GPUs of that model; those of unknown model count."""
+    from dataclasses import replace
+
+    from nightshift.collectors.frame import SeriesIndex
+    from nightshift.collectors.recording import read
+    from nightshift.collectors.subject import Subject, SubjectKind
+
+    models: dict[Subject, str] = {}
+    for path in paths:
+        for recorded in read(path):
+            for subject, facts in (recorded.facts or {}).items():
+                models[subject] = facts.get("model", models.get(subject, ""))
+            frame = recorded.tick.frames.get(SubjectKind.GPU)
+            if frame is None:
+                continue
+            keep = [n for n, s in enumerate(frame.index.subjects) if sku in (models.get(s) or sku)]
+            index = SeriesIndex(frame.kind, tuple(frame.index.subjects[n] for n in keep))
+            observed = frame.observed_at_s if len(frame.observed_at_s) == 1 else frame.observed_at_s[keep]
+            own = replace(
+                frame, index=index, values=frame.values[keep], epoch=frame.epoch[keep], observed_at_s=observed
+            )
+            yield replace(recorded.tick, frames={SubjectKind.GPU: own})
+
+
+COMMANDS: tuple[Any, ...] = (lookback, calibrate, learn)

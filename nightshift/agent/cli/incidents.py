@@ -1,0 +1,84 @@
+"""`nightshift incidents` and `nightshift show`: what is open, and one incident on a screen."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich, stored
+
+if TYPE_CHECKING:
+    from nightshift.agent.incidents.suppression import Standing
+    from nightshift.agent.store.incident_store import Store
+
+IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
+
+
+def incidents(
+    config: Config = None,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Also those that are resolved")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Lists open incidents; those that nobody is told of now are marked."""
+    from nightshift.agent.cli.remote import remote, summary_of
+    from nightshift.agent.presentation.incident_text import incident_json, incident_table
+    from nightshift.agent.store.incident import IncidentState
+
+    there = remote()
+    if there is not None:
+        told = there.incidents_json(all_, limit)
+        if as_json:
+            print_json(told)
+        else:
+            print_rich(incident_table([summary_of(row) for row in told], time.time()))
+        return
+    with stored(config) as (store, _, now_s):
+        states = None if all_ else [state for state in IncidentState if state is not IncidentState.RESOLVED]
+        rows = store.incidents(states, limit=limit)
+        standing = _standing(store, config)
+        suppressed = {row.id: held for row in rows if (held := standing.of(row)) is not None}
+        if as_json:
+            print_json([incident_json(row, suppressed.get(row.id)) for row in rows])
+        else:
+            print_rich(incident_table(rows, now_s, {name: held.sentence() for name, held in suppressed.items()}))
+
+
+def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False) -> None:
+    """Shows one incident: what, why with evidence, the plan and its cost, the history."""
+    from nightshift.agent.cli.remote import incident_of, remote
+    from nightshift.agent.presentation.incident_text import incident_json, incident_text
+
+    there = remote()
+    if there is not None:
+        told = there.incident_json(incident_id)
+        if as_json:
+            print_json(told)
+        else:
+            print_rich(incident_text(incident_of(told), time.time()))
+        return
+    with stored(config) as (store, _, now_s):
+        incident = store.incident(incident_id)
+        held = _standing(store, config).of(incident)
+        if as_json:
+            print_json(incident_json(incident, held))
+        else:
+            print_rich(incident_text(incident, now_s, "" if held is None else held.sentence()))
+
+
+def _standing(store: Store, config: Path | None) -> Standing:
+    """What suppresses now, by the places that the daemon has stored."""
+    from nightshift.agent.incidents.suppression import Suppressor
+    from nightshift.agent.settings import load
+    from nightshift.agent.store.process_clock import ToldClock
+    from nightshift.collectors.subject import Inventory
+
+    settings = load(config)
+    inventory = Inventory(settings.cluster)
+    if settings.guard.maintenance:
+        inventory.load(store.load_memberships())
+    clock = ToldClock(store.database)
+    return Suppressor(store, clock, lambda: settings.guard.maintenance, inventory).standing()

@@ -1,0 +1,186 @@
+"""`nightshift policy stand | standing | promote | approve | reject | undo | explain`: trust in learned control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nightshift.agent.cli.terminal import AsJson, Config, answer_plan, operator, print_json, stored
+from nightshift.collectors.base import Permanent
+
+if TYPE_CHECKING:
+    from nightshift.agent.approvals.policy import Person
+    from nightshift.agent.approvals.policy_gate import PolicyGate
+    from nightshift.agent.store.receipts import Receipts
+
+Kind = Annotated[str, typer.Argument(help="power or scheduling")]
+
+
+@contextmanager
+def _opened(config: Path | None) -> Iterator[tuple[PolicyGate, Receipts, Person]]:
+    from nightshift.agent.approvals.policy_gate import PolicyGate
+    from nightshift.agent.settings import load
+    from nightshift.agent.store.process_clock import ToldClock
+    from nightshift.agent.store.receipts import Receipts
+
+    with stored(config) as (store, gate, now_s):
+        policies = PolicyGate(gate, store, ToldClock(store.database), load(config).cluster)
+        yield policies, Receipts(store.database), operator(now_s)
+
+
+def stand(
+    kind: Kind,
+    file: Annotated[Path, typer.Argument(help="Policy file, as `nightshift policy train` writes it")],
+    config: Config = None,
+) -> None:
+    """Puts a policy file into the daemon's store, and its policy into shadow: nothing of it is executed. It has to
+    be signed by one of the configuration's `policy_keys`; the daemon asks it from its next start on."""
+    from nightshift.agent.approvals.access import Verb, may
+    from nightshift.agent.policy_setup import stand_up
+    from nightshift.agent.settings import load
+    from nightshift.controllers.learnable import learnable
+
+    part = getattr(load(config), kind, None)
+    if part is None or not hasattr(part, "policy_keys"):
+        raise Permanent(f"no policies of kind {kind!r} are asked by the daemon")
+    interface = learnable(kind).interface
+    with _opened(config) as (policies, _, who):
+        if not (allowed := may(who, Verb.STAND)):
+            raise Permanent(allowed.reason)
+        found = stand_up(policies, file, interface, part.policy_keys, who.identity, policies.clock.now_s())
+    typer.echo(f"{found.name}@{found.sha256[:12]} is shadow; restart the daemon, and it is asked")
+
+
+def standing(as_json: AsJson = False, config: Config = None) -> None:
+    """Where each kind's policy stands, what its next step still needs, and what waits for approval."""
+    from nightshift.agent.store.records import plain
+    from nightshift.controllers.promotion import least_jobs
+
+    with _opened(config) as (policies, receipts, _):
+        found, waiting = policies.standings(), policies.proposals()
+        settled = {s.kind: receipts.jobs(s.kind, s.policy, s.mode, s.since_s) for s in found}
+    if as_json:
+        print_json({"standings": [plain(each) for each in found], "plans": [plain(each) for each in waiting]})
+        return
+    for each in found:
+        typer.echo(f"{each.kind}: {each.policy} is {each.mode}" + (f" ({each.demotion})" if each.demotion else ""))
+        if each.next is not None:
+            words = each.evidence.words if each.evidence else "not looked at yet"
+            typer.echo(f"  to {each.next}: {words}")
+            criteria = policies.criteria_of(each.kind)
+            least = least_jobs(each, criteria) << each.looks
+            then = f"it is looked at by itself once there are {least}"
+            if each.evidence is not None and each.evidence.ready:
+                then = "it waits for people"
+            elif each.looks >= criteria.looks:
+                then = f"all {criteria.looks} looks are spent: it stays {each.mode}"
+            typer.echo(f"  outcomes of {settled[each.kind]} {criteria.unit}; {then}")
+    for plan in waiting:
+        typer.echo(f"{plan.id}: {plan.state}, plan {plan.action.plan_sha256[:12]}: {plan.action.why}")
+    if not found:
+        typer.echo("No learned policy stands: the baselines control.")
+
+
+def promote(kind: Kind, config: Config = None) -> None:
+    """Takes the next step: proposes it where its statistics hold, carries it out once it is approved. Exit code 1:
+    it waits for approval. The figures are those of the newest decisions, and looking at them is counted, but not
+    while there are too few for any policy to pass."""
+    from nightshift.controllers.promotion import least_jobs
+
+    with _opened(config) as (policies, receipts, who):
+        standing = policies.standing(kind)
+        if standing.next is not None and (standing.evidence is None or not standing.evidence.ready):
+            criteria = policies.criteria_of(kind)
+            least = least_jobs(standing, criteria)
+            have = receipts.jobs(kind, standing.policy, standing.mode, standing.since_s)
+            if have < least:
+                raise Permanent(
+                    f"{standing.policy} stays {standing.mode}: outcomes of {have} {criteria.unit}, and with fewer "
+                    f"than {least} no policy passes; this was not counted as a look"
+                )
+            found = receipts.gathered(kind, standing.policy, standing.mode, standing.since_s)
+            policies.look(kind, found.turns, found.fallback_share, lost=found.lost)
+        plan = policies.propose(kind, who.identity).action
+        objections = policies.plans.objections(plan)
+        if objections:
+            typer.echo(f"{plan.id}: {'; '.join(objections)}")
+            typer.echo(f"plan {plan.plan_sha256}: {plan.why}")
+            typer.echo(f"approve with: nightshift policy approve {plan.id} --plan {plan.plan_sha256[:12]}")
+            raise typer.Exit(1)
+        made = policies.carry_out(kind, who.identity)
+    typer.echo(f"{made.policy} is {made.mode}")
+
+
+def approve(
+    plan: Annotated[str, typer.Argument(help="Such as policy/scheduling/0123456789abcdef/trial")],
+    sha256: Annotated[str, typer.Option("--plan", help="Only if the plan's sha256 begins with this")] = "",
+    config: Config = None,
+) -> None:
+    """Approves a policy's step up."""
+    with _opened(config) as (policies, _, who):
+        answer_plan(policies.plans, plan, sha256, who, None, "nightshift policy standing")
+
+
+def reject(
+    plan: Annotated[str, typer.Argument(help="Such as policy/scheduling/0123456789abcdef/trial")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why not")],
+    sha256: Annotated[str, typer.Option("--plan", help="Only if the plan's sha256 begins with this")] = "",
+    config: Config = None,
+) -> None:
+    """Declines a policy's step up."""
+    with _opened(config) as (policies, _, who):
+        answer_plan(policies.plans, plan, sha256, who, reason, "nightshift policy standing")
+
+
+def undo(
+    kind: Kind, reason: Annotated[str, typer.Option("--reason", "-r", help="Why")] = "", config: Config = None
+) -> None:
+    """Puts a policy back into shadow at once: the baseline controls. Needs no approval."""
+    with _opened(config) as (policies, _, who):
+        answer = policies.undo(kind, who, reason)
+    typer.echo(answer.message, err=not answer.ok)
+    if not answer.ok:
+        raise typer.Exit(1)
+
+
+def release(name: Annotated[str, typer.Argument(help="A GPU's UUID, or a node")], config: Config = None) -> None:
+    """Gives a GPU whose limit a person set, or a node that was locked out, back to power control."""
+    from nightshift.agent.approvals.access import Verb, may
+    from nightshift.agent.power_setup import release as give_back
+
+    with stored(config) as (store, _, now_s):
+        who = operator(now_s)
+        if not (allowed := may(who, Verb.RESUME)):
+            raise Permanent(allowed.reason)
+        give_back(store, name, who.identity, now_s)
+    typer.echo(f"{name}: power control takes it up at its next window")
+
+
+def explain(
+    decision: Annotated[str, typer.Argument(help="A decision's id, or its beginning")],
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """The receipt of one decision: seen, proposed, clipped by which constraint, executed, what the baseline would
+    have done, and what came of it."""
+    from nightshift.agent.store.receipts import told
+    from nightshift.controllers.decision import plain
+
+    with _opened(config) as (_, receipts, _):
+        found = receipts.find(decision)
+        came = receipts.came(found.id)
+    if as_json:
+        print_json({**found.to_json(), "outcome": {**plain(came), "words": came.words}})
+        return
+    for name, value in told(found, came):
+        typer.echo(f"{name:<12}{value}")
+
+
+def add_to(group: typer.Typer) -> None:
+    """Puts the commands into a group."""
+    for command in (stand, standing, promote, approve, reject, undo, release, explain):
+        group.command()(command)

@@ -1,0 +1,115 @@
+"""Commands on what is kept: what plans have earned, the archive for a vendor, and the store's schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich, stored
+
+store_app = typer.Typer(no_args_is_help=True, help="The database's schema.")
+
+
+def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
+    """Says of each kind of action and namespace what people made of its plans, and what that has earned."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from nightshift.agent.approvals.scoreboard import Scoreboard
+    from nightshift.agent.settings import load
+
+    with stored(config) as (store, _, now_s):
+        ratings = Scoreboard(store.database, load(config).autonomy).ratings(now_s)
+    if as_json:
+        print_json([asdict(rating) for rating in ratings])
+        return
+    table = Table(
+        "action",
+        "namespace",
+        "plans",
+        "agreed",
+        "declined",
+        "by hand",
+        "worked",
+        "did not",
+        "earned",
+        "why not more",
+    )
+    for rating in ratings:
+        s = rating.score
+        counts = (s.proposed, s.agreed, s.disagreed, s.by_hand, s.confirmed, s.failed)
+        table.add_row(str(s.kind), s.namespace, *map(str, counts), str(rating.level), rating.reason)
+    print_rich(table)
+
+
+def rma(
+    gpu: Annotated[str, typer.Argument(help="UUID of the GPU")],
+    output: Annotated[Path, typer.Option(help="File to write, such as GPU.tar.gz")],
+    config: Config = None,
+) -> None:
+    """Writes one archive for a return to the vendor: logs, counters and history of a GPU."""
+    from nightshift.agent.incidents.rma import bundle
+
+    with stored(config) as (store, _, now_s):
+        output.write_bytes(bundle(store, gpu, now_s))
+    typer.echo(f"{output}: {output.stat().st_size} bytes")
+
+
+@store_app.command()
+def version(config: Config = None, as_json: AsJson = False) -> None:
+    """Says which schema the database has and which ones this program can make of it."""
+    from nightshift.agent.settings import load
+    from nightshift.agent.store.database import Database, schemas
+
+    database = Database(load(config).store_url, migrate=False)
+    found = {"schema": database.schema(), "program": schemas()}
+    database.close()
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(f"schema {found['schema'] or 'none'}; this program makes {', '.join(schemas())}")
+
+
+@store_app.command()
+def downgrade(
+    to: Annotated[str, typer.Argument(help="Schema that an earlier program needs, such as 0002")],
+    config: Config = None,
+) -> None:
+    """Takes the schema back for an earlier program. Stop every replica first; what newer tables hold is dropped."""
+    from nightshift.agent.settings import load
+    from nightshift.agent.store.database import Database
+
+    database = Database(load(config).store_url, migrate=False)
+    try:
+        before = database.downgrade(to)
+    finally:
+        database.close()
+    typer.echo(f"schema {before} -> {to}; start the earlier program now: this one would upgrade it again")
+
+
+def certificates(
+    namespace: Annotated[str, typer.Option(help="Namespace of the Secrets")],
+    name: Annotated[str, typer.Option(help="Their names' beginning: NAME-authority, NAME-server, NAME-client")],
+    server_name: Annotated[list[str], typer.Option(help="DNS name in the node agents' certificate")],
+    days: Annotated[float, typer.Option(min=0.01, help="Life of a certificate (days)")] = 30.0,
+    authority_days: Annotated[float, typer.Option(min=0.1, help="Life of the authority (days)")] = 365.0,
+    settle_s: Annotated[float, typer.Option(min=0, help="A step of the authority waits for so long (s)")] = 3600.0,
+    kubeconfig: Annotated[Path | None, typer.Option(help="None: the pod's service account")] = None,
+) -> None:
+    """Makes and renews the chart's own authority and what it signs, in Secrets; run it more often than they end."""
+    import time
+
+    from nightshift.controllers.actuators.kube_certificates import Wanted, keep
+    from nightshift.controllers.actuators.kube_client import KubeClient
+
+    day_s = 86_400.0
+    names = (f"{name}-authority", f"{name}-server", f"{name}-client")
+    wanted = Wanted(namespace, *names, tuple(server_name), authority_days * day_s, days * day_s, settle_s)
+    for said in keep(KubeClient.connect(kubeconfig, None), wanted, time.time()) or ["nothing is due"]:
+        typer.echo(said)
+
+
+COMMANDS = (scoreboard, rma, certificates)

@@ -1,0 +1,105 @@
+"""What every command of the command line shares: the daemon's store, who sits at the terminal, and how to answer.
+
+Imports are inside the functions, as in `agent.cli.commands`, so that `nightshift --help` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from nightshift.agent.approvals.gate import Gate, GateAnswer
+    from nightshift.agent.approvals.kernel_gate import KernelGate
+    from nightshift.agent.approvals.policy import Person
+    from nightshift.agent.store.incident_store import Store
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", envvar="NIGHTSHIFT_CONFIG", help="YAML file; without: defaults and environment"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output")]
+
+
+@contextmanager
+def stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
+    """The daemon's store and gate, and what time it is for the daemon."""
+    from nightshift.agent.approvals.gate import Gate
+    from nightshift.agent.approvals.people import Directory
+    from nightshift.agent.settings import load
+    from nightshift.agent.store.database import Database, parse_url
+    from nightshift.agent.store.incident_store import Store
+    from nightshift.agent.store.process_clock import ToldClock
+    from nightshift.collectors.base import Permanent
+
+    settings = load(config)
+    url = parse_url(settings.store_url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        raise Permanent(
+            f"{url.database} does not exist: has the daemon run with this configuration (--config FILE)?"
+        )
+    database = Database(settings.store_url)
+    try:
+        clock = ToldClock(database)
+        store = Store(database, clock)
+        yield store, Gate(store, settings.approval, clock, Directory(settings.people)), clock.now_s()
+    finally:
+        database.close()
+
+
+def operator(now_s: float) -> Person:
+    """Who sits at the terminal, by user id (variables such as USER prove nothing); behind sudo, who called it.
+
+    Whoever can open the store can change it, so the command line gives every role.
+    """
+    import os
+    import pwd
+
+    from nightshift.agent.approvals.policy import Person, Role
+
+    uid = os.getuid()
+    if uid == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        uid = int(os.environ["SUDO_UID"])
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = f"uid {uid}"
+    return Person(name, frozenset({Role.ADMIN}), "cli", now_s)
+
+
+def tell(answer: GateAnswer, as_json: bool) -> None:
+    if as_json:
+        print_json({"ok": answer.ok, "changed": answer.changed, "message": answer.message})
+    else:
+        typer.echo(answer.message, err=not answer.ok)
+    if not answer.ok:
+        raise typer.Exit(1)
+
+
+def answer_plan(plans: KernelGate, plan: str, sha256: str, who: Person, reason: str | None, listing: str) -> None:
+    """A person's answer to a plan that waits: approved, or rejected for a reason; only if its hash begins so."""
+    from nightshift.collectors.base import Permanent
+
+    known = plans.proposal(plan)
+    if known is None:
+        raise Permanent(f"{plan}: there is no such plan; `{listing}` lists them")
+    present = known.action.plan_sha256
+    if not present.startswith(sha256):
+        raise Permanent(f"the plan of {plan} is {present}, not {sha256}…: look at it again")
+    answer = plans.approve(plan, present, who) if reason is None else plans.reject(plan, present, who, reason)
+    tell(answer, as_json=False)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_rich(what: Any) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(what)

@@ -1,0 +1,358 @@
+"""Power control in the daemon: observe → policy proposes → shield decides → lease → read back. Off by default.
+
+One turn per window. Windows are gathered from every look (`power_windows`), each job's gang is judged
+(`power_view`, `power_decide`), racks that have too little for all are shared (`controllers.power.division`),
+the racks' shield has the last word, nodes get leases, and every proposal leaves a receipt. What waits for
+others to be read back as lowered follows at the next look. Where it does not act, the same happens but for the
+leases. The emergency stop freezes: what was ordered is renewed and nothing new is. A daemon that dies renews
+nothing, and the nodes go to their fallback by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from nightshift.agent.control.power_absence import Gone
+from nightshift.agent.control.power_clocks import Clocks
+from nightshift.agent.control.power_decision import Asked, Belief, Decided, ask, decide_gang
+from nightshift.agent.control.power_interfaces import Around, Happened, Turn
+from nightshift.agent.control.power_orders import complaints, leases
+from nightshift.agent.control.power_racks import Racks
+from nightshift.agent.control.power_reports import Receipt, Telling
+from nightshift.agent.control.power_state import Kept
+from nightshift.agent.control.power_view import Beliefs, power_range, shield_gpu
+from nightshift.agent.control.power_windows import GpuWindow, Windows
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
+from nightshift.controllers.decision import plain
+from nightshift.controllers.outcome import Stretch
+from nightshift.controllers.policy_file import PolicyFile
+from nightshift.controllers.power import shield
+from nightshift.controllers.power.arms import Round, newly_locked
+from nightshift.controllers.power.belief import TOP, shared_bank
+from nightshift.controllers.power.curves import LEVELS
+from nightshift.controllers.power.division import Division, divide_racks
+from nightshift.controllers.power.rack import RANGE
+from nightshift.controllers.power.settings import PowerSettings
+from nightshift.controllers.power.share import Sharing
+from nightshift.controllers.promotion import Health
+
+_WAITING = 4
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a turn asked for and could not have yet."""
+
+    racks: Mapping[str, shield.Rack]
+    wishes_mw: Mapping[str, float]
+    shares_mw: Mapping[str, int]
+    told: Mapping[str, NodeStatus]
+    beliefs: Mapping[str, Belief]
+
+
+class PowerLoop:
+    """One per daemon. `take` is called at every look; turns run in a thread of their own once `start` was
+    called."""
+
+    def __init__(
+        self,
+        settings: PowerSettings,
+        inventory: Inventory,
+        nodes: Nodes | None,
+        around: Around,
+        seed: int = 0,
+        file: PolicyFile | None = None,
+    ) -> None:
+        """`file`: the learned policy that is asked; without, the heuristic."""
+        self.settings, self._nodes, self._around = settings, nodes if settings.act else None, around
+        self._inventory, self._windows = inventory, Windows(inventory)
+        self._log = structlog.get_logger("power")
+        self._rng = np.random.default_rng(seed)
+        self._beliefs = Beliefs(settings)
+        self._wide = shared_bank(RANGE) if settings.racks else None
+        self._sharing = Sharing()
+        self._file, self._asked = file, Asked.of(file)
+        self._follows: Waiting | None = None
+        self._gone = Gone(settings, around.standing)
+        self._racks = Racks(settings, self._gone)
+        self._told: Mapping[str, NodeStatus] = {}
+        self._memory = shield.Memory()
+        self._clocks = Clocks(settings.clocks, file is None)  # a learned policy knows limits alone
+        self._released: dict[str, float] = {}
+        self._granted: dict[str, bool] = {}
+        self._telling = Telling(around)
+        self._closed_s = -math.inf
+        self._queue: queue.Queue[tuple[float, bool] | None] = queue.Queue(_WAITING)
+        self._thread: threading.Thread | None = None
+        self._looked_in = self._turned_in = -1  # the lead's term in which it last looked, and turned
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that proposes."""
+        return "descent" if self._file is None else f"{self._file.name}@{self._file.sha256[:12]}"
+
+    @property
+    def policy_sha256(self) -> str:
+        if self._file is not None:
+            return self._file.sha256
+        care, clocks = plain(self._beliefs.care), self.settings.clocks
+        return fingerprint({"care": care, "clocks": clocks.model_dump()} if clocks.enabled else care)
+
+    # Life
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name="power", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops turning and keeps what is owed. Leases are not renewed any more: nodes go to their fallback."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(30.0)
+            self._thread = None
+        self._telling.settle({}, self._clocks.read_back)
+        if self._nodes is not None:
+            self._nodes.close()
+
+    def take(self, tick: Tick) -> None:
+        """Takes a look in; a turn is due at the end of a window, or at once where a breaker trips."""
+        if (term := self._around.term()) != self._looked_in:
+            self._looked_in, self._closed_s = term, -math.inf
+            self._windows = Windows(self._inventory)
+        self._windows.take(tick)
+        tripped = self._racks.look(tick, self._windows)
+        if tripped:
+            self._telling.health(Health(budget_events=tripped))
+        if self._closed_s == -math.inf or self._closed_s > tick.at_s:  # the first look, or the clock was set back
+            self._closed_s = tick.at_s
+        due = bool(tripped) or tick.at_s - self._closed_s >= self.settings.window_s
+        if due:
+            self._closed_s = tick.at_s
+        if self._thread is None or not (due or (self._follows is not None and self._queue.empty())):
+            return
+        try:
+            self._queue.put_nowait((tick.at_s, due))
+        except queue.Full:
+            self._log.warning("turn left out: the one before takes too long")
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if not self._around.leads():  # it waited here while another daemon took over
+                continue
+            try:
+                if item[1]:
+                    self.turn(item[0])
+                else:
+                    self.follow(item[0])
+            except (Temporary, Permanent) as error:
+                self._around.count("failed")
+                self._log.error("turn failed; limits stay, leases run out", error=str(error))
+            except Exception:  # noqa: BLE001  the thread that renews leases must not die of a defect of ours
+                self._around.count("failed")
+                self._log.exception("turn failed; limits stay, leases run out")
+
+    # One turn
+
+    def turn(self, now_s: float) -> Turn:
+        """Closes the window and decides. Raises Temporary or Permanent where the store or the nodes' answers do."""
+        s = self.settings
+        if (term := self._around.term()) != self._turned_in:
+            self._take_over()
+            self._turned_in = term
+        told = self._nodes.status() if self._nodes is not None else {}
+        for node, said in complaints(told, self._told):
+            self._log.warning("node agent not usable", node=node, said=said)
+        self._told = told
+        seen, speeds = self._windows.close(now_s)
+        seen = self._gone.left(seen, now_s)
+        self._follows = None
+        gangs: dict[str, list[GpuWindow]] = defaultdict(list)
+        for window in seen:
+            if window.job:
+                gangs[window.job].append(window)
+        states = self._racks.states(seen, now_s)
+        racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
+        scarcity = {job: [states[name] for name in names if name in states] for job, names in racks_of.items()}
+        ordered_mw = self._memory.ordered_mw
+        beliefs = self._beliefs.believe(gangs, speeds, told, ordered_mw, scarcity, now_s, self._clocks.gangs)
+        self._beliefs.forget(now_s)
+        gpus = self._gpus(seen, told, beliefs, now_s)
+        if self._clocks.on:
+            self._clocks.observe(gpus, seen, beliefs, told, self._granted, s.shield)
+            beliefs = self._clocks.believe(beliefs, gangs)
+            gpus = self._gpus(seen, told, beliefs, now_s)
+        self._give_back(gpus)
+        before = self._memory
+        self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
+        self._gone.look(self._racks.silent, gpus, self._memory, now_s)
+        self._telling.settle({g.uuid: g.enforced_mw for g in gpus}, self._clocks.read_back)
+        overdrawn = {name for name in s.racks if self._racks.open(name, now_s)}
+        self._telling.window(beliefs, racks_of, overdrawn, now_s)
+        drift = () if self._asked is None else self._asked.drift.found(now_s)
+        trusts = self._telling.trusts(Health(len(gangs), newly_locked(before, self._memory), drift=drift))
+        found = Turn()
+        if self._around.halted():
+            self._around.count("halted")
+            found.grants = self._send(self._memory.ordered_mw, gpus)
+            return found
+        racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
+        decided: dict[str, Decided] = {}
+        answers = ask(beliefs)
+        for job, members in gangs.items():
+            trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
+            highest_mw = {w.uuid: power_range(s, w, told)[1] for w in members}
+            answer = answers[job]
+            decided[job] = decide_gang(job, beliefs[job], answer, trust, self._asked, self._rng, now_s, highest_mw)
+        levels = {job: made.level for job, made in decided.items()}
+        observed = self._memory
+
+        def divided(asked: Mapping[str, int], among: list[shield.Gpu]) -> Division:
+            if self._wide is None:
+                return Division()
+            asks = {
+                job: (self._beliefs.gangs[job], decided[job].limit_level(level)) for job, level in asked.items()
+            }
+            inside = {gpu.rack: racks[gpu.rack] for gpu in among}
+            return divide_racks(inside, among, asks, observed, now_s, self._wide, s.shield, self._sharing)
+
+        def wished(asked: Mapping[str, int], division: Division, among: list[shield.Gpu]) -> dict[str, float]:
+            wishes = {g.uuid: float(g.fallback_mw) for g in among if not g.job}
+            for job, level in asked.items():
+                wishes |= decided[job].wishes_mw(level, division.levels.get(job, TOP))
+            return self._racks.broken(among, wishes, now_s)
+
+        division = divided(levels, gpus)
+        for job, cap in division.levels.items():
+            decided[job] = decided[job].capped(cap, beliefs[job])
+        for job in division.probed:
+            self._beliefs.gangs[job].tried += 1
+        shares = {
+            uuid: int(LEVELS[cap] * mw)
+            for job, cap in division.levels.items()
+            for uuid, mw in decided[job].highest_mw.items()
+        }
+        wishes = wished(levels, division, gpus)
+        orders = shield.decide_step(racks, gpus, wishes, observed, now_s, s.shield, shares)
+        found.orders = orders
+        asked = Round(racks, gpus, wishes, observed, now_s, s.shield, orders, shares)
+
+        def instead(job: str, level: int) -> dict[str, float]:
+            near = asked.near(decided[job].highest_mw)
+            other = {gpu.job: levels[gpu.job] for gpu in near if gpu.job} | {job: level}
+            return wished(other, divided(other, near), near)
+
+        for made in self._clocks.decide(decided, orders.memory, now_s, s.shield).values():
+            receipt, chance, treated = made.through(asked, self._nodes is not None, instead)
+            found.receipts.append(receipt)
+            self._telling.pending.append(Receipt(receipt, tuple(made.highest_mw), chance, treated))
+            self._around.count("fallback" if receipt.fallback else "clipped" if receipt.clips else "as proposed")
+        self._telling.keep()
+        if self._nodes is not None:
+            self._memory = orders.memory
+            self._clocks.commit()
+            self._keep_state()  # an order is remembered before it is given
+            found.grants = self._send(orders.memory.ordered_mw, gpus)
+            self._granted = {node: grant.ok for node, grant in found.grants.items()}
+            self._follows = Waiting(racks, wishes, shares, told, beliefs) if orders.waiting else None
+        self._around.happened(Happened(now_s, [Stretch(d.id, d.unit, d.job, now_s) for d in found.receipts]))
+        if self._nodes is None:
+            self._telling.pending.clear()
+            self._keep_state()
+        members_of: dict[str, list[shield.Gpu]] = defaultdict(list)
+        for gpu in gpus:
+            members_of[gpu.rack].append(gpu)
+        for name, rack in racks.items():
+            room = shield.headroom_mw(rack, members_of[name], self._memory, s.shield)
+            self._around.gauge(name, room / 1000.0, self._racks.open(name, now_s))
+        return found
+
+    def follow(self, now_s: float) -> bool:
+        """Raises what waited for others to be read back as lowered; whether anything was ordered. Asks nobody
+        anew: the wishes are those of the turn. Raises as `turn` does."""
+        asked, s = self._follows, self.settings
+        if asked is None or self._around.halted() or self._around.term() != self._turned_in:
+            return False
+        gpus = self._gpus(self._gone.left(self._windows.peek(now_s), now_s), asked.told, asked.beliefs, now_s)
+        observed = shield.observe(gpus, self._memory, {}, now_s, s.shield)  # who lies is judged by whole turns
+        wishes = self._racks.broken(gpus, dict(asked.wishes_mw), now_s)
+        orders = shield.decide_step(asked.racks, gpus, wishes, observed, now_s, s.shield, asked.shares_mw)
+        changed = {u: mw for u, mw in orders.limits_mw.items() if observed.ordered_mw.get(u) != mw}
+        self._memory = orders.memory
+        if not orders.waiting:
+            self._follows = None
+        if not changed:
+            return False
+        self._telling.ordered(changed)
+        self._keep_state()
+        grants = self._send(orders.memory.ordered_mw, gpus)
+        self._granted = {node: grant.ok for node, grant in grants.items()}
+        self._windows.restart(changed, now_s)
+        return True
+
+    def _gpus(
+        self, seen: list[GpuWindow], told: Mapping[str, NodeStatus], beliefs: Mapping[str, Belief], now_s: float
+    ) -> list[shield.Gpu]:
+        ill = self._around.ill_nodes()
+        return [
+            shield_gpu(self.settings, rack, w, told, w.node in ill, beliefs.get(w.job), now_s)
+            for w in seen
+            if (rack := self._racks.of_node.get(w.node)) is not None
+        ]
+
+    def _give_back(self, gpus: list[shield.Gpu]) -> None:
+        """Takes up what people gave back since the last turn; what is not seen now is taken up when it is."""
+        seen = {name for gpu in gpus if gpu.enforced_mw is not None for name in (gpu.uuid, gpu.node)}
+        asked = self._around.released()
+        names = frozenset(n for n, at_s in asked.items() if n in seen and at_s > self._released.get(n, -math.inf))
+        if names:
+            self._memory = shield.give_back(self._memory, gpus, names)
+            self._clocks.give_back(gpus, names)
+            self._released |= {name: asked[name] for name in names}
+            self._log.info("given back to power control", names=sorted(names))
+
+    def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, Grant]:
+        """Renews every node's lease with what is ordered of its GPUs; not of a node that is deleted, nor of a GPU
+        that its node does not have any more: it would refuse the others' with it."""
+        if self._nodes is None:
+            return {}
+        has = {node: told.gpus.keys() for node, told in self._told.items() if told.gpus}
+        gpus = [g for g in gpus if g.node not in self._gone.nodes and g.uuid in has.get(g.node, {g.uuid})]
+        term, ttl_s = self._around.term(), self.settings.lease_s
+        grants = self._nodes.grant(leases(ordered_mw, gpus, self._memory, term, ttl_s, self._clocks.memory))
+        for node, grant in grants.items():
+            if not grant.ok:
+                self._log.warning("power lease not granted", node=node, said=grant.said)
+        return grants
+
+    # What is kept
+
+    def _keep_state(self) -> None:
+        gangs, gone, clocks = self._beliefs.gangs, self._gone.to_json(), self._clocks
+        kept = Kept(self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs)
+        self._around.store(kept.write())
+
+    def _take_over(self) -> None:
+        """Forgets this process's own past and takes up what the daemon that led before kept."""
+        self._granted, self._follows = {}, None
+        self._telling.forget()
+        kept, raw = Kept(), self._around.recall()
+        if raw is not None:
+            try:
+                kept = Kept.read(raw)
+                self._gone.restore(kept.gone)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                self._log.warning("power state of before not readable; begins anew", error=str(error))
+        self._memory, self._beliefs.gangs, self._released = kept.memory, kept.gangs, kept.released
+        self._clocks.memory, self._clocks.gangs = kept.clocks, kept.on_clock

@@ -1,0 +1,1 @@
+"""From findings to incidents: which findings speak of one fault."""

@@ -1,0 +1,256 @@
+"""One fault, one incident: decides what each finding of a tick means for the incidents that are known.
+
+Pure: the same findings, incidents and inventory give the same decisions in whatever order they are handed over.
+Findings of one kin that touch the same place within a stated window are one fault
+(`agent.correlation.kinship.SAME`); a finding that another explains joins that one's incident as a symptom
+(`EFFECTS`); a fault that comes back soon after its incident was resolved re-opens it; jobs that wait for one
+storage server are one fault (`agent.correlation.storage_outage`); the same fault in many places at once is one
+storm (`agent.correlation.storms`).
+
+Limits: two incidents that are open already are never merged, even when a later finding explains both; the finding
+then joins the one that opened first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from nightshift.agent.correlation.decisions import Decision, Group, Known, Settings, Verb
+from nightshift.agent.correlation.kinship import (
+    EFFECTS,
+    SAME,
+    Effect,
+    Kin,
+    Places,
+    Same,
+    causal_key,
+    first_cause,
+    gap_s,
+    in_order,
+    kin_of,
+    onset_key,
+)
+from nightshift.agent.correlation.storage_outage import Events, Waiting, no_events
+from nightshift.agent.correlation.storms import Storms
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Finding, State
+
+__all__ = ["Decision", "Known", "Settings", "Verb", "correlate"]
+
+_Rule = TypeVar("_Rule", Same, Effect)
+_WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
+
+
+def correlate(
+    findings: Iterable[Finding],
+    known: Iterable[Known],
+    inventory: Inventory,
+    at_s: float,
+    settings: Settings | None = None,
+    events: Events = no_events,
+) -> list[Decision]:
+    """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`, and
+    the nodes' kernel events."""
+    return _Correlation(list(known), inventory, at_s, settings or Settings(), events).decide(_latest(findings))
+
+
+def _latest(findings: Iterable[Finding]) -> list[Finding]:
+    newest: dict[str, Finding] = {}
+    for finding in findings:
+        held = newest.get(finding.episode)
+        if held is None or (finding.at.t_s, finding.state, finding.summary) > (
+            held.at.t_s,
+            held.state,
+            held.summary,
+        ):
+            newest[finding.episode] = finding
+    return sorted(newest.values(), key=onset_key)
+
+
+class _Correlation:
+    def __init__(
+        self, known: list[Known], inventory: Inventory, at_s: float, settings: Settings, events: Events
+    ) -> None:
+        self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
+        self._at_s = at_s
+        self._settings = settings
+        self._places = Places(inventory)
+        self._waiting = Waiting(self._places, events, at_s)
+        self._live: dict[Subject, list[tuple[Known, Finding]]] = defaultdict(list)
+        for incident in self._known:
+            for finding in incident.findings:
+                for place in self._near(finding):
+                    self._live[place].append((incident, finding))
+
+    def _near(self, finding: Finding) -> list[Subject]:
+        return [place for place in self._places.of(finding) if place.kind not in _WIDE]
+
+    def decide(self, findings: list[Finding]) -> list[Decision]:
+        members = {f.episode: (incident, f) for incident in self._known for f in incident.findings}
+        decisions: list[Decision] = []
+        fresh: list[Finding] = []
+        for finding in findings:
+            if finding.episode in members:
+                decisions += self._update(finding, *members[finding.episode])
+            elif finding.state is State.FIRING:
+                fresh.append(finding)
+            else:
+                decisions.append(Decision(Verb.IGNORE, (finding,), f"{finding.state} of an alarm that is not ours"))
+        return decisions + self._place(fresh)
+
+    def _update(self, finding: Finding, incident: Known, stored: Finding) -> list[Decision]:
+        if finding.at.t_s < stored.at.t_s:
+            return [Decision(Verb.IGNORE, (finding,), "older than what is stored", incident.id)]
+        if finding.state is stored.state:
+            if _events(finding) != _events(stored):
+                return [
+                    Decision(Verb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved)
+                ]
+            due = finding.at.t_s - stored.at.t_s >= self._settings.refresh_s or finding.severity != stored.severity
+            return [Decision(Verb.UPDATE, (finding,), "goes on", incident.id)] if due else []
+        if incident.resolved and finding.state is State.FIRING:
+            return [
+                Decision(Verb.REOPEN, (finding,), f"{finding.fault} fires again on {finding.subject}", incident.id)
+            ]
+        return [Decision(Verb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)]
+
+    def _place(self, fresh: list[Finding]) -> list[Decision]:
+        groups = sorted(self._same(fresh), key=lambda g: (g.stage, onset_key(g.findings[0])))
+        homes: list[Group] = []
+        placed: dict[Subject, list[tuple[Group, Finding]]] = defaultdict(list)
+        for group in groups:
+            home = self._home(group) or self._new_home(group, placed)
+            if home is None:
+                group.reason = f"{group.findings[0].fault} on {group.findings[0].subject}"
+                homes.append(home := group)
+            elif home is not group:
+                home.findings += group.findings
+            else:
+                homes.append(group)
+            for finding in group.findings:
+                for place in self._near(finding):
+                    placed[place].append((home, finding))
+        homes = self._waiting.joined(homes, self._known)
+        storms = Storms(self._known, self._places, self._settings)
+        return [self._decision(home) for home in storms.joined(homes)]
+
+    def _same(self, fresh: list[Finding]) -> list[Group]:
+        """Joins findings that `SAME` calls one fault: single linkage in order of onset, per rule and place."""
+        parent = list(range(len(fresh)))
+
+        def root(i: int) -> int:
+            while parent[i] != i:
+                parent[i] = i = parent[parent[i]]
+            return i
+
+        buckets: dict[tuple[int, object], list[int]] = defaultdict(list)
+        for i, finding in enumerate(fresh):
+            kin = kin_of(finding)
+            buckets[-1, (finding.subject, finding.fault, kin)].append(i)
+            for number, rule in enumerate(SAME):
+                if kin in rule.kin:
+                    for place in self._places.scoped(finding, rule.scope):
+                        buckets[number, place].append(i)
+        for (number, _), rows in buckets.items():
+            longest = rows[0]
+            for row in rows[1:]:
+                alike = SAME[number] if number >= 0 else None
+                if alike is None or gap_s(fresh[longest], fresh[row], alike.ongoing) <= alike.window_s:
+                    parent[max(root(longest), root(row))] = min(root(longest), root(row))
+                if alike is None or not alike.ongoing or fresh[row].at.t_s > fresh[longest].at.t_s:
+                    longest = row
+        groups: dict[int, list[Finding]] = defaultdict(list)
+        for i, finding in enumerate(fresh):
+            groups[root(i)].append(finding)
+        return [Group(found) for found in groups.values()]
+
+    def _home(self, group: Group) -> Group | None:
+        """The known incident that the group belongs to: `group` itself with its incident set, or None."""
+        best: tuple[int, float, str] | None = None
+        for finding in group.findings:
+            near = {(id(i), id(m)): (i, m) for p in self._near(finding) for i, m in self._live.get(p, ())}
+            for incident, member in near.values():
+                verdict = self._relation(finding, incident, member)
+                if verdict is not None:
+                    rank, reason = verdict
+                    if best is None or (rank, incident.opened_s, incident.id) < best:
+                        best = (rank, incident.opened_s, incident.id)
+                        group.incident, group.reason = incident, reason
+        return None if best is None else group
+
+    def _relation(self, new: Finding, incident: Known, member: Finding) -> tuple[int, str] | None:
+        """How a new finding relates to a known incident's finding: (rank, why), the lowest rank the closest."""
+        same = self._matching(SAME, lambda r: {kin_of(new), kin_of(member)} <= r.kin, new, member)
+        identical = (new.fault, kin_of(new), new.subject) == (member.fault, kin_of(member), member.subject)
+        if incident.resolved:
+            if incident.resolved_s is None or self._at_s - incident.resolved_s > self._settings.relapse_s:
+                return None
+            alike = new.fault is member.fault and any(
+                self._places.scoped(new, rule.scope) & self._places.scoped(member, rule.scope)
+                for rule in SAME
+                if kin_of(new) in rule.kin and rule.scope in (SubjectKind.JOB, SubjectKind.GPU)
+            )
+            return (1, f"{new.fault} is back on {new.subject}") if identical or alike else None
+        if identical:
+            return 0, f"{new.fault} on {new.subject} again"
+        if any(gap_s(*in_order(new, member), rule.ongoing) <= rule.window_s for rule in same):
+            return 2, f"the same fault as {member.fault} on {member.subject}"
+        for effect in self._matching(EFFECTS, lambda r: kin_of(member) in r.causes, member, new):
+            if kin_of(new) in effect.effects and self._follows(member, new, effect):
+                return 3, f"follows from {member.fault} on {member.subject}: {effect.why}"
+        for effect in self._matching(EFFECTS, lambda r: kin_of(new) in r.causes, new, member):
+            if kin_of(member) in effect.effects and self._follows(new, member, effect):
+                return 4, f"explains {member.fault} on {member.subject}: {effect.why}"
+        if self._our_doing(new, incident, member):
+            return 5, "our own action stopped it"
+        return None
+
+    def _matching(
+        self, rules: Sequence[_Rule], wanted: Callable[[_Rule], bool], one: Finding, other: Finding
+    ) -> list[_Rule]:
+        found = [rule for rule in rules if wanted(rule)]
+        return [r for r in found if self._places.scoped(one, r.scope) & self._places.scoped(other, r.scope)]
+
+    def _follows(self, cause: Finding, effect: Finding, rule: Effect) -> bool:
+        slack_s = self._settings.slack_s + cause.since.uncertainty_s + effect.since.uncertainty_s
+        if effect.since.t_s < cause.since.t_s - slack_s:
+            return False
+        return gap_s(cause, effect, rule.ongoing) <= rule.window_s
+
+    def _our_doing(self, new: Finding, incident: Known, member: Finding) -> bool:
+        if incident.acted_s is None or kin_of(new) not in (Kin.HANG, Kin.FOLLOWER, Kin.SOURCE, Kin.GONE):
+            return False
+        if not 0 <= new.since.t_s - incident.acted_s <= self._settings.settle_s:
+            return False
+        return any(
+            s.kind in (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.GPU)
+            for s in self._places.of(new) & self._places.of(member)
+        )
+
+    def _new_home(self, group: Group, placed: dict[Subject, list[tuple[Group, Finding]]]) -> Group | None:
+        """The home among this tick's earlier groups whose finding explains this one; the earliest cause wins."""
+        found: list[tuple[tuple[int, float, int, tuple[float, str, str, str]], Group]] = []
+        for finding in group.findings:
+            near = {id(m): (h, m) for p in self._near(finding) for h, m in placed.get(p, ())}
+            for home, member in near.values():
+                rules = self._matching(EFFECTS, lambda r, m=member: kin_of(m) in r.causes, member, finding)  # type: ignore[misc]
+                if any(kin_of(finding) in r.effects and self._follows(member, finding, r) for r in rules):
+                    found.append((causal_key(member), home))
+        return min(found, key=lambda pair: pair[0])[1] if found else None
+
+    def _decision(self, home: Group) -> Decision:
+        found = tuple(sorted(home.findings, key=onset_key))
+        if home.incident is None:
+            if not any(finding.pages for finding in found) and not home.storm:
+                return Decision(Verb.IGNORE, found, "withheld: not yet promised within the false-alarm budget")
+            return Decision(Verb.OPEN, found, home.reason)
+        news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
+        verb = Verb.REOPEN if home.incident.resolved else Verb.ATTACH
+        return Decision(verb, found, home.reason, home.incident.id, news)
+
+
+def _events(finding: Finding) -> tuple[object, ...]:
+    """What an event finding says that a plan may rest on."""
+    return tuple(finding.facts.get(name) for name in ("codes", "announced_recovery"))

@@ -1,0 +1,90 @@
+"""Remote storage that jobs wait for, by their nodes' kernel logs: evidence quotes it, and correlation makes what
+waits for one server one incident.
+
+Limits: a server is known by the name that the kernel calls it by; jobs of which one stood still for long before the
+first line (NFS is said to be silent three minutes after it is) have opened their own incidents by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from nightshift.agent.correlation.decisions import Group, Known
+from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import Finding, State
+
+BEFORE_S = 900.0
+"""A server that fell silent so long before the onset (s) may be what a job waits for."""
+WAITS = frozenset({Kin.STALL, Kin.HANG})
+
+Events = Callable[[Subject, float, float], Iterable[KernelEvent]]
+"""A node's kernel events in a range of time (Unix s), oldest first."""
+
+
+def no_events(_node: Subject, _start_s: float, _end_s: float) -> Iterable[KernelEvent]:
+    return ()
+
+
+def silent_servers(events: Iterable[KernelEvent], cause: Finding) -> set[str]:
+    """The servers that explain a stall or a hang on this node. One that answered again before the onset, or again
+    for good in a hang, explains nothing."""
+    last: dict[str, tuple[float, bool]] = {}
+    for event in events:
+        server = event.attributes.get("server")
+        if event.kind is KernelEventKind.STORAGE and server is not None:
+            last[server] = event.record.at.t_s, event.attributes.get("answers") == "yes"
+    stalls = kin_of(cause) is Kin.STALL
+    return {name for name, (t_s, answers) in last.items() if not answers or (stalls and t_s >= cause.since.t_s)}
+
+
+class Waiting:
+    """Which incidents wait for which servers at `at_s` (Unix s)."""
+
+    def __init__(self, places: Places, events: Events, at_s: float) -> None:
+        self._places, self._events, self._at_s = places, events, at_s
+        self._of: dict[str, frozenset[str]] = {}
+
+    def of(self, findings: Sequence[Finding]) -> frozenset[str]:
+        """The servers that firing stalls and hangs of one incident wait for; none where something else, such as a
+        GPU's error, stopped the job."""
+        if kin_of(first_cause(findings)) not in WAITS:
+            return frozenset()
+        waiting = [f for f in findings if kin_of(f) in WAITS and f.state is State.FIRING]
+        return frozenset().union(*map(self._servers, waiting))
+
+    def _servers(self, finding: Finding) -> frozenset[str]:
+        if finding.episode not in self._of:
+            start_s = finding.since.t_s - BEFORE_S
+            nodes = [place for place in self._places.of(finding) if place.kind is SubjectKind.NODE]
+            told = [silent_servers(self._events(node, start_s, self._at_s), finding) for node in nodes]
+            self._of[finding.episode] = frozenset().union(*told)
+        return self._of[finding.episode]
+
+    def joined(self, homes: Sequence[Group], known: Iterable[Known]) -> list[Group]:
+        """The homes of a tick, with those that wait for one server made one: of the open incident that waits for
+        it, where there is one. What has an incident already keeps it."""
+        waiting = [(home, self.of([*_findings_of(home.incident), *home.findings])) for home in homes]
+        if not any(servers for _, servers in waiting):
+            return list(homes)
+        standing = [(i, self.of(i.findings)) for i in known if not i.resolved and i.findings]
+        heads = [(home, servers) for home, servers in waiting if home.incident is not None]
+        kept = [home for home, servers in waiting if home.incident is not None or not servers]
+        fresh = [(home, servers) for home, servers in waiting if home.incident is None and servers]
+        for home, servers in sorted(fresh, key=lambda pair: onset_key(first_cause(pair[0].findings))):
+            head = next((group for group, theirs in heads if theirs & servers), None)
+            if head is not None:
+                head.findings += home.findings
+                continue
+            found = next(((i, theirs) for i, theirs in standing if theirs & servers), None)
+            if found is not None:
+                home.incident, theirs = found
+                home.reason = f"waits for the same storage: {', '.join(sorted(theirs & servers))}"
+            heads.append((home, servers if found is None else servers | found[1]))
+            kept.append(home)
+        return kept
+
+
+def _findings_of(incident: Known | None) -> tuple[Finding, ...]:
+    return () if incident is None else incident.findings

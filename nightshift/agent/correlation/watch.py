@@ -1,0 +1,180 @@
+"""One look at the fleet: collect, merge, remember, detect, correlate, store.
+
+Nothing that was found is lost when a look is cut short. What is to be stored is kept in the database together with
+the detectors' states before it is applied, and is taken up again by the next look, or by the next process: findings
+that were applied twice change nothing, because correlation sees them as known.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from nightshift.agent.correlation.collection import Collection
+from nightshift.agent.correlation.correlate import Decision, Verb, correlate
+from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
+from nightshift.agent.correlation.detection import Detected, Detection
+from nightshift.agent.correlation.known_incidents import KnownIncidents
+from nightshift.agent.metrics import Metrics
+from nightshift.agent.store.incident import Incident, findings_of
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.records import dump, load
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.history import History
+from nightshift.collectors.merge import Merger
+from nightshift.collectors.subject import Inventory, Membership
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Finding, State
+
+HOUSEKEEPING_S = 60.0
+REMEMBER_RELATIONS_S = 7 * 86_400.0
+_OWED = "watch/owed"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at the fleet brought."""
+
+    tick: Tick
+    detected: Detected
+    decisions: tuple[Decision, ...] = ()
+    problem: str = ""
+    """Why the decisions were not stored, where they were not; the next look takes them up."""
+
+
+class Watch:
+    """Looks at the fleet, one look after another, from one thread. `store` None: nothing is stored (replay)."""
+
+    def __init__(
+        self,
+        collection: Collection,
+        detection: Detection,
+        store: Store,
+        history: History,
+        inventory: Inventory,
+        metrics: Metrics,
+        settings: CorrelateSettings,
+    ) -> None:
+        self.collection = collection
+        self.detection = detection
+        self.history = history
+        self.inventory = inventory
+        self._store = store
+        self._metrics = metrics
+        self._settings = settings
+        self._merger = Merger()
+        self._known = KnownIncidents(store, settings.relapse_s)
+        self._owed: dict[tuple[str, State], Finding] = {}
+        self._stored_relations: set[Membership] = set()
+        self._tidied_s: float | None = None
+        self._log = structlog.get_logger("watch")
+
+    def resume(self, now_s: float) -> None:
+        """Takes up where the last process, or the replica that led before, left off."""
+        self.inventory.load(self._store.load_memberships(now_s - REMEMBER_RELATIONS_S))
+        self._stored_relations = set(self.inventory.memberships())
+        self.detection.restore(self._store.recall)
+        owed = self._store.recall(_OWED)
+        for text in json.loads(owed[1]) if owed is not None else []:
+            finding = load(Finding, text)
+            self._owed[finding.episode, finding.state] = finding
+        self._known = KnownIncidents(self._store, self._settings.relapse_s)
+        self._tidied_s = now_s
+
+    def look(self, at_s: float) -> Look:
+        """One look at `at_s` (Unix s). A store that is away or full costs a delay, never a finding."""
+        began_s = time.perf_counter()
+        batches = self.collection.collect(at_s, self.inventory)
+        tick = self._merger.merge(batches, at_s, self.inventory)
+        self.history.add(tick)
+        detected = self.detection.detect(tick, self.inventory)
+        self._owed.update(((finding.episode, finding.state), finding) for finding in detected.findings)
+        decisions: list[Decision] = []
+        problem = ""
+        try:
+            decisions = self._decide(at_s)
+            self._tidy(at_s)
+        except (Temporary, Permanent) as error:
+            problem = str(error)
+            self._metrics.stage_failures.labels("store").inc()
+            self._log.error("not stored; the next look tries again", error=problem, findings=len(self._owed))
+        self._metrics.observe_tick(tick)
+        self._metrics.tick_seconds.observe(time.perf_counter() - began_s)
+        return Look(tick, detected, tuple(decisions), problem)
+
+    def keep(self) -> None:
+        """Stores what a restart needs: detectors' states, findings on their way, relations."""
+        self._store.keep(self.detection.snapshots() | self._owed_record(self._owed.values()))
+        self._keep_relations()
+
+    def _decide(self, at_s: float) -> list[Decision]:
+        """Correlates and stores what is owed: alarms before their ends, so that one which began and ended while the
+        store was away is opened and cleared, not left out."""
+        fires = [finding for finding in self._owed.values() if finding.state is State.FIRING]
+        ends = [finding for finding in self._owed.values() if finding.state is not State.FIRING]
+        decisions = [decision for part in (fires, ends) if part for decision in self._decide_on(part, at_s)]
+        self._owed.clear()
+        return decisions
+
+    def _decide_on(self, findings: Sequence[Finding], at_s: float) -> list[Decision]:
+        decisions = correlate(
+            findings, self._known.read(at_s), self.inventory, at_s, self._settings, self.history.events
+        )
+        changes = [decision for decision in decisions if decision.verb is not Verb.IGNORE]
+        if changes:
+            involved = [finding for decision in changes for finding in decision.findings]
+            self._store.keep(self.detection.snapshots() | self._owed_record(involved))
+            self._apply(changes)
+            self._store.keep(self._owed_record(()))
+        return decisions
+
+    def _apply(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            if decision.verb is Verb.OPEN:
+                incident_id = self._store.open_incident(title_of(decision), decision.findings, note=decision.reason)
+                self._log.info("incident opened", incident=incident_id, why=decision.reason)
+                continue
+            assert decision.incident_id is not None, f"{decision.verb} names an incident"
+            for finding in decision.findings:
+                if decision.verb is Verb.UPDATE:
+                    self._store.update_finding(decision.incident_id, finding, news=decision.news)
+                else:
+                    self._store.attach(decision.incident_id, finding, note=decision.reason)
+
+    def _tidy(self, at_s: float) -> None:
+        if self._tidied_s is not None and 0 <= at_s - self._tidied_s < HOUSEKEEPING_S:
+            return
+        self._tidied_s = at_s
+        self.inventory.prune(at_s - REMEMBER_RELATIONS_S)
+        self._store.prune_memberships(at_s - REMEMBER_RELATIONS_S)
+        self._confirm(at_s)
+        self.keep()
+
+    def _confirm(self, at_s: float) -> None:
+        """Alarms of incidents on which somebody let act were not false: what they cost of the budget comes back."""
+        acted = [known for known in self._known.read(at_s) if known.acted_s is not None]
+        self.detection.budget.confirm(finding.episode for known in acted for finding in known.findings)
+
+    def confirm(self, incidents: Iterable[Incident]) -> None:
+        """The same of incidents on which a person did by hand what was proposed."""
+        for incident in incidents:
+            self.detection.budget.confirm(finding.episode for finding in findings_of(incident))
+
+    def _keep_relations(self) -> None:
+        now = set(self.inventory.memberships())
+        self._store.save_memberships(now - self._stored_relations)
+        self._stored_relations = now
+
+    def _owed_record(self, findings: Iterable[Finding]) -> dict[str, bytes]:
+        return {_OWED: json.dumps([dump(finding) for finding in findings]).encode()}
+
+
+def title_of(decision: Decision) -> str:
+    """What an incident is called until its diagnosis has a headline: the first cause's fault and place."""
+    cause = decision.cause
+    words = str(cause.fault).replace("_", " ").capitalize()
+    return f"{words} on {cause.subject.name}"[:200]

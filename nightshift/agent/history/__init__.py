@@ -1,0 +1,1 @@
+"""What Nightshift would have found in the past of a Prometheus."""

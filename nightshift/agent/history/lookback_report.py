@@ -1,0 +1,152 @@
+"""A look-back as text for a terminal, and as JSON: the answer first, then what it rests on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from nightshift.agent.history.lookback import LEAD_S, Report, Seen, Warned
+from nightshift.agent.store.records import plain
+from nightshift.agent.units import duration, full_time
+from nightshift.collectors.prometheus_range import Reading
+
+
+def as_text(told: Report, reading: Reading) -> str:
+    """Everything on a page or two."""
+    days = (told.end_s - told.start_s) / 86400.0
+    cost = f"{reading.queries} queries, {reading.samples:,} samples, {reading.busy_s:.0f} s of the server's time"
+    lines = [
+        f"{days:.3g} days to {full_time(told.end_s)}: {told.gpus} GPUs, {len(told.incidents)} incidents",
+        f"({cost}, {reading.rested_s:.0f} s rested between them)",
+        *_little(told, days),
+        "",
+        "INCIDENTS THAT NIGHTSHIFT WOULD HAVE OPENED",
+    ]
+    lines += [f"  {_seen(seen)}" for seen in told.incidents] or ["  None."]
+    lines += ["", "YOUR OWN RECORD: nodes that were cordoned or not ready, and the earliest alarm before"]
+    if told.own_record is None:
+        lines.append("  Not known: the queries failed (below).")
+    elif not told.own_record:
+        lines.append("  Not known: this Prometheus has no kube-state-metrics.")
+    elif not told.warned:
+        lines.append("  No node was cordoned or not ready.")
+    lines += [f"  {_warned(w, w.event in told.unseen)}" for w in told.warned]
+    if told.warned:
+        early = sum(w.lead_s > 0 for w in told.warned)
+        unseen = f"; nothing was read before {len(told.unseen)}" if told.unseen else ""
+        lines.append(f"  Warned before {early} of {len(told.warned)}; missed {len(told.missed)}{unseen}.")
+    low, high = told.interval
+    rate = "over no time at all"
+    if not math.isnan(told.per_week):
+        rate = f"which is {told.per_week:.2g} per week (95 % interval {low:.2g} to {high:.2g})"
+    lines += [
+        "",
+        "FALSE ALARMS: pages by statistics that no event of yours explains; an upper bound, some may be true",
+        f"  {len(told.unexplained)}, {rate}; the budget is {told.budget_per_week:g}",
+        f"  {told.waited} weaker alarms waited: not yet promised within the budget (docs: the alarm budget)",
+        "",
+        "BLIND: signals that this Prometheus does not have, and how to enable them",
+    ]
+    for how in dict.fromkeys(blind.how for blind in told.blind):
+        alike = [blind for blind in told.blind if blind.how == how]
+        wide = max(len(blind.line) for blind in alike)
+        for blind in alike:
+            head = f"    {blind.line:{wide}}  # " if blind.line else "  "
+            blinds = f"{blind.signal}: {', '.join(blind.detectors)}"
+            lines.append(head + blinds)
+        lines.append(f"  ↑ {how}" if wide else f"    {how}")
+    if not told.blind:
+        lines.append("  None.")
+    if told.memory_signals:
+        lines += ["", "MEMORY ERRORS: what each model of GPU can tell, and what of it is read here"]
+        lines += [f"  {line}" for line in told.memory_signals]
+    if told.gaps:
+        lines += ["", f"NOT READ ({len(told.gaps)} queries failed): what is said above knows nothing of these"]
+        lines += [f"  {gap}" for gap in told.gaps[:10]]
+    return "\n".join(lines) + "\n"
+
+
+def _seen(seen: Seen) -> str:
+    where = " · ".join(part for part in (seen.node, seen.job) if part) or seen.cause.subject.name
+    quiet = "" if seen.pages else " [no page: not yet promised within the budget]"
+    return f"{full_time(seen.opened_s)}  {seen.cause.fault}  {where}\n      {seen.cause.summary}{quiet}"
+
+
+def _little(told: Report, days: float) -> list[str]:
+    """What a newcomer must know before the answer: that there was little, or nothing, to look at."""
+    found = []
+    if told.gpus == 0:
+        found.append(
+            "NO GPU WAS SEEN: nothing exports DCGM_FI_DEV_FB_USED or its like. Scrape dcgm-exporter, or run "
+            "`nightshift node`; under recorded names nothing is known of the metrics behind them."
+        )
+    if told.read_days < 0.99 * days:
+        found.append(
+            f"Telemetry was read of {told.read_days:.3g} of {days:.3g} days only; what is said is of those."
+        )
+    return found
+
+
+def _warned(w: Warned, unseen: bool) -> str:
+    head = f"{full_time(w.event.at_s)}  {w.event.node} {w.event.kind}: "
+    if unseen:
+        return head + "not known: no telemetry was read in the day before"
+    if w.first is None:
+        return head + f"MISSED: no alarm on it in the {LEAD_S / 3600:.0f} h before"
+    when = f"{duration(w.lead_s)} before" if w.lead_s >= 0 else f"only {duration(-w.lead_s)} after"
+    return head + f"{w.first.cause.fault} told {when}"
+
+
+def as_json_values(told: Report, reading: Reading) -> dict[str, Any]:
+    """Plain JSON values; NaN becomes null."""
+    return {
+        "start_s": told.start_s,
+        "end_s": told.end_s,
+        "gpus": told.gpus,
+        "incidents": [_seen_json(seen) for seen in told.incidents],
+        "own_record": told.own_record,
+        "own_events": [
+            {
+                "kind": w.event.kind,
+                "node": w.event.node,
+                "at_s": w.event.at_s,
+                "first_alarm": None if w.first is None else _seen_json(w.first),
+                "lead_s": _null(w.lead_s),
+            }
+            for w in told.warned
+        ],
+        "missed": len(told.missed),
+        "unseen": len(told.unseen),
+        "read_days": _null(told.read_days),
+        "unexplained": len(told.unexplained),
+        "false_pages_per_week": _null(told.per_week),
+        "false_pages_per_week_interval": [_null(end) for end in told.interval],
+        "budget_per_week": told.budget_per_week,
+        "alarms_that_waited": told.waited,
+        "blind": [plain(blind) for blind in told.blind],
+        "memory_signals": list(told.memory_signals),
+        "gaps": list(told.gaps),
+        "queries": reading.queries,
+        "samples": reading.samples,
+        "server_busy_s": reading.busy_s,
+        "rested_s": reading.rested_s,
+    }
+
+
+def _null(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _seen_json(seen: Seen) -> dict[str, Any]:
+    return {
+        "opened_s": seen.opened_s,
+        "fault": str(seen.cause.fault),
+        "subject": str(seen.cause.subject),
+        "since_s": seen.cause.since.t_s,
+        "node": seen.node,
+        "job": seen.job,
+        "summary": seen.cause.summary,
+        "pages": seen.pages,
+        "by_event": seen.event,
+        "detectors": sorted({f.detector for f in seen.findings}),
+    }

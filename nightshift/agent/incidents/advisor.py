@@ -1,0 +1,168 @@
+"""Answers the lifecycle's two questions about an incident: what is the cause, and what should be done?
+
+Gathers the evidence, lets the rules diagnose, turns the diagnosis into a situation, lets the catalogue choose, and
+asks the guard. Changes nothing: what it answers is stored, shown, approved and carried out elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from nightshift.agent.correlation.kinship import first_cause
+from nightshift.agent.incidents.remedies import choose
+from nightshift.agent.incidents.silent_faults import is_unrepaired
+from nightshift.agent.rca.bundle import Limits, PastIncident
+from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.investigate import Investigator
+from nightshift.agent.rca.lookup import Lookup, RangeQuery
+from nightshift.agent.rca.rules import diagnose
+from nightshift.agent.store.diagnosis import Confidence, Diagnosis
+from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, Playbook, Proposal, Situation
+from nightshift.controllers.guard import Commitment, Ruling, rule
+from nightshift.controllers.guard import Settings as GuardSettings
+from nightshift.controllers.playbooks.ladder import Ladder, record_of, rung
+from nightshift.controllers.playbooks.plan import place_of
+from nightshift.detectors.base import Fault
+
+
+@dataclass(frozen=True)
+class Advisor:
+    """`now_s` is the daemon's clock; `can` the kinds that its actuators carry out; `begun` the actions that have
+    begun; `past` incidents that resemble one."""
+
+    history: History
+    inventory: Inventory
+    playbooks: Sequence[Playbook]
+    can: frozenset[ActionKind] | None
+    now_s: Callable[[], float]
+    guard_settings: GuardSettings = field(default_factory=GuardSettings)
+    begun: Callable[[], Sequence[Commitment]] = list
+    past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
+    limits: Limits = field(default_factory=Limits)
+    ladder: Ladder = field(default_factory=Ladder)
+    redact: Callable[[str], str] | None = None
+    investigate: Investigator | None = None
+    promql: RangeQuery | None = None
+
+    def diagnose(self, incident: Incident) -> Diagnosis:
+        """The rules' diagnosis as of now, with its evidence, and what a configured model proved beside it."""
+        found = findings_of(incident)
+        at_s, past = self.now_s(), list(self.past(incident))
+        bundle = gather(found, self.history, self.inventory, at_s, past, self.limits, redact=self.redact)
+        told = diagnose(found, bundle, self.inventory)
+        if self.investigate is None:
+            return told
+        onset_s = first_cause(found).since.t_s
+        return self.investigate(
+            told,
+            Lookup(
+                bundle, self.history, self.inventory, onset_s, at_s, past, self.promql, self.redact, self.limits
+            ),
+        )
+
+    def plan(self, incident: Incident) -> Proposal:
+        """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""
+        if incident.diagnosis is None:
+            return Proposal(None, "there is no diagnosis yet")
+        if incident.clear_since_s is not None and not is_unrepaired(incident):
+            return Proposal(None, "every finding has become clear: nothing is done, it is watched")
+        if incident.diagnosis.confidence is Confidence.UNKNOWN:
+            return Proposal(None, "the cause is not known well enough to act on: watched")
+        choice = choose(self._situation(incident), self.playbooks, self.can)
+        action = choice.proposal.action
+        if action is None:
+            return choice.proposal
+        ruling = self.guard(action, self.begun())
+        if not ruling.allowed and ruling.retry_at_s is None:
+            return Proposal(
+                None, f"{action.kind} of {action.target.name} is refused: {ruling.reason}", refused=True
+            )
+        reason = choice.proposal.reason
+        if not ruling.allowed:
+            reason += f". It has to wait: {ruling.reason}"
+        milder = "; ".join(f"not {kind}: {why}" for kind, why in choice.considered)
+        return Proposal(action, f"{reason} ({milder})" if milder else reason)
+
+    def _situation(self, incident: Incident) -> Situation:
+        """With when the job was last seen to make a step: it may have come back by itself."""
+        situation = situation_of(incident, self.inventory, self.now_s())
+        job = situation.facts.get("job")
+        mates = [
+            subject
+            for subject in self.history.step_subjects()
+            if subject.name.rpartition("#")[0] == job or subject.name == job
+        ]
+        seen = [self.history.steps(subject, situation.at_s - 600.0, situation.at_s) for subject in mates[:4]]
+        times = [float(steps.t_s[-1]) for steps in seen if steps is not None]
+        facts = {**situation.facts, **({"last_step_s": max(times)} if times else {})}
+        return self._up_the_ladder(incident, replace(situation, facts=facts))
+
+    def _up_the_ladder(self, incident: Incident, situation: Situation) -> Situation:
+        """Where the error calls for a repair of hardware: what was tried on this GPU before decides how far to
+        go."""
+        called_for = situation.facts.get("recovery_action")
+        gpu = place_of(situation, SubjectKind.GPU)
+        if gpu is None or called_for not in (ActionKind.RESET_GPU.value, ActionKind.REBOOT_NODE.value):
+            return situation
+        offences_s = [past.opened_s for past in self.past(incident) if past.subject == str(gpu)]
+        record = record_of(gpu, self.begun(), offences_s, self.inventory, situation.at_s, self.ladder)
+        found = rung(ActionKind(called_for), record, self.ladder)
+        facts: dict[str, str | float] = {"gpu": gpu.name}
+        if found.kind is ActionKind.OPEN_RMA:
+            facts |= {"return": found.reason}
+        elif found.kind is not ActionKind(called_for):
+            facts |= {"recovery_action": found.kind.value, "recovery_reason": found.reason}
+        return replace(situation, facts={**situation.facts, **facts})
+
+    def guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
+        """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""
+        now_s = self.now_s()
+        return rule(action, begun, self.inventory, now_s, self.guard_settings, out_of_use(self.inventory, now_s))
+
+
+def out_of_use(inventory: Inventory, at_s: float) -> frozenset[Subject]:
+    """Nodes that take no work by the API server's word, whoever cordoned them: they count against the limits."""
+    return frozenset(
+        node
+        for node in inventory.subjects(SubjectKind.NODE, at_s)
+        if inventory.fact(node, "unschedulable") == "true" or inventory.fact(node, "ready") == "false"
+    )
+
+
+def situation_of(incident: Incident, inventory: Inventory, at_s: float) -> Situation:
+    """What the playbooks look at: the diagnosed cause and its facts, never text."""
+    if incident.diagnosis is None:
+        raise ValueError(f"{incident.id} has no diagnosis")
+    found = findings_of(incident)
+    repaired = len(entered_s(incident.history, IncidentState.CONFIRMING))
+    facts = {**incident.diagnosis.facts, "attempt": float(incident.attempt), "repairs": float(repaired)}
+    subject = first_cause(found).subject
+    if incident.diagnosis.cause is Fault.OOM_KILL and "job" in facts:
+        subject = Subject(SubjectKind.JOB, str(facts["job"]))
+    return Situation(incident.id, incident.diagnosis.cause, subject, tuple(found), inventory, at_s, facts)
+
+
+def resembling(incident: Incident, others: Iterable[Incident], limit: int = 5) -> list[PastIncident]:
+    """Past incidents with the same first fault, those on the same subject first, then the newest."""
+    cause = first_cause(findings_of(incident))
+    alike = [
+        other
+        for other in others
+        if other.id != incident.id and any(s.finding.fault is cause.fault for s in other.findings)
+    ]
+    alike.sort(key=lambda o: (cause.subject not in o.subjects, -o.opened_s))
+    return [
+        PastIncident(
+            id=other.id,
+            cause=str(other.diagnosis.cause) if other.diagnosis else "not diagnosed",
+            subject=str(other.subjects[0]),
+            opened_s=other.opened_s,
+            action=str(other.action.kind) if other.action else "none",
+            outcome=str(other.state),
+        )
+        for other in alike[:limit]
+    ]

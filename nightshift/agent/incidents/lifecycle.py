@@ -1,0 +1,380 @@
+"""Drives incidents along the one table: what is due follows from their rows, stages run on the replica that leads.
+
+Nothing is lost with a process, because nothing is kept in one: `advance` reads the rows that are due, moves what a
+timer moves, and queues a stage under the key (incident, stage, version, run). Waiting for a person, an expiry or a
+quiet window is a row as well: thousands cost no thread. A run that comes late finds another version and leaves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+import structlog
+
+from nightshift.agent.approvals.policy import Rule
+from nightshift.agent.incidents.node_return import may_be_proposed, stays
+from nightshift.agent.incidents.silent_faults import unrepaired
+from nightshift.agent.incidents.stage_parts import Parts
+from nightshift.agent.incidents.stage_queue import POLL_S, Run, StageQueue
+from nightshift.agent.incidents.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Stages
+from nightshift.agent.store.incident import NEEDS_A_PERSON, Cause, IncidentState
+from nightshift.agent.store.incident_store import Conflict, name_of
+from nightshift.agent.store.lease import LEASE_S, Election, Leadership
+from nightshift.agent.store.tables import findings, incidents
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.cordon import TAKES_OUT
+from nightshift.detectors.base import State
+
+_S, _C = IncidentState, Cause
+_SEEN_AT_ONCE = 500
+_LOOK_AGAIN_S = 15.0
+"""How long a queued run is trusted to be on its way before its record is read again."""
+_SWEEP_S = 3600.0
+_GIVEN_BACK = [str(kind) for kind in (*sorted(TAKES_OUT), ActionKind.RETURN_NODE)]
+_one_per_process = threading.Lock()
+
+
+class Queue(Protocol):
+    """Where stages wait for a worker: `StageQueue`, or in a test one that runs them at once."""
+
+    def start(self) -> int: ...
+    def stop(self) -> None: ...
+    def put(self, key: str, number: int, version: int, runs: int) -> bool: ...
+    def sweep(self) -> int: ...
+
+
+class Lifecycle:
+    """Stands for the lead, and while it leads moves every incident that is due.
+
+    One may be started at a time in a process; `close` it before another. Its thread is the only one that it keeps
+    beside the workers of the stages, however many incidents wait.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        replica: str = "nightshift-0",
+        lease_s: float = LEASE_S,
+        election: Election | None = None,
+        poll_s: float = POLL_S,
+        new_queue: Callable[[Run], Queue] | None = None,
+    ) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._lease_s = lease_s
+        self._poll_s = poll_s
+        self._leadership = Leadership(parts.store.database, replica, lease_s=lease_s, election=election)
+        self._stages = Stages(parts, lambda: self._leadership.leads, replica)
+        self._new_queue = new_queue or partial(
+            StageQueue, parts.store.database, replica, parts.settings.workers, poll_s=poll_s
+        )
+        self._queue: Queue | None = None
+        self._on_its_way: dict[int, float] = {}
+        self._running: set[int] = set()
+        self._mutex = threading.RLock()
+        self._free = threading.Condition(self._mutex)
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._log = structlog.get_logger("lifecycle").bind(replica=replica)
+
+    # Running ----------------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica leads: detection and stages run here and nowhere else."""
+        return self._queue is not None and self._leadership.leads
+
+    @property
+    def term(self) -> int:
+        """Rises with every change of leader."""
+        return self._leadership.term
+
+    def start(self) -> None:
+        """Begins to stand for the lead. Raises AlreadyRunning where another daemon holds the SQLite store."""
+        if not _one_per_process.acquire(blocking=False):
+            raise Permanent("a Lifecycle is already started in this process; close it first")
+        try:
+            self._stand()
+        except BaseException:
+            self._leadership.abandon()
+            _one_per_process.release()
+            raise
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._loop, name="lifecycle", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Looks at the rows now rather than at the next poll."""
+        self._wake.set()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stops taking stages up, waits for those that run, gives the lead back."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+        self._thread = None
+        deadline = time.monotonic() + timeout_s
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._step_down()
+        try:
+            self._leadership.release()
+        except (Temporary, Permanent) as error:
+            self._leadership.abandon()
+            self._log.warning("lead not given back; its lease ends by itself", error=str(error))
+        _one_per_process.release()
+
+    def wait_idle(self, timeout_s: float = 120.0) -> bool:
+        """Waits until this replica leads and no stage is due or running at the clock's present time.
+
+        For stepped clocks: the next step then sees a world in which everything that could happen has.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.advance(self._parts.clock.now_s()) == 0 and not self._running:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _loop(self) -> None:
+        renew_at = sweep_at = 0.0
+        while not self._stop.is_set():
+            try:
+                now = time.monotonic()
+                if now >= renew_at:
+                    renew_at = now + self._lease_s / 6
+                    self._stand()
+                if self._queue is not None and now >= sweep_at:
+                    sweep_at = now + _SWEEP_S
+                    self._queue.sweep()
+                self.advance(self._parts.clock.now_s())
+            except Temporary as error:
+                self._log.warning("waits and tries again", error=str(error))
+                self._stop.wait(self._lease_s / 6)
+            except Permanent as error:
+                self._log.error("cannot go on; tries again", error=str(error))
+                self._stop.wait(self._lease_s)
+            except Exception:  # noqa: BLE001 the thread that drives every incident must not die of a defect of ours
+                self._log.exception("defect in the lifecycle; tries again")
+                self._stop.wait(self._lease_s)
+            if self._queue is not None and not self._leadership.leads:
+                self._step_down()
+            self._wake.wait(self._poll_s)
+            self._wake.clear()
+
+    def _stand(self) -> None:
+        """Takes, keeps or loses the lead; starts or stops the queue accordingly."""
+        with self._mutex:
+            term = self._leadership.term
+            leads = self._leadership.claim()
+            if self._queue is not None and (not leads or self._leadership.term != term):
+                self._step_down()
+            if leads and self._queue is None:
+                queue = self._new_queue(self._run)
+                self._on_its_way.clear()
+                adopted = queue.start()
+                self._queue = queue
+                self._log.info("leads", term=self.term, taken_over=adopted)
+
+    def _step_down(self) -> None:
+        with self._mutex:
+            if self._queue is not None:
+                self._queue.stop()
+                self._queue = None
+                self._log.info("leads no more", term=self.term)
+
+    # Deciding what is due ---------------------------------------------------------------------------------------
+
+    def advance(self, now_s: float) -> int | None:
+        """Moves what a timer moves and queues the stages that are due at `now_s`; returns how many rows were due.
+
+        Does nothing while another replica leads, and returns None.
+        """
+        with self._mutex:
+            if self._queue is None or not self._leadership.leads:
+                return None
+            due = self._due(now_s)
+            if any(_acts(row) for row in due) and self._parts.gate.halted().halted:
+                due = [row for row in due if not _acts(row)]
+            for row in due:
+                try:
+                    if not self._moved_by_timer(row, now_s) and row.state in STAGE_OF:
+                        self._queue_stage(self._queue, row)
+                except Conflict:
+                    continue  # somebody was faster; the next pass sees what they made of it
+            return len(due)
+
+    def _due(self, now_s: float) -> list[Any]:
+        """Rows that need something at this time, most severe first: one query, however many incidents wait."""
+        settings, c = self._parts.settings, incidents.c
+
+        def in_(*states: IncidentState) -> sa.ColumnElement[bool]:
+            return c.state.in_([str(state) for state in states])
+
+        of_return = c.action_kind == str(ActionKind.RETURN_NODE)
+        fires = sa.exists().where(findings.c.incident == c.number, findings.c.state == str(State.FIRING))
+        cleared_later = c.moved_by == str(_C.CONTAINMENT_KEPT)
+        cleared_later &= c.action_kind.in_(_GIVEN_BACK) & (c.clear_since_s > c.entered_s) & self._gives_back
+        silent = unrepaired()
+        quiet = c.clear_since_s <= now_s - settings.quiet_s
+        over = quiet & ~silent
+        settled = c.entered_s <= now_s - settings.quiet_s
+        wanted = sa.or_(
+            in_(_S.OPEN, _S.DIAGNOSED, _S.APPROVED, _S.ACTING, _S.UNDOING),
+            in_(_S.AWAITING_APPROVAL)
+            & sa.or_(
+                c.expires_s <= now_s,
+                c.news == 1,
+                over & ~of_return,
+                of_return & fires,
+                c.approval_rule == str(Rule.AUTOMATIC),
+            ),
+            in_(_S.MONITORING) & sa.or_(c.news == 1, over),
+            in_(_S.ESCALATED)
+            & over
+            & sa.or_(c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]), cleared_later),
+            in_(_S.CONFIRMING)
+            & sa.or_(
+                quiet & settled, c.news == 1, of_return & fires, c.entered_s <= now_s - settings.confirm_timeout_s
+            ),
+        )
+        # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
+        put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s, c.due_s <= now_s + settings.retry_max_s)
+        worst_first = sa.case({"critical": 0, "warning": 1}, value=c.severity, else_=2)
+        query = sa.select(incidents, silent.label("silent")).where(wanted, ~put_off)
+        query = query.order_by(worst_first, c.number).limit(_SEEN_AT_ONCE)
+        with self._store.database.read() as connection:
+            return list(connection.execute(query).all())
+
+    def _moved_by_timer(self, row: Any, now_s: float) -> bool:
+        """Moves that need no stage: cleared by itself, new evidence, expired, approved by policy."""
+        state, incident_id = IncidentState(row.state), name_of(row.number)
+        quiet_s = -1.0 if row.clear_since_s is None else now_s - row.clear_since_s
+        waits = state in (_S.AWAITING_APPROVAL, _S.MONITORING)
+        returns = state is _S.AWAITING_APPROVAL and row.action_kind == ActionKind.RETURN_NODE
+        over = quiet_s >= self._parts.settings.quiet_s and not row.silent
+        if (waits or state is _S.ESCALATED) and over and not returns:
+            cause, left = self._clear(row)
+            note = f"every finding has been clear for {quiet_s:.0f} s{left}"
+        elif (waits or state is _S.DIAGNOSED) and row.news:
+            cause, note = _C.NEW_EVIDENCE, "a fault was found that the diagnosis has not seen"
+        elif returns and row.clear_since_s is None and row.expires_s > now_s:
+            cause, note = _C.WORLD_CHANGED, "the fault is back"
+        elif state is _S.AWAITING_APPROVAL and row.expires_s <= now_s:
+            cause, note = _C.EXPIRED, "nobody decided in time"
+        elif state is _S.AWAITING_APPROVAL and row.approval_rule == str(Rule.AUTOMATIC):
+            return self._parts.gate.approve_by_policy(self._store.incident(incident_id))
+        else:
+            return False
+        self._store.move(incident_id, cause, "lifecycle", note, row.version)
+        return True
+
+    def _clear(self, row: Any) -> tuple[Cause, str]:
+        """What becomes of an incident that is clear, and what it leaves behind: over, or its node is given back."""
+        giving = self._parts.giving_back
+        standing = giving.standing(row.number) if giving is not None else []
+        more = row.attempt < self._parts.settings.max_plans
+        kept = row.state == _S.ESCALATED and row.moved_by == _C.CONTAINMENT_KEPT
+        could = giving is not None and giving.offered() and bool(standing)
+        if kept or (could and more and may_be_proposed(row.state, row.moved_by, row.action_kind)):
+            return _C.RETURN_DUE, ""
+        return _C.CLEARED_BY_ITSELF, stays(standing)
+
+    @property
+    def _gives_back(self) -> sa.ColumnElement[bool]:
+        giving = self._parts.giving_back
+        return sa.true() if giving is not None and giving.offered() else sa.false()
+
+    def _queue_stage(self, queue: Queue, row: Any) -> None:
+        now = time.monotonic()
+        if row.number in self._running or now < self._on_its_way.get(row.number, 0.0):
+            return
+        stage = STAGE_OF[IncidentState(row.state)]
+        key = f"{name_of(row.number)}/{stage}/{row.version}/{row.stage_runs}"
+        self._on_its_way[row.number] = now + _LOOK_AGAIN_S
+        try:
+            queued = queue.put(key, row.number, row.version, row.stage_runs)
+        except BaseException:
+            self._on_its_way.pop(row.number, None)
+            raise
+        if not queued:
+            # that run ended without a trace in the incident (the store was away): the next one has a new key
+            self._on_its_way.pop(row.number, None)
+            self._store.put_off(row.number, row.version, row.stage_runs, None, failed=False)
+
+    # Running a stage --------------------------------------------------------------------------------------------
+
+    def _run(self, key: str, number: int, version: int, runs: int) -> None:
+        """One run of a stage, on a worker thread, and of the planning that follows a diagnosis.
+
+        Its result is in the store; nothing is raised out of it.
+        """
+        with self._free:  # a run of an earlier version, offered again after a crash, may still be finding that out
+            self._free.wait_for(lambda: number not in self._running)
+            self._running.add(number)
+        try:
+            self._run_claimed(key, number, version, runs)
+            after = self._store.position(number)
+            if after.state is _S.DIAGNOSED and after.version == version + 1:
+                self._run_claimed(f"{key}+plan", number, after.version, after.stage_runs)
+        except (Temporary, Permanent) as error:  # the store itself is away: `advance` queues another run
+            self._log.warning("stage not stored", key=key, error=str(error))
+        finally:
+            with self._free:
+                self._running.discard(number)
+                self._on_its_way.pop(number, None)
+                self._free.notify_all()
+            self._wake.set()
+
+    def _run_claimed(self, key: str, number: int, version: int, runs: int) -> None:
+        settings, now_s = self._parts.settings, self._parts.clock.now_s()
+        if not self._store.claim(number, version, runs, key, self._leadership.term):
+            return
+        incident = self._store.incident(name_of(number))
+        failed, due_s, why = False, now_s + settings.retry_s, "nothing to do yet"
+        try:
+            self._stages.run(incident)
+        except (Conflict, Lost) as error:  # nothing is queued while another leads or, for an act, while halted
+            due_s, why = now_s, str(error)
+        except Later as error:
+            due_s, why = error.at_s, str(error)
+        except Temporary as error:
+            failures = self._store.position(number).stage_failures
+            if failures + 1 >= settings.max_tries:
+                return self._give_up(number, f"tried {failures + 1} times: {error}")
+            retry_s = min(settings.retry_s * 2**failures, settings.retry_max_s)
+            failed, due_s, why = True, now_s + max(retry_s, error.retry_after_s or 0.0), str(error)
+        except Permanent as error:
+            return self._give_up(number, str(error))
+        except Exception as error:  # noqa: BLE001 a defect of ours must not strand an incident in silence
+            self._log.exception("defect in a stage", key=key)
+            return self._give_up(number, f"defect in nightshift: {type(error).__name__}: {error}")
+        else:
+            if self._store.position(number).version != version:
+                return None  # it moved: done
+        due_s = min(due_s, self._parts.clock.now_s() + settings.retry_max_s)
+        at = self._store.position(number)  # an act that stored its intent is one version further
+        if at.state in STAGE_OF and self._store.put_off(number, at.version, at.stage_runs, due_s, failed=failed):
+            self._log.info("stage put off", key=key, failed=failed, why=why)
+        return None
+
+    def _give_up(self, number: int, why: str) -> None:
+        """A person has to take over."""
+        incident = self._store.incident(name_of(number))
+        if incident.state in STAGE_OF:
+            self._stages.abandon(incident, why)
+
+
+def _acts(row: Any) -> bool:
+    """Whether a row's stage reaches the world, which a halt freezes."""
+    return row.state in STAGE_OF and STAGE_OF[row.state] in ACTS_ON_THE_WORLD

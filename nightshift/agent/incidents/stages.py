@@ -1,0 +1,392 @@
+"""What each stage of an incident does: decides from what is stored and what the world says, acts, stores what came.
+
+A stage may be run again from its start at any moment (a crash, a new leader, a retry). So none of them remembers:
+each begins by reading the incident, and where an intent is stored, by reading the world. An action is carried out
+only after its intent is on disk, and only once per action id.
+
+    open        diagnose     a diagnosis is stored
+    diagnosed   plan         a plan is proposed, or the reason why there is none
+    approved    act          checks again, stores the intent, carries out, stores the outcome
+    acting      act          after a crash: reads the world first
+    confirming  confirm      the detector is clear and stayed clear; the probe agrees
+    undoing     undo         takes the action back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+
+from sqlalchemy import Connection
+
+from nightshift.agent.approvals.policy import Rule, rule_for
+from nightshift.agent.incidents import progress_notes
+from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
+from nightshift.agent.incidents.silent_faults import is_unrepaired
+from nightshift.agent.incidents.stage_parts import Parts
+from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.incident import Cause, Incident, IncidentState
+from nightshift.agent.store.incident_store import Move, number_of
+from nightshift.agent.store.intents import commitments, end_intent, has_intent, store_intent
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.guard import Ruling
+from nightshift.detectors.base import State
+
+_S, _C, _O = IncidentState, Cause, OutcomeStatus
+
+
+class Stage(StrEnum):
+    DIAGNOSE = "diagnose"
+    PLAN = "plan"
+    ACT = "act"
+    CONFIRM = "confirm"
+    UNDO = "undo"
+
+
+STAGE_OF = {
+    _S.OPEN: Stage.DIAGNOSE,
+    _S.DIAGNOSED: Stage.PLAN,
+    _S.APPROVED: Stage.ACT,
+    _S.ACTING: Stage.ACT,
+    _S.CONFIRMING: Stage.CONFIRM,
+    _S.UNDOING: Stage.UNDO,
+}
+"""The stage that an incident in a state needs; in the other states it waits for a person or for the signals."""
+
+ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
+CONTAINMENT = frozenset({ActionKind.TAINT, ActionKind.CORDON, ActionKind.QUARANTINE_GPU, ActionKind.DRAIN})
+"""Taking these back while the fault is still there would put it back to work."""
+
+
+class Lost(Exception):
+    """This replica no longer leads, or people have halted: the stage stops before it touches the world."""
+
+
+class Later(Exception):
+    """The stage is right but not now; it is run again at `at_s`, which does not count as a try."""
+
+    def __init__(self, reason: str, at_s: float) -> None:
+        super().__init__(reason)
+        self.at_s = at_s
+
+
+class _Refused(Exception):
+    def __init__(self, ruling: Ruling) -> None:
+        super().__init__(ruling.reason)
+        self.ruling = ruling
+
+
+class Stages:
+    """Runs one stage of one incident. `may_act` says whether this replica still leads."""
+
+    def __init__(self, parts: Parts, may_act: Callable[[], bool], runner: str) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._may_act = may_act
+        self._runner = runner
+
+    def run(self, incident: Incident) -> None:
+        """Runs the stage that the incident's state needs and stores its result.
+
+        Raises Temporary where another try may help, Permanent where not, Later or Lost where it has to wait.
+        Nothing is half-done in any case.
+        """
+        match STAGE_OF[incident.state]:
+            case Stage.DIAGNOSE:
+                self._store.save_diagnosis(incident, self._parts.diagnose(incident), by=Stage.DIAGNOSE)
+            case Stage.PLAN:
+                self._plan(incident)
+            case Stage.ACT:
+                self._act(incident)
+            case Stage.CONFIRM:
+                self._confirm(incident)
+            case Stage.UNDO:
+                self._undo(incident)
+
+    def _move(
+        self,
+        incident: Incident,
+        cause: Cause,
+        note: str,
+        also: Callable[[Connection, int], None] | None = None,
+    ) -> None:
+        by = STAGE_OF[incident.state]
+        self._store.change(incident.id, Move(cause, by, note, incident.version), also)
+
+    def abandon(self, incident: Incident, why: str) -> None:
+        """Escalates an incident whose stage cannot go on; if an act was begun, with what the world says of it."""
+        if incident.state not in (_S.ACTING, _S.UNDOING):
+            self._move(incident, _C.STAGE_FAILED, why)
+            return
+        action = _plan_of(incident)
+        if incident.state is _S.UNDOING:
+            self._conclude_undo(incident, action, Outcome(_O.UNKNOWN, why, self._now()))
+            return
+        actuator = self._parts.actuator_for(incident)
+        outcome = progress_notes.cut_off(action, actuator, why, self._now(), {_O.NOT_DONE: _O.FAILED})
+        self._conclude(incident, action, outcome)
+
+    # Plan -------------------------------------------------------------------------------------------------------
+
+    def _plan(self, incident: Incident) -> None:
+        giving = self._parts.giving_back
+        if giving is not None and giving.is_due(incident):
+            self._plan_return(incident, giving)
+            return
+        if incident.attempt >= self._parts.settings.max_plans:
+            self._move(incident, _C.GUARD_REFUSED, f"{incident.attempt} plans were made; a person has to take over")
+            return
+        proposal = self._parts.plan(incident)
+        if proposal.action is not None:
+            rule, reason = rule_for(proposal.action, self._parts.gate.policy), proposal.reason
+            if rule is Rule.AUTOMATIC and self._parts.not_earned is not None:
+                why = self._parts.not_earned(proposal.action)
+                if why:
+                    rule, reason = Rule.ONE, f"{reason}. A person decides, since {why}"
+            self._store.save_plan(incident, proposal.action, reason, by=Stage.PLAN, rule=rule)
+        elif proposal.refused:
+            self._move(incident, _C.GUARD_REFUSED, proposal.reason)
+        else:
+            self._move(incident, _C.NO_PLAN, proposal.reason)
+
+    def _plan_return(self, incident: Incident, giving: GivingBack) -> None:
+        """Proposes to give the node back; waits while it may not be; ends where nothing of ours is out of use."""
+        standing = giving.standing(number_of(incident.id))
+        if not standing or not giving.offered() or incident.attempt >= self._parts.settings.max_plans:
+            self._move(incident, _C.CLEARED_BY_ITSELF, f"every finding is clear{stays(standing)}")
+            return
+        node, action = standing[-1].target, giving.plan(incident, standing)
+        actuator = self._parts.actuator_for(replace(incident, action=action))
+        if action.kind not in actuator.kinds():  # a drill's
+            self._move(incident, _C.CLEARED_BY_ITSELF, f"every finding is clear{stays(standing)}")
+            return
+        if any(item.state is State.FIRING for item in incident.findings):
+            self._move(incident, _C.CONTAINMENT_KEPT, f"the fault is back; {node.name} stays cordoned")
+            return
+        if hindrances := giving.hindrances(incident, node):
+            raise Later("; ".join(hindrances), self._now() + LOOK_AGAIN_S)
+        left = self._left_alone(action)
+        if left is not None and left.retry_at_s is not None:
+            raise Later(left.reason, left.retry_at_s)
+        if changed := [*actuator.changed(action), *([left.reason] if left else [])]:
+            told = f"every finding is clear; {node.name} is not given back by us: {'; '.join(changed)}"
+            self._move(incident, _C.CLEARED_BY_ITSELF, told)
+            return
+        rule = rule_for(action, self._parts.gate.policy)
+        self._store.save_plan(incident, action, action.why, by=Stage.PLAN, rule=rule)
+
+    # Act --------------------------------------------------------------------------------------------------------
+
+    def _act(self, incident: Incident) -> None:
+        action = _plan_of(incident)
+        actuator = self._parts.actuator_for(incident)
+        if incident.state is _S.APPROVED:
+            if not self._still_right(incident, action, actuator):
+                return
+            self._stop_unless_allowed()
+            if not self._intend(incident, action):
+                return
+            incident = self._store.incident(incident.id)
+        else:
+            outcome = actuator.read(action)  # the intent is older than this run: did it happen?
+            if outcome.status not in (_O.NOT_DONE, _O.UNDER_WAY):
+                self._conclude(incident, action, outcome)
+                return
+            if outcome.status is _O.UNDER_WAY and (hindrances := self._hindrances(incident, action, begun=True)):
+                self._conclude(incident, action, Outcome(_O.REFUSED, "; ".join(hindrances), self._now()))
+                return
+            # what has begun is carried on: its own effects break its preconditions, and half of it is worse
+            if outcome.status is _O.NOT_DONE and not self._still_right(incident, action, actuator):
+                return
+        self._stop_unless_allowed()
+        try:
+            outcome = actuator.execute(action)
+        except Temporary as error:  # it takes long, the answer was lost, or nothing was done
+            goes_on = isinstance(error, UnderWay)
+            outcome = Outcome(_O.UNDER_WAY, str(error), self._now()) if goes_on else actuator.read(action)
+            if outcome.status is _O.NOT_DONE:
+                raise
+            if outcome.status is _O.UNDER_WAY:  # half of it is worse than waiting until it can go on
+                for_s = self._now() - incident.entered_s
+                if for_s < self._parts.settings.act_timeout_s:
+                    progress_notes.tell(self._store, incident, str(error), self._now(), self._runner)
+                    wait_s = error.retry_after_s or (0.0 if goes_on else self._parts.settings.retry_s)
+                    raise Later(str(error), self._now() + wait_s) from error
+                why = f"still under way after {for_s:.0f} s: {error}"
+                outcome = progress_notes.cut_off(action, actuator, why, self._now())
+        except Permanent as error:
+            outcome = progress_notes.cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
+        self._conclude(incident, action, outcome)
+
+    def _intend(self, incident: Incident, action: Action) -> bool:
+        """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""
+
+        def store(connection: Connection, number: int) -> None:
+            if self._parts.guard is not None:
+                ruling = self._parts.guard(action, commitments(connection, before_an_intent=True))
+                if not ruling.allowed:
+                    raise _Refused(ruling)
+            store_intent(connection, number, action, "act", self._now(), self._runner)
+
+        try:
+            self._move(incident, _C.INTENT_STORED, f"{action.kind} {action.target} as {action.id}", store)
+        except _Refused as refused:
+            if refused.ruling.retry_at_s is not None:
+                raise Later(refused.ruling.reason, refused.ruling.retry_at_s) from refused
+            self._move(incident, _C.GUARD_REFUSED, refused.ruling.reason)
+            return False
+        return True
+
+    def _still_right(self, incident: Incident, action: Action, actuator: Actuator) -> bool:
+        """Asks again, right before acting: approval, expiry, preconditions. False where it moved instead."""
+        objections = self._parts.gate.objections(incident)
+        objections += [(_C.WORLD_CHANGED, sentence) for sentence in actuator.changed(action)]
+        if action.kind is ActionKind.RETURN_NODE:
+            objections += [(_C.WORLD_CHANGED, sentence) for sentence in self._hindrances(incident, action)]
+        elif incident.clear_since_s is not None and not is_unrepaired(incident):
+            objections.append((_C.WORLD_CHANGED, "every finding has become clear since the plan was made"))
+        if objections:
+            self._move(incident, objections[0][0], "; ".join(sentence for _, sentence in objections))
+        return not objections
+
+    def _hindrances(self, incident: Incident, action: Action, *, begun: bool = False) -> list[str]:
+        """Why a node may not be given back, as of now; empty for every other action. Once begun, a place that has
+        been put into maintenance or has opted out meanwhile is one; before, the guard is asked with the intent."""
+        if action.kind is not ActionKind.RETURN_NODE:
+            return []
+        if self._parts.giving_back is None:
+            return ["nothing here gives nodes back any more"]
+        found = self._parts.giving_back.hindrances(self._store.incident(incident.id), action.target)
+        left = self._left_alone(action) if begun else None
+        return found + ([left.reason] if left else [])
+
+    def _left_alone(self, action: Action) -> Ruling | None:
+        """The guard's no whatever else is under way: maintenance, or an opt-out; None where it says none."""
+        ruling = self._parts.guard(action, ()) if self._parts.guard is not None else None
+        return None if ruling is None or ruling.allowed else ruling
+
+    def _stop_unless_allowed(self) -> None:
+        if not self._may_act():
+            raise Lost("another replica leads now")
+        halt = self._parts.gate.halted()
+        if halt.halted:
+            raise Lost(f"halted by {halt.by}")
+
+    def _conclude(self, incident: Incident, action: Action, outcome: Outcome) -> None:
+        done = {_O.DONE: _C.ACTION_DONE, _O.ALREADY_DONE: _C.ACTION_DONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
+        kept = outcome.left_cordoned or action.kind is ActionKind.RETURN_NODE
+        failed = _C.CONTAINMENT_KEPT if kept else _C.ACTION_FAILED
+        cause = done.get(outcome.status, failed)
+        self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "act", outcome))
+
+    # Confirm ----------------------------------------------------------------------------------------------------
+
+    def _confirm(self, incident: Incident) -> None:
+        settings, now = self._parts.settings, self._now()
+        action = _plan_of(incident)
+        quiet_since = quiet_since_s(incident)
+        failure = f"not recovered {settings.confirm_timeout_s:.0f} s after the action"
+        if quiet_since is not None and now - quiet_since >= settings.quiet_s:
+            proof = f"every finding has been clear for {now - quiet_since:.0f} s"
+            try:
+                tested = self._parts.probe(incident) if self._parts.probe else None
+            except UnderWay as error:
+                if now - incident.entered_s < settings.confirm_timeout_s:
+                    raise Later(str(error), now + settings.retry_s) from error
+                tested = Outcome(_O.FAILED, str(error), now)
+            if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
+                told = f"; {tested.detail}" if tested is not None and tested.detail else ""
+                cause, left = self._recovered(incident)
+                self._move(incident, cause, proof + told + left)
+                return
+            failure = f"{proof}, but the probe says: {tested.detail}"
+        elif action.kind is ActionKind.RETURN_NODE and any(f.state is State.FIRING for f in incident.findings):
+            self._move(incident, _C.NEW_EVIDENCE, f"the fault is back since {action.target.name} was given back")
+            return
+        elif now - incident.entered_s < settings.confirm_timeout_s:
+            if incident.news:
+                self._take_up_news(incident, action)
+            return
+        if action.kind in CONTAINMENT:
+            self._move(incident, _C.CONTAINMENT_KEPT, f"{failure}; {action.kind} of {action.target} stays in place")
+        else:
+            self._move(incident, _C.NOT_CONFIRMED, failure)
+
+    def _recovered(self, incident: Incident) -> tuple[Cause, str]:
+        """Over, and what it leaves behind; or what is next is giving the node back."""
+        giving = self._parts.giving_back
+        standing = giving.standing(number_of(incident.id)) if giving is not None else []
+        if giving is None or not standing or not giving.offered():
+            return _C.CONFIRMED, stays(standing)
+        more = incident.attempt < self._parts.settings.max_plans
+        return (_C.RETURN_DUE, "") if more else (_C.CONFIRMED, stays(standing))
+
+    def _take_up_news(self, incident: Incident, action: Action) -> None:
+        """Diagnoses again what came after the action. Only where that finds another cause, or calls for another
+        repair, and so for another action, is the confirmation left; else it goes on, knowing more."""
+        before, told = incident.diagnosis, self._parts.diagnose(incident)
+        if before is None or called_for(told) != called_for(before):
+            wanted = self._parts.plan(replace(incident, diagnosis=told)).action
+            if wanted is not None and (wanted.kind, wanted.target) != (action.kind, action.target):
+                note = (
+                    f"what came after {action.kind} of {action.target} calls for {wanted.kind} of {wanted.target}"
+                )
+                self._move(incident, _C.NEW_EVIDENCE, note)
+                return
+        self._store.learn(incident, told, by=Stage.CONFIRM)
+
+    # Undo -------------------------------------------------------------------------------------------------------
+
+    def _undo(self, incident: Incident) -> None:
+        action = _plan_of(incident)
+        if not action.undo.possible:
+            self._move(incident, _C.ACTION_FAILED, f"cannot be taken back: {action.undo.how}")
+            return
+        actuator = self._parts.actuator_for(incident)
+        if has_intent(self._store.database, action, "undo"):
+            outcome = actuator.read(action)
+            if outcome.status is _O.NOT_DONE:  # the action is gone, so it was taken back
+                self._conclude_undo(incident, action, replace(outcome, status=_O.DONE))
+                return
+            if outcome.status is _O.UNKNOWN:
+                self._conclude_undo(incident, action, outcome)
+                return
+        self._stop_unless_allowed()
+        with self._store.database.write() as connection:
+            store_intent(connection, number_of(incident.id), action, "undo", self._now(), self._runner)
+        try:
+            outcome = actuator.undo(action)
+        except Temporary:
+            outcome = actuator.read(action)
+            if outcome.status is not _O.NOT_DONE:
+                raise
+            outcome = replace(outcome, status=_O.DONE)
+        except Permanent as error:
+            outcome = Outcome(_O.REFUSED, str(error), self._now())
+        self._conclude_undo(incident, action, outcome)
+
+    def _conclude_undo(self, incident: Incident, action: Action, outcome: Outcome) -> None:
+        done = {_O.DONE: _C.UNDONE, _O.ALREADY_DONE: _C.UNDONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
+        cause = done.get(outcome.status, _C.ACTION_FAILED)
+        self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "undo", outcome))
+
+    def _now(self) -> float:
+        return self._parts.clock.now_s()
+
+
+def quiet_since_s(incident: Incident) -> float | None:
+    """Since when a confirming incident is quiet: all clear, and counted from after the action. None: it is not."""
+    return None if incident.clear_since_s is None else max(incident.clear_since_s, incident.entered_s)
+
+
+def called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
+    """What of a diagnosis decides which repair fits."""
+    return diagnosis.cause, diagnosis.facts.get("recovery_action")
+
+
+def _plan_of(incident: Incident) -> Action:
+    if incident.action is None:
+        raise Permanent(f"{incident.id} is {incident.state} without a plan")
+    return incident.action

@@ -1,0 +1,159 @@
+"""Looks at new profiler traces and, where policy says that a kernel search would pay, proposes one to people.
+
+The collector of traces tells of each new one by a log line; the file is profiled in a thread of its own, so that no
+look at the fleet waits for it. Nothing is searched here: what comes out is a plan of kind `kernel_job` at the gate.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, search
+from nightshift.agent.clock import Clock
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.kernel_use import KernelUse, read_use
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import Action
+from nightshift.kernels.profile.gradients import searches_of
+from nightshift.kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes
+from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.profile.trigger import Decision, Settings, Stake, decide
+
+WEEK_S = 7 * 86400.0
+_TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
+_WAITING = 8
+_SUBJECTS = 100_000
+
+
+class KernelWatch:
+    """One per daemon. `decisions`: the latest, also those that propose nothing. `uses`: what jobs last said of the
+    kernels that they use."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        gate: KernelGate,
+        inventory: Inventory,
+        clock: Clock,
+        cluster: str,
+        read: Callable[[Path, Peaks | None], Profile] = profile,
+    ) -> None:
+        self.settings = settings
+        self.decisions: deque[Decision] = deque(maxlen=50)
+        self.uses: dict[Subject, KernelUse] = {}
+        self._gate = gate
+        self._inventory = inventory
+        self._clock = clock
+        self._cluster = cluster
+        self._read = read
+        self._log = structlog.get_logger("kernels")
+        self._waiting: queue.Queue[tuple[Path, Subject] | None] = queue.Queue(_WAITING)
+        self._thread: threading.Thread | None = None
+
+    def look(self, logs: Sequence[LogRecord]) -> int:
+        """Takes up the traces that these lines tell of; how many. None where no namespace asked for searches."""
+        count = 0
+        for record in logs:
+            use = read_use(record.text)
+            if use is not None:
+                self._used(record.subject, use)
+            match = _TOLD.match(record.text) if record.source.startswith("kineto ") else None
+            if match is None or not self.settings.namespaces:
+                continue
+            try:
+                self._waiting.put_nowait((Path(match[1]), record.subject))
+                count += 1
+            except queue.Full:
+                self._log.warning("trace passed over: others wait", trace=match[1])
+        if count and self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="kernels", daemon=True)
+            self._thread.start()
+        return count
+
+    def _used(self, subject: Subject, use: KernelUse) -> None:
+        """Keeps the newest counts of a job or rank, and tells when a shadow check found something new."""
+        before = self.uses.get(subject)
+        if use.shadow_mismatches > (before.shadow_mismatches if before is not None else 0):
+            wrong = ", ".join(use.mismatched) or "unnamed"
+            self._log.warning("a kernel was wrong; torch computes it now", job=str(subject), kernels=wrong)
+        if subject in self.uses or len(self.uses) < _SUBJECTS:
+            self.uses[subject] = use
+
+    def close(self) -> None:
+        """Ends the thread after what it has taken up."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join(30.0)
+            self._thread = None
+
+    def consider(self, path: Path, subject: Subject) -> Decision:
+        """One trace: profiled, decided, and proposed where the policy lets it."""
+        job = self._job(subject)
+        namespace, _, name = job.name.partition("/")
+        now_s = self._clock.now_s()
+        found = self._read(path, None)
+        gpus = max(1, len(self._inventory.gpus(job, now_s)))
+        used = self._gate.used_gpu_hours(now_s - WEEK_S)
+        stake = Stake(namespace, name or namespace, gpus * WEEK_S / 3600.0, used)
+        decision = decide(found.hotspots, stake, self.settings)
+        if decision.propose and not found.on_gpu:
+            why = f"{job.name}: {path.name} holds no GPU activity: record ProfilerActivity.CUDA as well"
+            decision = Decision(False, decision.hotspot, why)
+        self.decisions.append(decision)
+        if decision.propose and decision.hotspot is not None:
+            policy = self.settings
+            plan = search(
+                self._cluster, job.name, decision.hotspot.name, decision.why, policy.search_gpu_hours,
+                policy.priority_class, now_s, order(decision.hotspot),
+            )  # fmt: skip
+            if before := self._decided_before(plan, now_s):
+                decision = Decision(False, decision.hotspot, before)
+                self.decisions[-1] = decision
+                self._log.info("no kernel search", job=job.name, why=before)
+                return decision
+            self._gate.propose(plan)
+            self._log.info("kernel search proposed", job=job.name, why=decision.why)
+        else:
+            self._log.info("no kernel search", job=job.name, why=decision.why)
+        return decision
+
+    def _decided_before(self, plan: Action, now_s: float) -> str:
+        """Why a plan is not put before people again so soon; "" where it may be."""
+        known = self._gate.proposal(plan.id)
+        if known is None or known.state not in (ProposalState.DONE, ProposalState.REJECTED):
+            return ""
+        days = (now_s - known.at_s) / 86400.0
+        if days >= self.settings.again_days:
+            return ""
+        return f"{plan.id}: proposed {days:.0f} days ago, it is {known.state}: {known.note or 'no word'}"
+
+    def _job(self, subject: Subject) -> Subject:
+        """The job of a rank; a job is its own."""
+        if subject.kind is SubjectKind.RANK:
+            return Subject(SubjectKind.JOB, subject.name.rpartition("#")[0])
+        return subject
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            path, subject = item
+            try:
+                self.consider(path, subject)
+            except Exception as error:  # noqa: BLE001  one odd trace must not end the watch over all others
+                told = f"{type(error).__name__}: {error}"
+                self._log.warning("trace not profiled", trace=str(path), error=told)
+
+
+def order(hotspot: Hotspot) -> dict[str, str | bool | int]:
+    """What the search's pod is told: which kernel, on which case, whether the step needs its gradient, and among
+    how many searches the time is divided: a product's gradients are two products."""
+    sizes, backward = timed_sizes(hotspot), hotspot.backward_s > 0.0
+    case = " ".join([hotspot.dtype, *(f"{name}={value}" for name, value in sizes.items())])
+    count = len(searches_of(hotspot.problem, sizes, backward))
+    return {"kernel": hotspot.problem, "case": case, "backward": backward, "searches": count}

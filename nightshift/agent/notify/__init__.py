@@ -1,0 +1,1 @@
+"""Where people are notified: Slack, PagerDuty, Opsgenie and Alertmanager."""

@@ -1,0 +1,113 @@
+"""Prometheus Alertmanager, as one more client beside Prometheus: POST /api/v2/alerts
+(github.com/prometheus/alertmanager, api/v2/openapi.yaml).
+
+An alert is known by its labels, so these never change while it stands. It is sent again before its `endsAt` comes,
+and ends by an `endsAt` that has passed; should we die, it ends by itself after `lasts_s`. The label `page` says
+whether routes may page for it: `yes` for the outlet that pages, `no` for what is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.agent.notify.outlets.base import Acknowledgement
+from nightshift.agent.notify.outlets.letter import Form, Letter, Phase
+from nightshift.agent.notify.outlets.web import Web, secret_of
+from nightshift.collectors.base import Permanent, Temporary
+
+ALERT = "NightshiftIncident"
+
+
+class Settings(BaseModel):
+    """Alertmanager."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    urls: tuple[str, ...] = Field(min_length=1, description="Every member of the cluster; all are told")
+    renew_s: float = Field(60.0, ge=1, le=3600, description="A standing alert is sent again after so long (s)")
+    lasts_s: float = Field(300.0, ge=5, description="It ends by itself so long after it was last sent (s)")
+    labels: dict[str, str] = Field(default_factory=dict, description="Further labels for every alert")
+    bearer_token_file: Path | None = Field(None, description="File with a token for a proxy in front of it")
+    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
+
+
+class Alertmanager:
+    """Alerts that are kept alive by sending them again."""
+
+    name = "alertmanager"
+    forms = frozenset(Form)
+
+    def __init__(self, settings: Settings, wall_s: Callable[[], float] = time.time) -> None:
+        headers = {}
+        if settings.bearer_token_file is not None:
+            token = secret_of("outlets.alertmanager.bearer_token_file", settings.bearer_token_file)
+            headers = {"Authorization": f"Bearer {token}"}
+        self.renew_s = settings.renew_s
+        self._settings = settings
+        self._wall_s = wall_s
+        self._webs = [Web("Alertmanager", url, settings.timeout_s, "", headers) for url in settings.urls]
+
+    def send(self, letters: Sequence[Letter]) -> None:
+        """To every member, as Prometheus does: they agree among themselves who notifies. One that is away is told
+        with the next renewal; only where none answers have the letters not arrived."""
+        alerts = [self._alert(letter) for letter in letters]
+        failures: list[Temporary | Permanent] = []
+        for web in self._webs:
+            try:
+                web.call("POST", "/api/v2/alerts", json=alerts)
+            except (Temporary, Permanent) as failure:
+                failures.append(failure)
+        if len(failures) == len(self._webs):
+            raise failures[0]
+
+    def _alert(self, letter: Letter) -> dict[str, Any]:
+        wall_s = self._wall_s()
+        ends_s = wall_s if letter.phase is Phase.CLOSED else wall_s + self._settings.lasts_s
+        labels = {
+            **self._settings.labels,
+            "alertname": ALERT,
+            "cluster": letter.cluster,
+            "incident": letter.incident,
+            "turn": str(letter.turn),
+            "severity": str(letter.severity),
+            "page": "yes" if letter.form is Form.PAGE else "no",
+        }
+        annotations = {
+            "summary": letter.summary,
+            "subjects": ", ".join(letter.subjects),
+            "cause": letter.cause,
+            "plan": letter.plan,
+            "acknowledged": "yes" if letter.phase is Phase.ACKNOWLEDGED else "",
+        }
+        alert = {
+            "labels": labels,
+            "annotations": {name: text for name, text in annotations.items() if text},
+            "startsAt": _stamp(min(letter.since_s, wall_s - 1.0)),
+            "endsAt": _stamp(ends_s),
+        }
+        return alert | ({"generatorURL": letter.url} if letter.url else {})
+
+    def acknowledged(self, keys: Sequence[str]) -> list[Acknowledgement]:
+        """It has no acknowledgements: a silence there only keeps its own notifications away."""
+        return []
+
+    def try_out(self) -> str:
+        versions = []
+        for web in self._webs:
+            answer = web.call("GET", "/api/v2/status") or {}
+            versions.append(str((answer.get("versionInfo") or {}).get("version", "unknown version"))[:40])
+        return f"Alertmanager {', '.join(versions)}"
+
+    def close(self) -> None:
+        for web in self._webs:
+            web.close()
+
+
+def _stamp(t_s: float) -> str:
+    return datetime.fromtimestamp(t_s, UTC).isoformat(timespec="milliseconds")

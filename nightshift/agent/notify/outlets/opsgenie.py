@@ -1,0 +1,116 @@
+"""Opsgenie, by its Alert API (docs.opsgenie.com/docs/alert-api).
+
+An alert is known by its `alias`: creating it again while it is open counts up and notifies nobody. Requests are
+accepted with 202 and worked on later. Priorities are P1 (highest) to P5. What is only shown has priority P5 and the
+tag `nightshift-shown`, which a notification policy of the team suppresses (docs/how-to/page.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.agent.notify.outlets.base import Acknowledgement
+from nightshift.agent.notify.outlets.delivery import Refused
+from nightshift.agent.notify.outlets.letter import Form, Letter, Phase
+from nightshift.agent.notify.outlets.web import Web, secret_of
+from nightshift.agent.rca.summary import plain
+from nightshift.detectors.base import Severity
+
+SHOWN_TAG = "nightshift-shown"
+_BY_ALIAS = {"identifierType": "alias"}
+
+
+class Settings(BaseModel):
+    """Opsgenie."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    api_key_file: Path = Field(description="File with the key of an API integration")
+    priorities: dict[Severity, str] = Field(
+        default={Severity.CRITICAL: "P1", Severity.WARNING: "P3", Severity.INFO: "P5"},
+        description="Priority by severity: P1 to P5",
+    )
+    show: bool = Field(
+        False, description="Whether it shows what it does not page; needs the notification policy of the guide"
+    )
+    url: str = Field("https://api.opsgenie.com", description="The EU's: api.eu.opsgenie.com")
+    proxy: str = Field("", description="HTTP proxy")
+    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
+
+
+class Opsgenie:
+    """Pages by alerts."""
+
+    name = "opsgenie"
+    renew_s = math.inf
+
+    def __init__(self, settings: Settings) -> None:
+        key = secret_of("outlets.opsgenie.api_key_file", settings.api_key_file)
+        self.forms = frozenset(Form) if settings.show else frozenset({Form.PAGE})
+        self._priorities = settings.priorities
+        headers = {"Authorization": f"GenieKey {key}"}
+        self._web = Web("Opsgenie", settings.url, settings.timeout_s, settings.proxy, headers)
+
+    def send(self, letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            alias = _alias(letter)
+            if letter.phase is Phase.TRIGGERED:
+                self._web.call("POST", "/v2/alerts", json=self._alert(letter, alias))
+            else:
+                verb = "close" if letter.phase is Phase.CLOSED else "acknowledge"
+                path = f"/v2/alerts/{quote(alias, safe='')}/{verb}"
+                self._web.call("POST", path, json={"source": "Nightshift", "user": "Nightshift"}, params=_BY_ALIAS)
+
+    def _alert(self, letter: Letter, alias: str) -> dict[str, Any]:
+        """Field limits: message 130, alias 512, description 15,000, entity 512, source 100 characters."""
+        shown = letter.form is Form.SHOWN
+        lines = [letter.summary, letter.url, *letter.subjects]
+        return {
+            "message": plain(letter.summary, 130),
+            "alias": alias,
+            "description": "\n".join(part for part in lines if part)[:15_000],
+            "entity": ", ".join(letter.subjects)[:512],
+            "source": f"Nightshift {letter.cluster}"[:100],
+            "tags": ["nightshift", *([SHOWN_TAG] if shown else [])],
+            "priority": "P5" if shown else self._priorities.get(letter.severity, "P3"),
+            "details": {
+                "incident": letter.incident,
+                "cluster": letter.cluster,
+                "severity": str(letter.severity),
+                "cause": letter.cause,
+                "plan": letter.plan,
+                "url": letter.url,
+            },
+        }
+
+    def acknowledged(self, keys: Sequence[str]) -> list[Acknowledgement]:
+        found = []
+        for key in keys:
+            try:
+                answer = self._web.call("GET", f"/v2/alerts/{quote(key, safe='')}", params=_BY_ALIAS)
+            except Refused as refused:
+                if not refused.reason.startswith("404"):
+                    raise
+                continue  # not worked on yet, or deleted there
+            data = (answer or {}).get("data") or {}
+            if data.get("acknowledged") is True:
+                who = str((data.get("report") or {}).get("acknowledgedBy") or data.get("owner") or "somebody")
+                found.append(Acknowledgement(key, plain(who, 100), math.nan))
+        return found
+
+    def try_out(self) -> str:
+        self._web.call("GET", "/v2/alerts/count")
+        return "the key is accepted"
+
+    def close(self) -> None:
+        self._web.close()
+
+
+def _alias(letter: Letter) -> str:
+    return letter.key if letter.form is Form.PAGE else f"{letter.key}/shown"

@@ -1,0 +1,70 @@
+"""HTTP to an outlet: one request, and what its answer means for the courier (`agent.notify.outlets.delivery`)."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from nightshift.agent.notify.outlets.delivery import NoAnswer, RateLimited, Refused
+from nightshift.collectors.base import Permanent
+
+_MAX_WAIT_S = 3600.0
+
+
+class Web:
+    """A client for one service. Redirects are not followed: a secret goes to the configured host alone."""
+
+    def __init__(self, service: str, url: str, timeout_s: float, proxy: str = "", headers: Any = None) -> None:
+        self._service = service
+        self._client = httpx.Client(
+            base_url=url.rstrip("/"), timeout=timeout_s, proxy=proxy or None, headers=headers, trust_env=False
+        )
+
+    def call(self, method: str, path: str, *, json: Any = None, params: dict[str, str] | None = None) -> Any:
+        """The decoded answer, or None for one without JSON. Raises RateLimited, NoAnswer or Refused."""
+        try:
+            answer = self._client.request(method, path, json=json, params=params)
+        except (httpx.HTTPError, OSError) as error:
+            raise NoAnswer(f"{self._service} did not answer: {type(error).__name__}: {error}"[:300]) from error
+        if answer.status_code == 429:
+            raise RateLimited(f"{self._service} asks for fewer calls", _wait_s(answer.headers.get("retry-after")))
+        if answer.status_code >= 500 or answer.status_code == 408:
+            raise NoAnswer(f"{self._service} answered {answer.status_code}")
+        if answer.status_code >= 300:
+            raise Refused(f"{answer.status_code} {answer.text[:200]}".strip(), self._service)
+        try:
+            return answer.json() if answer.content else None
+        except ValueError:
+            return None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _wait_s(header: str | None) -> float:
+    """Retry-After: seconds, or a date (RFC 9110, 10.2.3); without one, a few seconds."""
+    if header is None:
+        return 5.0
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+        except ValueError:
+            return 5.0
+    return min(max(seconds, 0.1), _MAX_WAIT_S)
+
+
+def secret_of(setting: str, path: Path | None) -> str:
+    """A secret from its file. Raises Permanent, naming the setting."""
+    try:
+        text = path.read_text().strip() if path is not None else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Permanent(f"{setting}: {path}: {error}") from error
+    if not text:
+        raise Permanent(f"{setting}: {path} is empty")
+    return text

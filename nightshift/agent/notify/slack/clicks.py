@@ -1,0 +1,336 @@
+"""Clicks and commands from Slack: who it is, what they clicked, what the gate said; told to the clicker alone.
+
+Slack proves that a request is Slack's (signature, or the socket that we opened); who the person is comes from the
+workspace's own directory, never from the request. What a button carries names an incident and a plan and nothing
+else, so a forged one can only ask for what the gate allows anyway.
+
+Every request is acknowledged before anything is looked up (Slack wants it within 3 s) and worked on by a few
+threads of our own; a store that hangs holds those up and no acknowledgement.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from nightshift.agent.approvals.access import Verb, may
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.people import Directory
+from nightshift.agent.approvals.policy import Person, must_sign_in_again
+from nightshift.agent.approvals.visibility import Window
+from nightshift.agent.clock import Clock
+from nightshift.agent.incidents.silence import Silence, namespaces_of_matcher
+from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.notify.outlets.delivery import RateLimited
+from nightshift.agent.notify.slack import card as words
+from nightshift.agent.notify.slack import proposals
+from nightshift.agent.notify.slack.blocks import Message
+from nightshift.agent.notify.slack.card import Ticket, said
+from nightshift.agent.notify.slack.ledger import Ledger, card_key
+from nightshift.agent.notify.slack.members import Members, NotAMember
+from nightshift.agent.notify.slack.proposals import PlanTicket, Promotions
+from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.notify.slack.web import Web
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.units import clock_time
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.subject import Inventory
+
+ACTIONS = ("approve", "reject", "snooze", "evidence")
+REASON_VIEW = "reject_reason"
+_WORKERS = 4
+_MOST_WAITING = 500
+_MODALS = 2
+_MOST_WAIT_S = 10.0
+_AGAIN = "Click Reject again, or use the console or `nightshift reject`."
+_USAGE = (
+    "/nightshift status | incidents | show INC-7 | approve INC-7 | promotions | silence KIND:PATTERN 2h REASON | "
+    "silences | unsilence NUMBER | halt [REASON] | resume"
+)
+_SPANS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass(frozen=True)
+class Click:
+    """A request, reduced to what is used of it. `tell` answers the clicker alone."""
+
+    user: str
+    workspace: str
+    what: str
+    value: str
+    channel: str
+    tell: Callable[[Message], None]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What clicks work with."""
+
+    store: Store
+    gate: Gate
+    clock: Clock
+    web: Web
+    settings: Settings
+    directory: Directory
+    suppressor: Suppressor
+    members: Members
+    wake: Callable[[], None]
+    inventory: Inventory | None = None
+
+
+class Desk:
+    """Takes clicks, answers them from its own threads."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+        self._ledger = Ledger(parts.store.database)
+        self._promotions = Promotions(parts.gate, parts.store, parts.clock)
+        self._log = structlog.get_logger("slack")
+        self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
+        self._modals: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
+        self._stopping = threading.Event()
+        pools = ((self._waiting, _WORKERS), (self._modals, _MODALS))
+        self._threads = [
+            threading.Thread(target=self._work, args=(jobs,), name="slack-click", daemon=True)
+            for jobs, count in pools
+            for _ in range(count)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        for jobs, count in ((self._waiting, _WORKERS), (self._modals, _MODALS)):
+            for _ in range(count):
+                jobs.put(None)
+        self._stopping.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(2.0)
+
+    def take(self, click: Click) -> bool:
+        """Queues a click; False where too many wait."""
+        return self._queue(self._waiting, lambda: self._answer(click))
+
+    def ask_reason(self, trigger_id: str, value: str, channel: str, tell: Callable[[Message], None]) -> bool:
+        """Opens the dialog that asks why; needs nothing but Slack, since its trigger is good for 3 s only. Where
+        Slack does not open it, the clicker is told what else there is."""
+
+        def ask() -> None:
+            try:
+                self._p.web.open_view(trigger_id, reason_view(value, channel))
+            except (Temporary, Permanent) as error:
+                self._log.warning("the dialog did not open", error=str(error))
+                self._say(
+                    "reject", tell, said(f"Nothing was rejected: the dialog did not open ({error}). {_AGAIN}")
+                )
+
+        return self._queue(self._modals, ask)
+
+    def _queue(self, jobs: queue.Queue[Callable[[], None] | None], job: Callable[[], None]) -> bool:
+        try:
+            jobs.put_nowait(job)
+        except queue.Full:
+            return False
+        return True
+
+    def _work(self, jobs: queue.Queue[Callable[[], None] | None]) -> None:
+        while (job := jobs.get()) is not None:
+            try:
+                job()
+            except (Temporary, Permanent) as error:
+                self._log.warning("a click was not answered", error=str(error))
+            except Exception:  # noqa: BLE001  a defect of ours must not end the thread; it is said
+                self._log.exception("a click failed")
+
+    # Answers ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, click: Click) -> None:
+        try:
+            message = self._outcome(click)
+        except NotAMember as refusal:
+            message = said(str(refusal))
+        except Permanent as error:
+            message = said(str(error))
+        except Temporary as error:
+            message = said(f"Not done, the store or Slack is away ({error}). Try again, or use the CLI.")
+        self._p.wake()
+        self._say(click.what, click.tell, message)
+
+    def _say(self, what: str, tell: Callable[[Message], None], message: Message) -> None:
+        """Tells the clicker; once more where Slack asks for a moment."""
+        try:
+            try:
+                tell(message)
+            except RateLimited as error:
+                self._stopping.wait(min(error.retry_after_s or 1.0, _MOST_WAIT_S))
+                tell(message)
+        except (OSError, Temporary, Permanent) as error:
+            self._log.warning("the clicker was not told", what=what, error=str(error))
+
+    def _outcome(self, click: Click) -> Message:
+        name = self._p.members.name_of(click.user, click.workspace)
+        person = self._p.directory.person(name, "slack")
+        if click.what == "command":
+            return self._command(click.value, person)
+        plan = PlanTicket.of(click.value.partition("\n")[0])
+        if plan is not None:
+            return self._promotion(click, plan, person)
+        try:
+            ticket = Ticket.of(click.value.partition("\n")[0])
+        except ValueError as error:
+            return said(f"This is {error}.")
+        if click.what == "approve":
+            return self._approve(ticket, person)
+        if click.what == "reject":
+            reason = click.value.partition("\n")[2]
+            return said(self._p.gate.reject(ticket.incident, ticket.plan_sha256, person, reason).message)
+        if click.what == "snooze":
+            return self._snooze(ticket, person)
+        return words.evidence(self._window(person).incident(ticket.incident))
+
+    def _promotion(self, click: Click, ticket: PlanTicket, person: Person) -> Message:
+        """The same gate, for kernels and policies."""
+        gate = self._promotions.gate_of(ticket.plan)
+        if gate is None or click.what not in ("approve", "reject"):
+            return said("This is not a button of Nightshift.")
+        if click.what == "approve":
+            return said(gate.approve(ticket.plan, ticket.plan_sha256, person).message)
+        reason = click.value.partition("\n")[2]
+        return said(gate.reject(ticket.plan, ticket.plan_sha256, person, reason).message)
+
+    def _show(self, name: str, person: Person) -> Message:
+        """An incident or a promotion with its buttons, which bind the hash of what is shown."""
+        now_s, url = self._p.clock.now_s(), self._p.settings.console_url
+        if name.partition("/")[0] in proposals.FAMILIES:
+            for proposal in self._promotions.all(person):
+                if proposal.id == name:
+                    return proposals.card(proposal, self._p.gate, now_s, url)
+            return said(f"There is no promotion {name[:100]}.")
+        return words.card(self._window(person).incident(name.upper()), now_s, url, self._p.settings.snooze_s)
+
+    def _window(self, person: Person) -> Window:
+        return Window(self._p.store, person, self._p.inventory, self._p.clock.now_s())
+
+    def _approve(self, ticket: Ticket, person: Person) -> Message:
+        """A click proves no fresh sign-in: where the plan asks for one, its reader is told where to go."""
+        answer = self._p.gate.approve(ticket.incident, ticket.plan_sha256, person)
+        action = None if answer.ok else self._window(person).incident(ticket.incident).action
+        now_s = self._p.clock.now_s()
+        if action is None or not must_sign_in_again(person, action, self._p.gate.policy, now_s):
+            return said(answer.message)
+        return words.elsewhere(answer.message, self._p.settings.console_url, ticket.incident)
+
+    def _snooze(self, ticket: Ticket, person: Person) -> Message:
+        touched = self._window(person).incident(ticket.incident).namespaces
+        if not (allowed := may(person, Verb.SNOOZE, touched)):
+            return said(allowed.reason)
+        until_s = self._p.clock.now_s() + self._p.settings.snooze_s
+        self._ledger.change(card_key(ticket.incident), snoozed_until_s=until_s)
+        self._log.info("snoozed", incident=ticket.incident, by=person.identity, until_s=until_s)
+        return said(f"No reminders of {ticket.incident} until {clock_time(until_s)} UTC.")
+
+    def _command(self, text: str, person: Person) -> Message:
+        verb, _, rest = text.strip().partition(" ")
+        rest = rest.strip()
+        now_s = self._p.clock.now_s()
+        match verb:
+            case "status" | "":
+                return self._status(person)
+            case "incidents":
+                opened = self._window(person).open_incidents()
+                standing = self._p.suppressor.standing()
+                why = {
+                    row.id: "told to nobody now" if person.is_tenant else held.sentence()
+                    for row in opened
+                    if (held := standing.of(row)) is not None
+                }
+                return words.listing(opened, now_s, why)
+            case "show" | "approve":
+                return self._show(rest, person)
+            case "promotions":
+                return proposals.listing(self._promotions.all(person), now_s)
+            case "silence":
+                return self._silence(rest, person)
+            case "silences":
+                rows = self._silences(person)
+                lines = [f"{s.number}: {s.matcher} until {clock_time(s.until_s)} UTC, {s.by}" for s in rows]
+                return said("; ".join(lines) or "No silences.")
+            case "unsilence":
+                number = int(rest) if rest.isascii() and rest.isdecimal() and len(rest) < 10 else 0
+                done = self._p.suppressor.silences.end(number, person)
+                return said(f"Silence {number} ended." if done else f"No silence {rest[:20]} holds.")
+            case "halt":
+                return said(self._p.gate.halt(person, rest[:300]).message)
+            case "resume":
+                return said(self._p.gate.resume(person).message)
+            case _:
+                return said(_USAGE)
+
+    def _silences(self, person: Person) -> list[Silence]:
+        """A team is told of silences of its own namespaces alone: others name nodes and jobs that are not
+        theirs."""
+        return [
+            silence
+            for silence in self._p.suppressor.silences.standing()
+            if not person.is_tenant or may(person, Verb.SEE, namespaces_of_matcher(silence.matcher))
+        ]
+
+    def _status(self, person: Person) -> Message:
+        halt = self._p.gate.halted()
+        rows = self._window(person).open_incidents()
+        waiting = sum(row.state == "awaiting_approval" for row in rows)
+        stop = f"HALTED{'' if person.is_tenant else f' by {halt.by}'}. " if halt.halted else ""
+        held = self._p.gate.held() if halt.halted and not person.is_tenant else []
+        told = f" Held where it stands: {', '.join(held)}." if held else ""
+        return said(f"{stop}{len(rows)} open incidents, {waiting} of them wait for approval.{told}")
+
+    def _silence(self, rest: str, person: Person) -> Message:
+        matcher, span, reason = [*rest.split(maxsplit=2), "", "", ""][:3]
+        amount, unit = span[:-1], span[-1:]
+        if not matcher or unit not in _SPANS or not (amount.isascii() and amount.isdecimal() and len(amount) < 6):
+            return said("/nightshift silence KIND:PATTERN 30m|2h|1d REASON, such as: silence node:n7* 2h firmware")
+        silence = self._p.suppressor.silences.add(matcher, int(amount) * _SPANS[unit], person, reason)
+        until = clock_time(silence.until_s)
+        return said(f"Silence {silence.number}: nobody is told of {silence.matcher} until {until} UTC.")
+
+
+def reason_view(value: str, channel: str) -> dict[str, Any]:
+    """The dialog that asks why a plan is rejected; it carries the button's value and where to answer."""
+    return {
+        "type": "modal",
+        "callback_id": REASON_VIEW,
+        "private_metadata": f"{channel}\n{value}",
+        "title": {"type": "plain_text", "text": "Reject the plan"},
+        "submit": {"type": "plain_text", "text": "Reject"},
+        "close": {"type": "plain_text", "text": "Cancel"},
+        "blocks": [
+            {
+                "type": "input",
+                "block_id": "reason",
+                "label": {"type": "plain_text", "text": "Why? It is kept with the incident."},
+                "element": {
+                    "type": "plain_text_input",
+                    "action_id": "reason",
+                    "multiline": True,
+                    "max_length": 1000,
+                },
+            }
+        ],
+    }
+
+
+def reason_of(view: Mapping[str, Any]) -> tuple[str, str, str]:
+    """(channel, button's value, reason) of a submitted dialog; empty where it is not ours."""
+    channel, _, value = str(view.get("private_metadata", "")).partition("\n")
+    try:
+        reason = str(view["state"]["values"]["reason"]["reason"]["value"] or "")
+    except (KeyError, TypeError):
+        reason = ""
+    return channel, value, reason[:1000].replace("\n", " ")

@@ -1,0 +1,177 @@
+"""Promotions in the chat: a kernel's certificate or a policy's step that waits at the gate is one message, with its
+evidence, risk, undo and expiry, and the buttons that incidents have; kept in step by the same ledger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, ProposalState
+from nightshift.agent.approvals.policy import PEOPLE, Person, rule_for
+from nightshift.agent.clock import Clock
+from nightshift.agent.notify.outlets.delivery import Refused
+from nightshift.agent.notify.slack.blocks import (
+    Block,
+    Message,
+    actions,
+    button,
+    fallback,
+    line,
+    link,
+    paragraph,
+    text,
+)
+from nightshift.agent.notify.slack.ledger import Ledger, Row
+from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.store.incident_store import Store
+from nightshift.agent.units import clock_time, full_time, sentence
+
+FAMILIES = ("kernel", "policy")
+KIND = "proposal"
+_LISTED = 20
+_FACTS = 14
+_GONE = ("message_not_found", "cant_update_message", "edit_window_closed")
+_LOOK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTicket:
+    """What a button carries: a plan's name and the hash of what its reader saw."""
+
+    plan: str
+    plan_sha256: str
+
+    def value(self) -> str:
+        return json.dumps({"k": self.plan, "p": self.plan_sha256})
+
+    @classmethod
+    def of(cls, value: str) -> PlanTicket | None:
+        """None for what is no promotion's button."""
+        try:
+            read = json.loads(value) if len(value) <= 600 else None
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(read, dict) or set(read) != {"k", "p"}:
+            return None
+        plan, sha256 = read["k"], read["p"]
+        if not isinstance(plan, str) or not isinstance(sha256, str) or len(sha256) > 64:
+            return None
+        return cls(plan, sha256)
+
+
+class Promotions:
+    """Every gate that promotions wait at, by the family that their plans' names begin with."""
+
+    def __init__(self, gate: Gate, store: Store, clock: Clock) -> None:
+        self._gates = {family: KernelGate(gate, store, clock, family=family) for family in FAMILIES}
+
+    def all(self, of: Person | None = None) -> list[KernelProposal]:
+        """All, or what a person may see; those that wait first."""
+        found = [item for gate in self._gates.values() for item in gate.proposals(of)]
+        return sorted(found, key=lambda item: (item.state is not ProposalState.WAITING, -item.at_s, item.id))
+
+    def gate_of(self, plan: str) -> KernelGate | None:
+        return self._gates.get(plan.partition("/")[0])
+
+
+def card(proposal: KernelProposal, gate: Gate, now_s: float, console_url: str) -> Message:
+    """A promotion's message: what, its evidence, risk, undo, who has approved, and until when."""
+    action = proposal.action
+    facts = action.params
+    name = str(facts.get("problem") or facts.get("policy") or action.id)
+    to = f" → {facts['to']}" if "to" in facts else ""
+    head = f"{sentence(action.kind)}: {name}{to}"
+    needed = max(1, PEOPLE[rule_for(action, gate.policy)])
+    lines = [line(text(head, bold=True)), line(text(action.why))]
+    shown = [(key, value) for key, value in facts.items() if key not in ("problem", "policy", "to")]
+    lines += [
+        line(text(f"{sentence(key)}: ", bold=True), text(str(value), limit=300)) for key, value in shown[:_FACTS]
+    ]
+    if len(shown) > _FACTS:
+        lines.append(line(text(f"and {len(shown) - _FACTS} more figures in the console")))
+    lines.append(line(text("Risk: ", bold=True), text(action.blast_radius.note or "not stated")))
+    lines.append(line(text("Undo: ", bold=True), text(action.undo.how)))
+    lines.append(line(text("State: ", bold=True), text(_state(proposal, needed, now_s))))
+    if console_url:
+        page = "policies" if action.id.startswith("policy/") else "kernels"
+        lines.append(line(link(f"{console_url.rstrip('/')}/{page}", "Console")))
+    blocks: list[Block] = [paragraph(lines)]
+    if proposal.state is ProposalState.WAITING and now_s < action.expires_at_s:
+        value = PlanTicket(action.id, action.plan_sha256).value()
+        blocks.append(
+            actions([button("Approve", "approve", value, "primary"), button("Reject…", "reject", value, "danger")])
+        )
+    return Message(fallback(head), tuple(blocks))
+
+
+def _state(proposal: KernelProposal, needed: int, now_s: float) -> str:
+    action = proposal.action
+    names = ", ".join(given.person for given in proposal.approvals)
+    if proposal.state is ProposalState.WAITING and now_s >= action.expires_at_s:
+        return "expired; it has to be proposed again"
+    if proposal.state is ProposalState.WAITING:
+        given = f"{len(proposal.approvals)} of {needed} approved ({names}); " if names else ""
+        return f"{given}waits until {full_time(action.expires_at_s)}"
+    by = f" by {names}" if names and proposal.state is not ProposalState.REJECTED else ""
+    return f"{proposal.state}{by}{f': {proposal.note}' if proposal.note else ''}"
+
+
+def listing(found: Sequence[KernelProposal], now_s: float) -> Message:
+    """What waits, for the one who asked."""
+    waiting = [item for item in found if item.state is ProposalState.WAITING and now_s < item.action.expires_at_s]
+    lines = [
+        line(
+            text(f"{item.id} ", bold=True),
+            text(f"{item.action.why} · until {clock_time(item.action.expires_at_s)} UTC"),
+        )
+        for item in waiting[:_LISTED]
+    ]
+    if len(waiting) > _LISTED:
+        lines.append(line(text(f"and {len(waiting) - _LISTED} more")))
+    head = f"{len(waiting)} promotions wait" if waiting else "No promotion waits."
+    lines.append(line(text("Decide: /nightshift show PLAN" if waiting else head)))
+    return Message(fallback(head), (paragraph(lines),))
+
+
+class Teller:
+    """Compares the promotions with their messages. Sending is the courier's."""
+
+    def __init__(self, promotions: Promotions, gate: Gate, ledger: Ledger, settings: Settings) -> None:
+        self._promotions = promotions
+        self._gate = gate
+        self._ledger = ledger
+        self._settings = settings
+        self._looked_s = 0.0
+
+    def due(self, now_s: float, wall_s: float) -> Iterator[tuple[Row, Message, bool]]:
+        """(row, what it should show, whether it is there) of each message that is missing or out of date. One that
+        was decided before the chat knew of it is left alone."""
+        if not self._settings.promotions or wall_s < self._looked_s + _LOOK_S:
+            return
+        self._looked_s = wall_s
+        channel = self._settings.promotions_channel or self._settings.channel
+        for proposal in self._promotions.all():
+            content = card(proposal, self._gate, now_s, self._settings.console_url)
+            row = self._ledger.row(proposal.id)
+            decidable = proposal.state is ProposalState.WAITING and now_s < proposal.action.expires_at_s
+            if row is None or (row.ts is None and row.tried_s is None):
+                if decidable:
+                    yield Row(proposal.id, KIND, None, channel, posted_s=now_s), content, False
+            elif row.ts is not None and row.content_sha256 != content.sha256:
+                yield row, content, True
+
+    def edit(self, row: Row, edit: Callable[[], Any]) -> None:
+        """Edits a message; one that somebody deleted is posted again at the next look."""
+        try:
+            edit()
+        except Refused as refused:
+            if refused.reason not in _GONE:
+                raise
+            self._ledger.change(row.key, ts=None, content_sha256=None)
+
+
+__all__: Sequence[str] = ("PlanTicket", "Promotions", "Teller", "card", "listing")

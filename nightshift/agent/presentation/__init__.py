@@ -1,0 +1,1 @@
+"""Incidents as text, charts and pictures, for every channel alike."""

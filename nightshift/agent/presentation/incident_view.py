@@ -1,0 +1,160 @@
+"""What an incident's page shows, worked out from the stored incident: charts, claims, plan, history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+
+from nightshift.agent.presentation.line_chart import Chart
+from nightshift.agent.store.diagnosis import FACTS, SERIES, Evidence
+from nightshift.agent.store.incident import Incident, IncidentState, entered_s
+from nightshift.agent.units import clock_time, duration, gpu_hours, sentence
+from nightshift.collectors.history import History
+from nightshift.collectors.metrics import BY_NAME
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.action import Action
+from nightshift.detectors.base import SeriesExhibit, State
+from nightshift.detectors.budget import words as budget_words
+
+_LEAD_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """An action as a person decides on it."""
+
+    action: Action
+    reason: str
+    sha256: str
+    radius: tuple[tuple[str, str], ...]
+    expires_in: str
+    expired: bool
+    waits: bool
+
+
+def onset_s(incident: Incident) -> float:
+    """The earliest onset among its findings."""
+    return min((stored.finding.since.t_s for stored in incident.findings), default=incident.opened_s)
+
+
+def charts(incident: Incident, history: History, now_s: float) -> list[Chart]:
+    """One chart per signal that a finding or the evidence shows: the kept exhibit, followed by what history has
+    since, so that recovery is visible; the action's and the closing time are marked."""
+    marks = _marks(incident)
+    found: dict[tuple[Subject, str], Chart] = {}
+    for stored in incident.findings:
+        for exhibit in stored.finding.evidence:
+            if not isinstance(exhibit, SeriesExhibit) or (exhibit.subject, exhibit.metric) in found:
+                continue
+            t_s, values = np.array(exhibit.t_s), np.array(exhibit.values)
+            until_s = now_s if incident.is_open else incident.updated_s + _LEAD_S
+            start_s = stored.finding.since.t_s - _LEAD_S
+            recent_s, recent = history.window(exhibit.subject, exhibit.metric, start_s, until_s)
+            if recent_s.size:
+                if not t_s.size or recent_s[0] <= t_s[0]:
+                    t_s, values = recent_s, recent
+                else:
+                    later = recent_s > t_s[-1]
+                    t_s = np.concatenate([t_s, recent_s[later]])
+                    values = np.concatenate([values, recent[later]])
+            found[exhibit.subject, exhibit.metric] = Chart(
+                f"{name_of(exhibit.metric)} · {exhibit.subject.name}",
+                exhibit.unit,
+                t_s,
+                values,
+                stored.finding.since.t_s,
+                exhibit.reference,
+                marks,
+                exhibit.note,
+            )
+    return list(found.values())
+
+
+def evidence_chart(item: Evidence, onset: float) -> Chart | None:
+    """The chart of an evidence item that is a series; None where it is text or not readable as one."""
+    if item.media_type not in (SERIES, FACTS):
+        return None
+    try:
+        body = orjson.loads(item.content)
+        t_s = np.array(body["t_s"], dtype=np.float64)
+        values = np.array([math.nan if v is None else v for v in body["values"]], dtype=np.float64)
+        title = f"{name_of(str(body['metric']))} · {str(body['subject']).partition(':')[2]}"
+        unit = str(body.get("unit", ""))
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        return None
+    if t_s.ndim != 1 or t_s.shape != values.shape or not t_s.size:
+        return None
+    return Chart(title, unit, t_s, values, onset)
+
+
+def name_of(metric: str) -> str:
+    """What people call a canonical metric or a step column."""
+    return BY_NAME[metric].help if metric in BY_NAME else sentence(metric)
+
+
+def _marks(incident: Incident) -> tuple[tuple[float, str], ...]:
+    words = {
+        IncidentState.ACTING: "acted",
+        IncidentState.RESOLVED: "resolved",
+        IncidentState.UNDOING: "undone",
+    }
+    return tuple((at_s, word) for state, word in words.items() for at_s in entered_s(incident.history, state))
+
+
+def plan(incident: Incident, now_s: float) -> PlanView | None:
+    """The current plan; None where there is none."""
+    action = incident.action
+    if action is None:
+        return None
+    radius = action.blast_radius
+    rows = [
+        ("Jobs", ", ".join(radius.jobs)),
+        ("Nodes", ", ".join(radius.nodes)),
+        ("GPUs", _many(radius.gpus)),
+        ("Pods", _many(radius.pods)),
+        ("Cost of acting", gpu_hours(radius.cost_gpu_hours)),
+        ("Cost of waiting", gpu_hours(radius.cost_of_waiting_gpu_hours)),
+        ("Undo", undo_words(action)),
+        ("Holds while", "; ".join(f"{p.subject.name} {p.fact} = {p.expected}" for p in action.preconditions)),
+        ("Note", radius.note),
+    ]
+    left_s = action.expires_at_s - now_s
+    return PlanView(
+        action,
+        incident.plan_reason.removeprefix(action.why).strip(" .()"),
+        action.plan_sha256,
+        tuple((name, text) for name, text in rows if text),
+        duration(left_s),
+        left_s <= 0,
+        incident.state is IncidentState.AWAITING_APPROVAL,
+    )
+
+
+def undo_words(action: Action) -> str:
+    """How the action is taken back, or that it cannot be."""
+    how = action.undo.how
+    return how if action.undo.possible or "cannot be taken back" in how else f"cannot be taken back: {how}"
+
+
+def _many(names: Iterable[str]) -> str:
+    named = list(names)
+    return ", ".join(named) if len(named) <= 4 else f"{', '.join(named[:3])} and {len(named) - 3} more"
+
+
+def signals(incident: Incident) -> list[tuple[str, str, str, str, str]]:
+    """(state, summary, subject, since when, what it cost of the alarm budget) of each finding."""
+    words = {State.FIRING: "firing", State.CLEAR: "clear", State.NO_DATA: "no data"}
+    return [
+        (
+            words[stored.state],
+            stored.finding.summary,
+            str(stored.finding.subject.name),
+            clock_time(stored.finding.since.t_s),
+            budget_words(stored.finding),
+        )
+        for stored in incident.findings
+    ]

@@ -1,0 +1,1 @@
+"""One database: its tables, and the records that are kept in them."""

@@ -1,0 +1,270 @@
+"""An incident: its states, the one table of transitions between them, and what is stored of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Subject
+from nightshift.controllers.action import Action, ActionKind
+from nightshift.detectors.base import Fault, Finding, Severity, State
+
+
+class IncidentState(StrEnum):
+    OPEN = "open"
+    """A fault was found; its diagnosis is being made."""
+    DIAGNOSED = "diagnosed"
+    """The diagnosis is stored; a mitigation is being chosen."""
+    AWAITING_APPROVAL = "awaiting_approval"
+    APPROVED = "approved"
+    ACTING = "acting"
+    """The intent is stored; the action may be under way."""
+    CONFIRMING = "confirming"
+    UNDOING = "undoing"
+    MONITORING = "monitoring"
+    """Nothing to be done, or a person declined: watched until the detector is clear."""
+    ESCALATED = "escalated"
+    """A person has to act; says why."""
+    RESOLVED = "resolved"
+    """Confirmed: the detector that fired is clear, and stayed clear."""
+
+
+class Cause(StrEnum):
+    """Why an incident moves: the closed set that metrics and the audit log use."""
+
+    DIAGNOSIS_STORED = "diagnosis_stored"
+    PLAN_PROPOSED = "plan_proposed"
+    NO_PLAN = "no_plan"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    WORLD_CHANGED = "world_changed"
+    HALTED = "halted"
+    INTENT_STORED = "intent_stored"
+    ACTION_DONE = "action_done"
+    ACTION_FAILED = "action_failed"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    CONFIRMED = "confirmed"
+    NOT_CONFIRMED = "not_confirmed"
+    UNDONE = "undone"
+    CLEARED_BY_ITSELF = "cleared_by_itself"
+    RELAPSED = "relapsed"
+    CLOSED_BY_PERSON = "closed_by_person"
+    ACKNOWLEDGED = "acknowledged"
+    """Somebody took it on where they were paged; its state stays."""
+    UNDER_WAY = "under_way"
+    """A begun action takes long, and what it waits for; its state stays."""
+    GUARD_REFUSED = "guard_refused"
+    NEW_EVIDENCE = "new_evidence"
+    """A fault was attached that the diagnosis has not seen; after an action: one that calls for another action."""
+    CONTAINMENT_KEPT = "containment_kept"
+    """Not confirmed, but taking the action back would put the fault back to work: a person decides."""
+    RETURN_DUE = "return_due"
+    """The fault is gone, and only our own cordon or drain keeps a node out of use: giving it back is planned."""
+    STAGE_FAILED = "stage_failed"
+    """A stage failed in a way that trying again does not help, or too often."""
+
+
+_S, _C = IncidentState, Cause
+REMARKS = frozenset({_C.ACKNOWLEDGED, _C.UNDER_WAY})
+"""What stands in the history and moves nothing."""
+
+TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
+    (_S.OPEN, _C.DIAGNOSIS_STORED): _S.DIAGNOSED,
+    (_S.OPEN, _C.STAGE_FAILED): _S.ESCALATED,
+    (_S.DIAGNOSED, _C.PLAN_PROPOSED): _S.AWAITING_APPROVAL,
+    (_S.DIAGNOSED, _C.NO_PLAN): _S.MONITORING,
+    (_S.DIAGNOSED, _C.GUARD_REFUSED): _S.ESCALATED,
+    (_S.DIAGNOSED, _C.STAGE_FAILED): _S.ESCALATED,
+    (_S.DIAGNOSED, _C.NEW_EVIDENCE): _S.OPEN,
+    (_S.DIAGNOSED, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.DIAGNOSED, _C.CONTAINMENT_KEPT): _S.ESCALATED,
+    (_S.AWAITING_APPROVAL, _C.APPROVED): _S.APPROVED,
+    (_S.AWAITING_APPROVAL, _C.REJECTED): _S.MONITORING,
+    (_S.AWAITING_APPROVAL, _C.EXPIRED): _S.DIAGNOSED,
+    (_S.AWAITING_APPROVAL, _C.WORLD_CHANGED): _S.DIAGNOSED,
+    (_S.AWAITING_APPROVAL, _C.NEW_EVIDENCE): _S.OPEN,
+    (_S.AWAITING_APPROVAL, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.AWAITING_APPROVAL, _C.RETURN_DUE): _S.DIAGNOSED,
+    (_S.APPROVED, _C.INTENT_STORED): _S.ACTING,
+    (_S.APPROVED, _C.REJECTED): _S.MONITORING,
+    (_S.APPROVED, _C.STAGE_FAILED): _S.ESCALATED,
+    (_S.APPROVED, _C.WORLD_CHANGED): _S.DIAGNOSED,
+    (_S.APPROVED, _C.EXPIRED): _S.DIAGNOSED,
+    (_S.APPROVED, _C.GUARD_REFUSED): _S.ESCALATED,
+    (_S.ACTING, _C.ACTION_DONE): _S.CONFIRMING,
+    (_S.ACTING, _C.ACTION_FAILED): _S.ESCALATED,
+    (_S.ACTING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
+    (_S.ACTING, _C.CONTAINMENT_KEPT): _S.ESCALATED,
+    (_S.ACTING, _C.EXPIRED): _S.DIAGNOSED,
+    (_S.ACTING, _C.WORLD_CHANGED): _S.DIAGNOSED,
+    (_S.CONFIRMING, _C.CONFIRMED): _S.RESOLVED,
+    (_S.CONFIRMING, _C.RETURN_DUE): _S.DIAGNOSED,
+    (_S.CONFIRMING, _C.NOT_CONFIRMED): _S.UNDOING,
+    (_S.CONFIRMING, _C.CONTAINMENT_KEPT): _S.ESCALATED,
+    (_S.CONFIRMING, _C.NEW_EVIDENCE): _S.OPEN,
+    (_S.CONFIRMING, _C.STAGE_FAILED): _S.ESCALATED,
+    (_S.UNDOING, _C.UNDONE): _S.ESCALATED,
+    (_S.UNDOING, _C.ACTION_FAILED): _S.ESCALATED,
+    (_S.UNDOING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
+    (_S.MONITORING, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.MONITORING, _C.RETURN_DUE): _S.DIAGNOSED,
+    (_S.MONITORING, _C.NEW_EVIDENCE): _S.OPEN,
+    (_S.ESCALATED, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
+    (_S.ESCALATED, _C.RETURN_DUE): _S.DIAGNOSED,
+    (_S.RESOLVED, _C.RELAPSED): _S.OPEN,
+    **{
+        (state, _C.CLOSED_BY_PERSON): _S.RESOLVED
+        for state in (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
+    },
+}
+
+
+NEEDS_A_PERSON = frozenset({Cause.OUTCOME_UNKNOWN, Cause.CONTAINMENT_KEPT, Cause.UNDONE})
+"""Escalated for one of these, an incident stays open although its signals are clear: what was done to the world
+has to be looked at."""
+
+
+class IllegalTransition(ValueError):
+    """The table has no such move; the incident stays where it is."""
+
+
+def next_state(state: IncidentState, cause: Cause) -> IncidentState:
+    """Where an incident goes from a state for a cause. Raises IllegalTransition."""
+    try:
+        return TRANSITIONS[state, cause]
+    except KeyError:
+        raise IllegalTransition(f"an incident that is {state} cannot move because {cause}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry of an incident's history."""
+
+    at_s: float
+    before: IncidentState | None
+    after: IncidentState
+    cause: str
+    by: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFinding:
+    """A finding of an incident: its newest firing form with exhibits, and how it stands now."""
+
+    finding: Finding
+    state: State
+    last_seen_s: float
+    changed_s: float
+
+    @property
+    def episode(self) -> str:
+        return self.finding.episode
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Everything that is stored of one fault. `version` rises with every change of state.
+
+    `attempt` counts plans. `clear_since_s` is when the last finding became clear, None while one fires or has no
+    data. `action` is the current plan with `plan_reason`, whether or not it was carried out.
+    """
+
+    id: str
+    state: IncidentState
+    title: str
+    severity: Severity
+    opened_s: float
+    updated_s: float
+    entered_s: float
+    findings: tuple[StoredFinding, ...]
+    diagnosis: Diagnosis | None
+    action: Action | None
+    plan_reason: str
+    attempt: int
+    clear_since_s: float | None
+    history: tuple[Step, ...]
+    version: int
+    namespaces: tuple[str, ...] = ()
+    """Whose jobs it touches, as was known when its findings and its plan were stored; empty: nobody's."""
+    news: bool = False
+    """A finding fires that the diagnosis has not seen, or that says more than it did then."""
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        return tuple(dict.fromkeys(stored.finding.subject for stored in self.findings))
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is not IncidentState.RESOLVED
+
+
+def last_cause(incident: Incident) -> str:
+    """Why an incident is in its present state; a remark moves nothing."""
+    return next((step.cause for step in reversed(incident.history) if step.cause not in REMARKS), "")
+
+
+def entered_s(history: Sequence[Step], state: IncidentState) -> list[float]:
+    """When an incident came into a state (Unix s), each time; remarks that it got there do not count."""
+    return [step.at_s for step in history if step.after is state and step.cause not in REMARKS]
+
+
+def taken_on(history: Sequence[Step]) -> Step | None:
+    """The acknowledgement that holds: a relapse and an escalation after it call for people anew."""
+    found: Step | None = None
+    for step in history:
+        escalated = step.after is IncidentState.ESCALATED and step.before is not IncidentState.ESCALATED
+        if step.cause == Cause.ACKNOWLEDGED:
+            found = found or step
+        elif step.cause == Cause.RELAPSED or escalated:
+            found = None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class FindingSummary:
+    """A finding without its exhibits."""
+
+    episode: str
+    detector: str
+    fault: Fault
+    subject: Subject
+    severity: Severity
+    state: State
+    since_s: float
+    last_seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentSummary:
+    """An incident without diagnosis text, evidence and history: for lists and for correlation."""
+
+    id: str
+    state: IncidentState
+    title: str
+    severity: Severity
+    opened_s: float
+    updated_s: float
+    clear_since_s: float | None
+    attempt: int
+    version: int
+    cause: Fault | None
+    action_kind: ActionKind | None
+    plan_sha256: str | None
+    expires_s: float | None
+    findings: tuple[FindingSummary, ...]
+    namespaces: tuple[str, ...] = ()
+
+
+def findings_of(incident: Incident) -> list[Finding]:
+    """An incident's findings, each in its newest firing form but with the state that it has now."""
+    return [
+        replace(
+            s.finding, state=s.state, at=Instant(max(s.last_seen_s, s.finding.at.t_s), clock=s.finding.at.clock)
+        )
+        for s in incident.findings
+    ]

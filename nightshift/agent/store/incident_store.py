@@ -1,0 +1,390 @@
+"""Incidents in the database: opened, fed with findings, moved by compare-and-set, each with its audit record.
+
+Every public method is one transaction. A move goes through the one table of `agent.store.incident` and through the
+version that its caller saw, so that of two movers one wins and the other is told. Readers never block writers.
+Writers lock the incident's row first and the audit log's head last, so that they never wait in a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from nightshift.agent.clock import Clock
+from nightshift.agent.store import audit
+from nightshift.agent.store.archive import Archive, NoSuchIncident, name_of, number_of, row_of, step_of
+from nightshift.agent.store.daemon_state import Kept
+from nightshift.agent.store.database import Database
+from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, Step, next_state, taken_on
+from nightshift.agent.store.records import dump
+from nightshift.agent.store.stage_runs import Position, Runs
+from nightshift.agent.store.tables import diagnoses, findings, incidents, plans, steps, tenancies
+from nightshift.agent.store.tenancy import Tenancy
+from nightshift.collectors.base import Temporary
+from nightshift.collectors.subject import Inventory
+from nightshift.controllers.action import Action
+from nightshift.detectors.base import Finding, Severity, State
+
+_SEVERITIES = list(Severity)
+_CLOSED = IncidentState.RESOLVED
+_OUTDATED = -1
+"""`findings.diagnosed` of a finding that says more now than when it was diagnosed."""
+
+
+class Conflict(Temporary):
+    """Somebody else moved the incident first; read it again. Nothing was written."""
+
+
+class FaultPoint(Protocol):
+    """Where tests stop the process: called with `before STATE CAUSE` and `after STATE CAUSE` of every move."""
+
+    def __call__(self, place: str) -> None: ...
+
+
+def _pass(place: str) -> None:
+    """Production's fault point: nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A change of state to be made: for `cause`, if the incident still has `version`."""
+
+    cause: Cause
+    by: str
+    note: str
+    version: int
+
+
+class Store(Archive, Kept, Runs):
+    """Incidents, and what the daemon keeps across restarts. Threads and processes may share one database."""
+
+    def __init__(
+        self,
+        url: str | Database,
+        clock: Clock,
+        *,
+        fault_point: FaultPoint = _pass,
+        inventory: Inventory | None = None,
+    ) -> None:
+        """`inventory`: who held a piece of hardware, for whose incident it is; without: what names say."""
+        Kept.__init__(self, url if isinstance(url, Database) else Database(url), clock)
+        self._tenancy = Tenancy(inventory)
+        self.audit = audit.AuditLog(self.database)
+        self._fault_point = fault_point
+
+    def close(self) -> None:
+        self.database.close()
+
+    # Findings in ------------------------------------------------------------------------------------------------
+
+    def open_incident(self, title: str, found: Sequence[Finding], *, by: str = "nightshift", note: str = "") -> str:
+        """Opens an incident for findings of one fault; returns its id."""
+        if not found:
+            raise ValueError("an incident needs at least one finding")
+        now = self._clock.now_s()
+        severity = max((finding.severity for finding in found), key=_SEVERITIES.index)
+        with self.database.write() as connection:
+            row = {
+                "state": IncidentState.OPEN,
+                "title": title,
+                "severity": severity,
+                "opened_s": now,
+                "updated_s": now,
+                "entered_s": now,
+                "news": 0,
+                "attempt": 0,
+                "version": 1,
+                "stage_runs": 0,
+                "stage_failures": 0,
+            }
+            number = connection.execute(sa.insert(incidents).values(row).returning(incidents.c.number)).scalar_one()
+            for finding in found:
+                self._insert_finding(connection, number, finding, now)
+            self._refresh(connection, number)
+            self._step(connection, number, Step(now, None, IncidentState.OPEN, "opened", by, note))
+            body = {"title": title, "severity": severity, "episodes": [f.episode for f in found], "note": note}
+            audit.append(connection, at_s=now, kind="opened", by=by, incident=number, body=body)
+            self._fault_point("before none opened")
+        self._fault_point("after none opened")
+        return name_of(number)
+
+    def attach(self, incident_id: str, finding: Finding, *, by: str = "nightshift", note: str = "") -> None:
+        """Adds a finding to an incident, or renews one that it has; a resolved incident relapses to open.
+
+        A fault that the current diagnosis has not seen is news: the lifecycle diagnoses again.
+        """
+        number, now = number_of(incident_id), self._clock.now_s()
+        cause = None
+        with self.database.write() as connection:
+            row = row_of(connection, number, lock=True)
+            is_new = self._insert_finding(connection, number, finding, now)
+            values = {"updated_s": now, **_graver(row.severity, finding)}
+            connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
+            self._refresh(connection, number)
+            if is_new:
+                body = {"episode": finding.episode, "summary": finding.summary, "note": note}
+                audit.append(connection, at_s=now, kind="attached", by=by, incident=number, body=body)
+            if row.state == _CLOSED and finding.state is State.FIRING:
+                cause = Cause.RELAPSED
+                move = Move(cause, by, finding.summary, row.version)
+                self._move(connection, number, move)
+        if cause is not None:
+            self._fault_point(f"after {row.state} {cause}")
+
+    def update_finding(self, incident_id: str, finding: Finding, *, news: bool = False) -> None:
+        """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached.
+        `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again. An alarm that has
+        become graver makes its incident so, and is told."""
+        number, now = number_of(incident_id), self._clock.now_s()
+        with self.database.read() as connection:
+            state = connection.execute(
+                sa.select(findings.c.state, incidents.c.state, incidents.c.severity)
+                .join(incidents, incidents.c.number == findings.c.incident)
+                .where(findings.c.incident == number, findings.c.episode == finding.episode)
+            ).one_or_none()
+        if state is None or (state[1] == _CLOSED and finding.state is State.FIRING):
+            self.attach(incident_id, finding)
+            return
+        with self.database.write() as connection:
+            self._insert_finding(connection, number, finding, now)
+            if news:
+                mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
+                connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
+            graver = _graver(state[2], finding)
+            if news or graver or state[0] != finding.state:
+                values = {"updated_s": now, **graver}
+                connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
+            self._refresh(connection, number)
+
+    def _insert_finding(self, connection: Connection, number: int, finding: Finding, now: float) -> bool:
+        """Inserts, or renews, one finding; True where it is new. Clear and no_data keep the firing form."""
+        mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
+        old = connection.execute(sa.select(findings.c.state, findings.c.changed_s).where(mine)).one_or_none()
+        values: dict[str, Any] = {
+            "state": finding.state,
+            "severity": finding.severity,
+            "last_seen_s": finding.at.t_s,
+            # what seems to have changed in the future did so before the clock went back
+            "changed_s": now if old is None or old.state != finding.state else min(now, old.changed_s),
+        }
+        if old is None or finding.state is State.FIRING:
+            values["body"] = dump(finding)
+        if old is not None:
+            connection.execute(sa.update(findings).where(mine).values(values))
+            return False
+        self._touch_tenants(connection, number, self._tenancy.of(finding.subject, finding.since.t_s, now))
+        values |= {
+            "incident": number,
+            "episode": finding.episode,
+            "detector": finding.detector,
+            "fault": finding.fault,
+            "subject": str(finding.subject),
+            "since_s": finding.since.t_s,
+            "diagnosed": 0,
+        }
+        connection.execute(sa.insert(findings).values(values))
+        return True
+
+    def _touch_tenants(self, connection: Connection, number: int, namespaces: Iterable[str]) -> None:
+        """Notes whose jobs an incident touches; what was once noted stays."""
+        known = sa.select(tenancies.c.namespace).where(tenancies.c.incident == number)
+        for name in sorted(set(namespaces) - set(connection.execute(known).scalars())):
+            connection.execute(sa.insert(tenancies).values(incident=number, namespace=name))
+
+    def _refresh(self, connection: Connection, number: int) -> None:
+        """Keeps `clear_since_s` and `news` in step with the findings."""
+        columns = (findings.c.state, findings.c.changed_s, findings.c.fault, findings.c.diagnosed)
+        rows = connection.execute(sa.select(*columns).where(findings.c.incident == number)).all()
+        clear = all(row.state == State.CLEAR for row in rows)
+        since = max(row.changed_s for row in rows) if clear else None
+        diagnosed = {row.fault for row in rows if row.diagnosed == 1}
+        unseen = [row for row in rows if row.diagnosed == _OUTDATED or row.fault not in diagnosed]
+        news = any(row.state == State.FIRING for row in unseen)
+        connection.execute(
+            sa.update(incidents).where(incidents.c.number == number).values(clear_since_s=since, news=int(news))
+        )
+
+    # Moves ------------------------------------------------------------------------------------------------------
+
+    def move(self, incident_id: str, cause: Cause, by: str, note: str, expected_version: int) -> IncidentState:
+        """Moves an incident for a cause. Raises Conflict where its version has changed, IllegalTransition where
+        the table has no such move."""
+        return self.change(incident_id, Move(cause, by, note, expected_version))
+
+    def change(
+        self,
+        incident_id: str,
+        move: Move,
+        also: Callable[[Connection, int], None] | None = None,
+        columns: Mapping[str, Any] = MappingProxyType({}),
+    ) -> IncidentState:
+        """A move together with what belongs to it, in one transaction: `also`, then columns of the incident."""
+        number = number_of(incident_id)
+        with self.database.write() as connection:
+            row_of(connection, number, lock=True)
+            if also is not None:
+                also(connection, number)
+            before, after = self._move(connection, number, move, columns)
+        self._fault_point(f"after {before} {move.cause}")
+        return after
+
+    def _move(
+        self, connection: Connection, number: int, move: Move, columns: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[IncidentState, IncidentState]:
+        now = self._clock.now_s()
+        row = row_of(connection, number)
+        before = IncidentState(row.state)
+        if row.version != move.version:
+            raise Conflict(f"{name_of(number)} is {before} now: somebody moved it first")
+        after = next_state(before, move.cause)
+        changed = connection.execute(
+            sa.update(incidents)
+            .where(incidents.c.number == number, incidents.c.version == move.version)
+            .values(
+                state=after,
+                version=move.version + 1,
+                updated_s=now,
+                entered_s=now,
+                moved_by=move.cause,
+                stage_runs=0,
+                stage_failures=0,
+                due_s=None,
+                runner=None,
+                runner_term=None,
+                **columns,
+            )
+        )
+        if changed.rowcount != 1:
+            raise Conflict(f"{name_of(number)}: somebody moved it first")
+        self._step(connection, number, Step(now, before, after, move.cause, move.by, move.note))
+        body = {"before": before, "after": after, "cause": move.cause, "note": move.note}
+        audit.append(connection, at_s=now, kind="moved", by=move.by, incident=number, body=body)
+        self._fault_point(f"before {before} {move.cause}")
+        return before, after
+
+    def _step(self, connection: Connection, number: int, step: Step) -> None:
+        last = connection.execute(sa.select(sa.func.max(steps.c.number)).where(steps.c.incident == number)).scalar()
+        connection.execute(
+            sa.insert(steps).values(
+                incident=number,
+                number=(last or 0) + 1,
+                at_s=step.at_s,
+                before=step.before,
+                after=step.after,
+                cause=step.cause,
+                by=step.by,
+                note=step.note,
+            )
+        )
+
+    def acknowledge(self, incident_id: str, by: str, note: str) -> bool:
+        """Notes in the history that somebody has taken it on; its state stays. False where it is over, or the same
+        person has taken it on in this turn already."""
+        number = number_of(incident_id)
+        with self.database.write() as connection:
+            row = row_of(connection, number, lock=True)
+            if row.state == _CLOSED:
+                return False
+            rows = connection.execute(sa.select(steps).where(steps.c.incident == number).order_by(steps.c.number))
+            given = taken_on([step_of(step) for step in rows])
+            if given is not None and given.by == by:
+                return False
+            self._remark(connection, row, Cause.ACKNOWLEDGED, by, note)
+        return True
+
+    def remark(self, incident: Incident, cause: Cause, by: str, note: str) -> None:
+        """Notes in the history what moves nothing. Raises Conflict where the incident has moved since."""
+        with self.database.write() as connection:
+            row = row_of(connection, number_of(incident.id), lock=True)
+            if row.version != incident.version:
+                raise Conflict(f"{incident.id}: somebody moved it first")
+            self._remark(connection, row, cause, by, note)
+
+    def _remark(self, connection: Connection, row: Any, cause: Cause, by: str, note: str) -> None:
+        now, number, state = self._clock.now_s(), row.number, IncidentState(row.state)
+        self._step(connection, number, Step(now, state, state, cause, by, note))
+        later_s = max(now, row.updated_s + 1e-4)  # a stepped clock may stand still: the change has to be seen
+        connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=later_s))
+        audit.append(connection, at_s=now, kind=cause, by=by, incident=number, body={"note": note})
+
+    def save_diagnosis(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
+        """Stores a diagnosis of the findings that `incident` had when it was read, and moves it to diagnosed."""
+        stored: dict[str, Any] = {}
+        move = Move(Cause.DIAGNOSIS_STORED, by, diagnosis.headline, incident.version)
+        self.change(
+            incident.id, move, lambda c, _: stored.update(self._diagnosed(c, incident, diagnosis, by)), stored
+        )
+
+    def learn(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
+        """Stores a later diagnosis without a move. Raises Conflict where the incident has changed since."""
+        with self.database.write() as connection:
+            self.touch(connection, incident)
+            values = {**self._diagnosed(connection, incident, diagnosis, by), "runner": None, "runner_term": None}
+            mine = incidents.c.number == number_of(incident.id)
+            connection.execute(sa.update(incidents).where(mine).values(values))
+
+    def _diagnosed(
+        self, connection: Connection, incident: Incident, diagnosis: Diagnosis, by: str
+    ) -> dict[str, Any]:
+        """Inserts a diagnosis of the findings that `incident` has; returns the incident's columns that follow."""
+        number, now = number_of(incident.id), self._clock.now_s()
+        insert = sa.insert(diagnoses).values(incident=number, at_s=now, body=dump(diagnosis))
+        stored = connection.execute(insert.returning(diagnoses.c.number)).scalar_one()
+        seen = findings.c.episode.in_([item.episode for item in incident.findings])
+        connection.execute(sa.update(findings).where(findings.c.incident == number, seen).values(diagnosed=1))
+        self._refresh(connection, number)
+        facts = {
+            "cause": diagnosis.cause,
+            "headline": diagnosis.headline,
+            "confidence": diagnosis.confidence,
+            "author": diagnosis.author,
+            "evidence": {item.id: item.sha256 for item in diagnosis.evidence},
+        }
+        audit.append(connection, at_s=now, kind="diagnosis", by=by, incident=number, body=facts)
+        return {"cause": diagnosis.cause, "title": diagnosis.headline, "diagnosis": stored}
+
+    def save_plan(self, incident: Incident, action: Action, reason: str, *, by: str, rule: str = "one") -> None:
+        """Stores a proposed action, with the approval rule that it falls under, and waits for approval."""
+        now = self._clock.now_s()
+        columns = {
+            "plan_sha256": action.plan_sha256,
+            "action_kind": action.kind,
+            "expires_s": action.expires_at_s,
+            "approval_rule": rule,
+            "attempt": incident.attempt + 1,
+        }
+
+        def keep(connection: Connection, number: int) -> None:
+            mine = (plans.c.incident == number) & (plans.c.plan_sha256 == action.plan_sha256)
+            connection.execute(sa.delete(plans).where(mine))
+            row = {"incident": number, "plan_sha256": action.plan_sha256, "attempt": incident.attempt + 1}
+            row |= {"at_s": now, "reason": reason, "body": dump(action)}
+            connection.execute(sa.insert(plans).values(row))
+            self._touch_tenants(connection, number, self._tenancy.of_action(action, now))
+            body = {"plan_sha256": action.plan_sha256, "plan": action.to_json(), "reason": reason}
+            audit.append(connection, at_s=now, kind="plan", by=by, incident=number, body=body)
+
+        note = f"{action.kind} {action.target}: {reason}"
+        self.change(incident.id, Move(Cause.PLAN_PROPOSED, by, note, incident.version), keep, columns)
+
+    def touch(self, connection: Connection, incident: Incident) -> None:
+        """Raises an incident's version without a move. Raises Conflict where it is no longer as it was read."""
+        mine = (incidents.c.number == number_of(incident.id)) & (incidents.c.version == incident.version)
+        row = {"version": incident.version + 1, "updated_s": self._clock.now_s()}
+        if connection.execute(sa.update(incidents).where(mine).values(row)).rowcount != 1:
+            raise Conflict(f"{incident.id}: somebody moved it first")
+
+
+__all__ = ["Conflict", "FaultPoint", "Move", "NoSuchIncident", "Position", "Store", "name_of", "number_of"]
+
+
+def _graver(known: str, finding: Finding) -> dict[str, Any]:
+    """The incident's severity where a firing finding's is above it; an incident never becomes milder."""
+    above = _SEVERITIES.index(finding.severity) > _SEVERITIES.index(Severity(known))
+    return {"severity": finding.severity} if above and finding.state is State.FIRING else {}

@@ -1,0 +1,122 @@
+"""Intents: what is about to be done to the world, stored before it is done, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from nightshift.agent.store import audit
+from nightshift.agent.store.database import Database
+from nightshift.agent.store.records import dump, load, plain
+from nightshift.agent.store.tables import audit_head, intents, plans
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.controllers.cordon import CORDONS, GIVES_BACK_ITSELF, TAKES_OUT, node_of
+from nightshift.controllers.guard import Commitment
+
+_HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
+_GIVES_BACK = (ActionKind.UNCORDON, ActionKind.RETURN_NODE)
+
+
+def store_intent(
+    connection: Connection, incident: int, action: Action, phase: str, now_s: float, runner: str
+) -> None:
+    """Stores the intent to carry out (`act`) or take back (`undo`) an action, once per action id.
+
+    Raises Permanent where the id was used for another plan: an idempotency key must name one thing.
+    """
+    mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
+    known = connection.execute(sa.select(intents.c.plan_sha256, intents.c.incident).where(mine)).one_or_none()
+    if known is not None:
+        if (known.plan_sha256, known.incident) != (action.plan_sha256, incident):
+            raise Permanent(f"action id {action.id} was used for another plan; every plan needs its own id")
+        return
+    row = {"action_id": action.id, "phase": phase, "incident": incident, "plan_sha256": action.plan_sha256}
+    connection.execute(sa.insert(intents).values(**row, at_s=now_s, runner=runner))
+    audit.append(connection, at_s=now_s, kind="intent", by=runner, incident=incident, body=row)
+
+
+def end_intent(connection: Connection, incident: int, action: Action, phase: str, outcome: Outcome) -> None:
+    """Stores what became of an intent."""
+    mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
+    connection.execute(sa.update(intents).where(mine).values(ended_s=outcome.at_s, outcome=dump(outcome)))
+    body = {"action_id": action.id, "phase": phase, "outcome": plain(outcome)}
+    audit.append(connection, at_s=outcome.at_s, kind="outcome", by=phase, incident=incident, body=body)
+
+
+def has_intent(database: Database, action: Action, phase: str) -> bool:
+    """Whether an earlier run has stored this intent."""
+    mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
+    with database.read() as connection:
+        return connection.execute(sa.select(intents.c.action_id).where(mine)).one_or_none() is not None
+
+
+def commitments(
+    connection: Connection, *, before_an_intent: bool = False, incident: int | None = None
+) -> list[Commitment]:
+    """Every action that has begun and not failed, oldest first, for the guard; or those of one incident.
+
+    `before_an_intent`: the transaction will store one. It then queues behind every other intent (on the audit
+    log's head), so that two actions that fit alone and not together cannot both begin. A reader holds nobody up.
+    """
+    if before_an_intent:
+        connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
+    query = (
+        sa.select(intents, plans.c.body)
+        .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
+        .order_by(intents.c.at_s)
+    )
+    rows = connection.execute(query if incident is None else query.where(intents.c.incident == incident)).all()
+    ends = {(r.action_id, r.phase): load(Outcome, r.outcome) for r in rows if r.outcome is not None}
+    found = []
+    for row in rows:
+        if row.phase != "act":
+            continue
+        action, end = load(Action, row.body), ends.get((row.action_id, "act"))
+        if end is not None and end.status not in _HAPPENED and not (action.kind in CORDONS and end.left_cordoned):
+            continue
+        undone = ends.get((row.action_id, "undo"))
+        released_s = None
+        if undone is not None and undone.status in _HAPPENED[:2]:
+            released_s = undone.at_s
+        elif end is not None and end.status in _HAPPENED[:2] and action.kind in GIVES_BACK_ITSELF:
+            released_s = end.at_s
+        found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
+    known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
+    back = [item for item in found if item.action.kind in _GIVES_BACK and item.action.id in known]
+    return [_released(item, back) for item in found if item.action.kind is not ActionKind.UNCORDON]
+
+
+def standing_cordons(connection: Connection, incident: int) -> list[Action]:
+    """The cordons and drains of an incident that nothing of ours has taken back, oldest first: no uncordon, no
+    return, no later reset or reboot, which gives its node back itself. Whether they stand, only the world says."""
+    found = commitments(connection, incident=incident)
+    repaired = {
+        node_of(item.action): item.begun_s
+        for item in found
+        if item.action.kind in GIVES_BACK_ITSELF and item.released_s is not None
+    }
+    return [
+        item.action
+        for item in found
+        if item.action.kind in TAKES_OUT
+        and item.released_s is None
+        and repaired.get(node_of(item.action), item.begun_s) <= item.begun_s
+    ]
+
+
+def _released(item: Commitment, back: list[Commitment]) -> Commitment:
+    """What a later uncordon or return of the same node took back."""
+    later = [
+        other.ended_s
+        for other in back
+        if item.action.kind in CORDONS
+        and node_of(other.action) == node_of(item.action)
+        and other.begun_s >= item.begun_s
+        and other.ended_s is not None
+    ]
+    if item.released_s is not None or not later:
+        return item
+    return replace(item, released_s=min(later))

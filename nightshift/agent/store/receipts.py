@@ -1,0 +1,259 @@
+"""Receipts of power's and scheduling's decisions, and what came of them: what `policy explain` shows, and what the
+statistics of promotion are made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Row
+
+from nightshift.agent.store.database import Database
+from nightshift.agent.store.tables import decisions
+from nightshift.agent.units import full_time
+from nightshift.collectors.base import Permanent
+from nightshift.controllers.decision import Decision, Mode
+from nightshift.controllers.estimate import Turn
+from nightshift.controllers.outcome import Outcome, shares_lost
+
+_NOT_FEATURES = frozenset({"at_s", "now_s", "submitted_s"})
+"""Numbers of a state that say when, not what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came of one decision. `reward`, `slowdown`: NaN while it is not known; `void`: why it never will be."""
+
+    chance: float
+    treated: bool
+    reward: float
+    slowdown: float
+    violated: bool
+    void: str
+
+    @property
+    def words(self) -> str:
+        if self.void:
+            return f"never known: {self.void}"
+        if math.isnan(self.reward):
+            return "not known yet"
+        broke = "; a hard constraint was broken" if self.violated else ""
+        return f"reward {self.reward:.4f}, slowdown {self.slowdown:.4f}{broke}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Evidence for a step. `fallback_share`: of all turns; `lost`: share of drawn turns without an outcome, with
+    the policy and with the baseline; `waiting`: turns whose outcome is not known yet."""
+
+    turns: Sequence[Turn]
+    fallback_share: float
+    lost: tuple[float, float]
+    waiting: int
+
+    @property
+    def jobs(self) -> int:
+        return len({turn.job for turn in self.turns})
+
+
+class Receipts:
+    """Kept in the daemon's store, by id. A receipt is written once; only its outcome is filled in later."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def keep(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
+        """`chance`: that the executed action was the policy's, as designed and after the shield; `treated`: whether
+        it was. The same receipt again only adds what was read back."""
+        self.keep_all([(decision, chance, treated)])
+
+    def keep_all(self, made: Sequence[tuple[Decision, float, bool]]) -> None:
+        """As `keep`, of (decision, chance, treated), in one transaction."""
+        with self._database.write() as connection:
+            for decision, chance, treated in made:
+                row = _row(decision, chance, treated)
+                mine = decisions.c.id == decision.id
+                if not connection.execute(sa.update(decisions).where(mine).values(body=row["body"])).rowcount:
+                    connection.execute(sa.insert(decisions).values(**row))
+
+    def settle(self, decision_id: str, *, reward: float, slowdown: float, violated: bool = False) -> None:
+        """What came of a decision; the same or another outcome later changes nothing. Raises Permanent for an id
+        that is not known."""
+        if not self.settle_all([Outcome(decision_id, reward, slowdown, violated)]):
+            with self._database.read() as connection:
+                known = connection.execute(sa.select(decisions.c.id).where(decisions.c.id == decision_id)).scalar()
+            if known is None:
+                raise Permanent(f"there is no decision {decision_id}")
+
+    def settle_all(self, outcomes: Iterable[Outcome]) -> int:
+        """Writes outcomes in one transaction, each at most once: the first that is told counts. Returns how many
+        were news; one for a receipt that is not kept (any more) is left out."""
+        news = 0
+        with self._database.write() as connection:
+            for outcome in outcomes:
+                values: dict[str, Any] = {"violated": int(outcome.violated)}
+                if outcome.void:
+                    values["void"] = outcome.void
+                else:
+                    values |= {"reward": _known(outcome.reward), "slowdown": _known(outcome.slowdown)}
+                mine = (decisions.c.id == outcome.id) & decisions.c.reward.is_(None) & decisions.c.void.is_(None)
+                news += connection.execute(sa.update(decisions).where(mine).values(values)).rowcount
+        return news
+
+    def void_open(self, kind: str, before_s: float, why: str) -> int:
+        """Gives up every open outcome of decisions made before then: those of a process that is gone. Returns how
+        many."""
+        mine = (decisions.c.kind == kind) & (decisions.c.at_s < before_s)
+        still = mine & decisions.c.reward.is_(None) & decisions.c.void.is_(None)
+        with self._database.write() as connection:
+            return connection.execute(sa.update(decisions).where(still).values(void=why)).rowcount
+
+    def find(self, decision_id: str) -> Decision:
+        """By id, or by the beginning of one. Raises Permanent where none or several are meant."""
+        begins = decisions.c.id.like(decision_id.replace("%", "").replace("_", "") + "%")
+        with self._database.read() as connection:
+            rows = connection.execute(sa.select(decisions.c.body).where(begins).limit(2)).all()
+        if len(rows) != 1:
+            raise Permanent(
+                f"{decision_id}: {'several decisions begin so' if rows else 'there is no such decision'}"
+            )
+        return Decision.from_json(json.loads(rows[0].body))
+
+    def newest(self, kind: str | None = None, limit: int = 50) -> list[Decision]:
+        query = sa.select(decisions.c.body).order_by(decisions.c.at_s.desc(), decisions.c.id).limit(limit)
+        if kind is not None:
+            query = query.where(decisions.c.kind == kind)
+        with self._database.read() as connection:
+            return [Decision.from_json(json.loads(row.body)) for row in connection.execute(query)]
+
+    def came(self, decision_id: str) -> Came:
+        """What came of a decision, by its whole id. Raises Permanent where there is none."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(decisions).where(decisions.c.id == decision_id)).one_or_none()
+        if row is None:
+            raise Permanent(f"there is no decision {decision_id}")
+        return Came(
+            row.chance, bool(row.treated), _number(row.reward), _number(row.slowdown), bool(row.violated),
+            row.void or "",
+        )  # fmt: skip
+
+    def jobs(self, kind: str, policy: str, mode: Mode, since_s: float) -> int:
+        """How many jobs have a settled outcome that the next step can rest on (in shadow any, later of turns whose
+        arm was drawn): cheap, and no look at what it says."""
+        mine = _of(kind, mode, since_s) & (decisions.c.policy == policy) & decisions.c.reward.is_not(None)
+        if mode is not Mode.SHADOW:
+            mine &= (decisions.c.chance > 0) & (decisions.c.chance < 1)
+        with self._database.read() as connection:
+            query = sa.select(sa.func.count(sa.distinct(decisions.c.job))).where(mine)
+            return int(connection.execute(query).scalar_one())
+
+    def gathered(self, kind: str, policy: str, mode: Mode, since_s: float) -> Gathered:
+        """Evidence on a policy in a mode since then, oldest first."""
+        with self._database.read() as connection:
+            query = sa.select(decisions).where(_of(kind, mode, since_s)).order_by(decisions.c.at_s, decisions.c.id)
+            rows = connection.execute(query).all()
+        rows = [row for row in rows if row.policy == policy or row.fallback]
+        fell = sum(row.fallback for row in rows) / len(rows) if rows else math.nan
+        asked = [row for row in rows if not row.fallback]
+        settled = [row for row in asked if row.reward is not None and row.slowdown is not None]
+        bodies = [json.loads(row.body) for row in settled]
+        features = _features([body["seen"] for body in bodies])
+        made = [_turn(row, body, seen) for row, body, seen in zip(settled, bodies, features, strict=True)]
+        waiting = sum(row.reward is None and row.void is None for row in asked)
+        drawn = [row for row in asked if 0 < row.chance < 1 and (row.reward is not None or row.void is not None)]
+        lost = shares_lost((bool(row.treated), row.reward is not None) for row in drawn)
+        return Gathered(made, fell, lost, waiting)
+
+    def turns(self, kind: str, policy: str, mode: Mode, since_s: float) -> tuple[Sequence[Turn], float]:
+        """Settled turns of a policy in a mode since then, oldest first, and the share of all that fell back."""
+        found = self.gathered(kind, policy, mode, since_s)
+        return found.turns, found.fallback_share
+
+    def prune(self, before_s: float) -> int:
+        """Forgets decisions from before a time; returns how many."""
+        with self._database.write() as connection:
+            return connection.execute(sa.delete(decisions).where(decisions.c.at_s < before_s)).rowcount
+
+
+def _row(decision: Decision, chance: float, treated: bool) -> dict[str, Any]:
+    return {
+        "id": decision.id,
+        "kind": decision.kind,
+        "at_s": decision.at_s,
+        "mode": str(decision.mode),
+        "unit": decision.unit,
+        "job": decision.job,
+        "policy": decision.policy,
+        "chance": chance,
+        "treated": int(treated),
+        "fallback": int(bool(decision.fallback)),
+        "body": json.dumps(decision.to_json(), sort_keys=True, allow_nan=False),
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _of(kind: str, mode: Mode, since_s: float) -> sa.ColumnElement[bool]:
+    return (decisions.c.kind == kind) & (decisions.c.mode == str(mode)) & (decisions.c.at_s >= since_s)
+
+
+def _turn(row: Row[Any], body: Mapping[str, Any], features: tuple[float, ...]) -> Turn:
+    said = body["prediction"]
+    predicted = said.get("slowdown_executed", said.get("slowdown") if row.treated else None)
+    return Turn(
+        row.job, bool(row.treated), row.chance, row.reward, row.slowdown,
+        math.nan if predicted is None else float(predicted), bool(row.violated), features,
+    )  # fmt: skip
+
+
+def _features(states: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
+    """What was seen before each decision, as numbers for the outcome's model: those that most receipts hold, a
+    missing one as the mean of the others. Better ones narrow the bounds; none can bias them."""
+    counts: dict[str, int] = {}
+    for state in states:
+        for name, value in state.items():
+            if isinstance(value, (int, float)) and name not in _NOT_FEATURES:
+                counts[name] = counts.get(name, 0) + 1
+    names = sorted(name for name, count in counts.items() if count > len(states) / 2)
+    columns = []
+    for name in names:
+        told = [state.get(name) for state in states]
+        known = [float(value) for value in told if isinstance(value, (int, float))]
+        mean = math.fsum(known) / len(known)
+        columns.append([float(value) if isinstance(value, (int, float)) else mean for value in told])
+    return list(zip(*columns, strict=True)) if columns else [()] * len(states)
+
+
+def told(found: Decision, came: Came) -> Iterator[tuple[str, str]]:
+    """A receipt line by line, as (what, words), for a person."""
+    when = full_time(found.at_s)
+    yield "decision", f"{found.id} ({found.kind}, {found.mode}) at {when} on {found.unit} for {found.job}"
+    yield "policy", found.policy + (f"; fell back: {found.fallback}" if found.fallback else "")
+    for name, value in sorted(found.seen.items()):
+        yield "seen", f"{name} = {'missing' if value is None else value}"
+    for name, (value, low, high) in sorted(found.outside.items()):
+        yield (
+            "unknown",
+            f"{name} = {value:.4g} lies outside what the policy was trained on, {low:.4g} to {high:.4g}",
+        )
+    yield "proposed", f"{found.proposed} (probability {found.propensity:.3g}): {found.why or 'no reason given'}"
+    for clip in found.clips:
+        yield "clipped", f"{clip.constraint}: {clip.before} → {clip.after}, {clip.why}"
+    whose = f", the {found.arm}'s" if found.arm else ""
+    yield "executed", f"{found.executed}{whose} (probability {found.executed_propensity:.3g})"
+    yield "baseline", f"{found.baseline} by {found.baseline_policy}"
+    if found.read_back is not None or found.mismatch:
+        yield "read back", found.mismatch or str(found.read_back)
+    yield "outcome", came.words
+    drawn = "its policy's" if came.treated else "its baseline's"
+    yield "counts", f"as {drawn} with probability {came.chance:.3g} that it is the policy's"
